@@ -1,0 +1,23 @@
+"""axrt: an asynchronous, message-driven runtime for training large neural networks."""
+
+from axrt.config import Config
+from axrt.engine import Engine, EvalResult, StepResult, initialize
+from axrt.errors import AxrtError, ConfigError, DataError, LaunchError, NonFiniteLossError, PeerLeftError
+from axrt.model import LayerSpec, PipelineModule, seed_of
+
+__all__ = [
+    "AxrtError",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Engine",
+    "EvalResult",
+    "LaunchError",
+    "LayerSpec",
+    "NonFiniteLossError",
+    "PeerLeftError",
+    "PipelineModule",
+    "StepResult",
+    "initialize",
+    "seed_of",
+]

@@ -1,0 +1,108 @@
+"""The engine that computes: starting a task and finishing it are two events.
+
+On a CPU a task has run when `start` returns, and its end is told when the loop asks next. On a GPU `start`
+puts the task's kernels on a stream and an event behind them; its end is told when the device has passed the
+event, so the loop never waits for the device and keeps a few tasks ahead of it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from axrt.scheduler.task import Task
+
+Run = Callable[[Task], None]
+
+_LAUNCH_DEPTH = 2  # one that runs and one behind it; more would only take choices away from the policy
+
+
+class Compute(Protocol):
+    """What the loop asks of an engine."""
+
+    @property
+    def idle(self) -> bool:
+        """There is room for another task."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Tasks have started whose end was not told."""
+        ...
+
+    def start(self, task: Task, run: Run) -> None: ...
+    def finished(self) -> list[Task]:
+        """The tasks that have ended since the last call, in the order they were started."""
+        ...
+
+    def drain(self) -> None:
+        """Wait for everything that was started, and forget it."""
+        ...
+
+
+class OnCpu:
+    """Runs a task when it is started."""
+
+    def __init__(self) -> None:
+        self._ended: list[Task] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._ended
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._ended)
+
+    def start(self, task: Task, run: Run) -> None:
+        run(task)
+        self._ended.append(task)
+
+    def finished(self) -> list[Task]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self) -> None:
+        self._ended.clear()
+
+
+class OnCuda:
+    """Puts tasks on a stream and follows them with events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._running: deque[tuple[Task, torch.cuda.Event]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        return len(self._running) < _LAUNCH_DEPTH
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def start(self, task: Task, run: Run) -> None:
+        with torch.cuda.stream(self._stream):
+            run(task)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        self._running.append((task, event))
+
+    def finished(self) -> list[Task]:
+        ended = []
+        while self._running and self._running[0][1].query():  # type: ignore[no-untyped-call]
+            ended.append(self._running.popleft()[0])
+        if not ended and self._running:
+            time.sleep(20e-6)  # a kernel takes longer than this, and the core may serve a neighbour
+        return ended
+
+    def drain(self) -> None:
+        self._stream.synchronize()
+        self._running.clear()
+
+
+def compute_on(device: torch.device) -> Compute:
+    """The engine of a device."""
+    return OnCuda(device) if device.type == "cuda" else OnCpu()

@@ -1,0 +1,267 @@
+"""The configuration: one TOML file, one frozen dataclass a section, every key with its meaning, unit and "off" value.
+
+Values are checked where a section is built, whether it comes from a file, a dict or code, and before anything is
+sent: every rank finds the same mistake. Each text says what was found, what was expected, which key to set.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+from axrt.errors import ConfigError
+from axrt.scheduler.policies import NAMES as POLICIES
+from axrt.scheduler.policies import named
+
+
+def _key(default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()) -> Any:
+    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most, "choices": choices})
+
+
+class _Section:
+    """Checks type, range and choices of every key when built."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for item in fields(self):  # type: ignore[arg-type]
+            key = f"{type(self).__name__.lower()}.{item.name}"
+            value = getattr(self, item.name)
+            if not _fits(value, hints[item.name]):
+                raise ConfigError(f"{key} = {value!r} is {_type_name(type(value))}; expected {_type_name(hints[item.name])}")
+            _check_range(key, value, item.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Model(_Section):
+    """What is trained: a GPT of these sizes, or a model of the user's own."""
+
+    name: str = _key("gpt", "a built-in model", choices=("gpt",))
+    factory: str = _key("", "'package.module:function' that takes the Config and returns a PipelineModule; '' = the built-in model")
+    layers: int = _key(4, "transformer blocks", least=1)
+    width: int = _key(128, "features of a token", least=1)
+    heads: int = _key(4, "attention heads; width is a multiple", least=1)
+    context: int = _key(128, "tokens in a sequence", least=1)
+    vocab: int = _key(256, "different tokens", least=1)
+    dropout: float = _key(0.0, "probability; 0 = off", least=0, most=0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class Data(_Section):
+    """What it is trained on."""
+
+    source: str = _key("stdlib", "a text file, a directory, or 'stdlib': the source of Python's own standard library")
+    files: str = _key("**/*", "which files of a directory, a glob pattern")
+    tokenizer: str = _key("bytes", "how text becomes tokens", choices=("bytes",))
+    held_out: float = _key(0.05, "share of the files (of one file: of its end) kept for validation; 0 = none", least=0, most=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer(_Section):
+    """How weights follow gradients, where no optimizer is given in code."""
+
+    name: str = _key("adamw", "which", choices=("adamw", "adam", "sgd"))
+    lr: float = _key(3e-4, "learning rate at its highest", least=0)
+    betas: tuple[float, ...] = _key((0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1)
+    momentum: float = _key(0.9, "of sgd; 0 = off", least=0, most=1)
+    weight_decay: float = _key(0.1, "on parameters of two and more dimensions; 0 = off", least=0)
+    schedule: str = _key("constant", "the learning rate after the warm-up, until run.steps", choices=("constant", "linear", "cosine"))
+    warmup_steps: int = _key(0, "steps over which the learning rate rises from 0; 0 = off", least=0)
+    final_lr: float = _key(0.0, "where a linear or cosine schedule ends, as a share of lr", least=0, most=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel(_Section):
+    """How ranks are laid out."""
+
+    pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
+    data: int = _key(1, "replicas of the pipeline; only 1 for now", least=1, most=1)
+    partition: str | tuple[int, ...] = _key("", "'uniform', 'parameters', 'type:REGEX' or boundaries [0, 4, 8]; '' = the model's own")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(_Section):
+    """In which order microbatches run, and how many there are."""
+
+    policy: str = _key("1f1b", "what runs first, and what may start", choices=POLICIES)
+    placement: str = _key("linear", "which rank holds which stage", choices=("linear",))
+    microbatches: int = _key(8, "per step and replica", least=1)
+    microbatch_size: int = _key(1, "samples in a microbatch", least=1)
+    global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
+    in_flight: int = _key(0, "cap on microbatches in the pipeline, for policy axonn; 0 = the policy's own", least=0)
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        try:
+            named(self.policy, self.in_flight)
+        except ValueError as error:
+            raise ConfigError(f"schedule.in_flight: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision(_Section):
+    """The type that is computed in."""
+
+    compute: str = _key("float32", "of activations and products; only float32 for now", choices=("float32",))
+
+
+@dataclass(frozen=True, slots=True)
+class Run(_Section):
+    """The run itself."""
+
+    steps: int = _key(1000, "optimizer steps", least=1)
+    seed: int = _key(0, "of weights, dropout and the order of samples", least=0)
+    device: str = _key("auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda"))
+    share_gpu: bool = _key(False, "allow several ranks on one GPU")
+    transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
+    cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))
+    eval_every: int = _key(0, "steps between validations; one at the end comes anyway; 0 = off", least=0)
+    eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
+    out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
+    log_every: int = _key(10, "steps between lines of metrics", least=1)
+    progress: str = _key("auto", "what the terminal shows; auto = live on a terminal", choices=("auto", "live", "plain", "off"))
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections. Build one from a file, a dict of the same sections, or in code."""
+
+    model: Model = field(default_factory=Model)
+    data: Data = field(default_factory=Data)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    parallel: Parallel = field(default_factory=Parallel)
+    schedule: Schedule = field(default_factory=Schedule)
+    precision: Precision = field(default_factory=Precision)
+    run: Run = field(default_factory=Run)
+
+    def __post_init__(self) -> None:
+        _check_together(self)
+
+    @classmethod
+    def read(cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()) -> Self:
+        """The configuration from a TOML file, a dict of sections, or a Config, with `section.key=value` overrides on top.
+
+        Raises:
+            ConfigError: no such file, no TOML, an unknown section or key (with the nearest one), or a value that does not fit.
+        """
+        if isinstance(source, Config):
+            tree: dict[str, Any] = asdict(source)
+        elif isinstance(source, str | Path):
+            tree = _parse_file(Path(source))
+        else:
+            tree = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in (source or {}).items()}
+        for override in overrides:
+            _apply(override, tree)
+        sections = get_type_hints(cls)
+        _check_known("section", tree, sections, "")
+        return cls(**{name: _section(name, sections[name], keys) for name, keys in tree.items()})
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Every section with every key, as TOML can write it."""
+        return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()} for name, keys in asdict(self).items()}
+
+
+def _parse_file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; expected a TOML file, such as examples/quickstart.toml") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def _apply(override: str, tree: dict[str, Any]) -> None:
+    name, equals, text = override.partition("=")
+    section, dot, key = name.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f"{override!r} is no override; expected section.key=value, such as run.steps=100")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word
+    tree.setdefault(section, {})[key] = value
+
+
+def _section(name: str, kind: type[Any], keys: Any) -> Any:
+    if not isinstance(keys, Mapping):
+        raise ConfigError(f"[{name}] is {_type_name(type(keys))}; expected a section of keys")
+    _check_known("key", keys, {item.name: None for item in fields(kind)}, f"{name}.")
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
+
+
+def _check_known(what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for name in found:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"expected one of {', '.join(known)}"
+            raise ConfigError(f"there is no {what} {prefix}{name}; {hint}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is UnionType:
+        return any(_fits(value, one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(one, get_args(kind)[0]) for one in value)
+    if kind is float:
+        return type(value) in (int, float)
+    return type(value) is kind
+
+
+def _type_name(kind: Any) -> str:
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        bool: "true or false",
+        tuple: "a list",
+        list: "a list",
+        dict: "a section",
+    }
+    if get_origin(kind) is UnionType:
+        return " or ".join(_type_name(one) for one in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"a list, each {_type_name(get_args(kind)[0])}"
+    return names.get(kind, str(kind))
+
+
+def _check_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
+    if limits["choices"] and value not in limits["choices"]:
+        near = difflib.get_close_matches(str(value), limits["choices"], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{key} = {value!r}; expected one of {', '.join(limits['choices'])} ({limits['meaning']}){hint}")
+    for one in value if isinstance(value, tuple) else (value,):
+        too_small = limits["least"] is not None and not one >= limits["least"]
+        too_large = limits["most"] is not None and not one <= limits["most"]
+        if too_small or too_large:
+            bounds = [f"at least {limits['least']}"] * (limits["least"] is not None) + [f"at most {limits['most']}"] * (
+                limits["most"] is not None
+            )
+            raise ConfigError(f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})")
+
+
+def _check_together(config: Config) -> None:
+    model, schedule, data = config.model, config.schedule, config.parallel.data
+    batch = data * schedule.microbatches * schedule.microbatch_size
+    if schedule.global_batch not in (0, batch):
+        raise ConfigError(
+            f"schedule.global_batch = {schedule.global_batch}, but parallel.data x schedule.microbatches x schedule.microbatch_size = "
+            f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set schedule.global_batch = {batch} or 0"
+        )
+    if len(config.optimizer.betas) != 2:
+        raise ConfigError(f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]")
+    if config.optimizer.schedule != "constant" and config.optimizer.warmup_steps >= config.run.steps:
+        raise ConfigError(
+            f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = {config.run.steps}; expected fewer, so that the "
+            f"{config.optimizer.schedule} schedule has steps to fall"
+        )
+    if model.factory:
+        return
+    if model.width % (2 * model.heads):
+        raise ConfigError(
+            f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
+            f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or change model.heads"
+        )
+    if config.data.tokenizer == "bytes" and model.vocab < 256:
+        raise ConfigError(f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256")

@@ -1,0 +1,25 @@
+"""What axrt raises, by whose mistake it is."""
+
+
+class AxrtError(Exception):
+    """Everything that axrt raises on purpose; its text says what was found, where, what was expected, what to do."""
+
+
+class ConfigError(AxrtError, ValueError):
+    """A setting that cannot work. Every rank finds the same one, before anything is written or sent."""
+
+
+class DataError(AxrtError):
+    """Data that is missing, empty or does not fit; seen by the rank that reads."""
+
+
+class LaunchError(AxrtError):
+    """Ranks that did not come up as the launcher meant them to."""
+
+
+class NonFiniteLossError(AxrtError):
+    """A loss that is infinite or not a number; the text names step, stage and microbatch."""
+
+
+class PeerLeftError(AxrtError):
+    """A rank has closed its engine while this one still waits for it."""

@@ -1,0 +1,205 @@
+"""How ranks come up: what the launcher says, MPI started if there is anyone to talk to, both compared.
+
+When launcher and library do not fit, N processes come up as N worlds of one and each would train the whole
+model; so what the launcher's environment says is held against what MPI says.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from axrt.errors import AxrtError, ConfigError, LaunchError
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 70, 2, 130
+_PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 0.3  # Open MPI drops what a rank has printed when another one ends first
+_NO_MPI = """no MPI library could be loaded. Either install one into this environment,
+    pip install 'axrt[mpich]'
+or use the system's: load its module, then
+    export MPI4PY_LIBMPI=/path/to/libmpi.so
+({reason})"""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the launcher's environment says.
+
+    Args:
+        launcher: whose variables.
+        rank: of this process.
+        size: of the job.
+        local_rank: this process's place on its node, None where it is not said.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int | None
+
+
+# SLURM_NTASKS is missing on purpose: a batch script carries it, and everything started from there. Slurm comes last,
+# because other launchers start their daemons through srun, and ranks inherit the daemons' variables.
+_VARIABLES = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+
+
+def told(environment: Mapping[str, str] = os.environ) -> Told | None:
+    """What the launcher says, None where there is none."""
+    for launcher, rank, size, local_rank in _VARIABLES:
+        if rank in environment and size in environment:
+            local = environment.get(local_rank)
+            return Told(launcher, int(environment[rank]), int(environment[size]), None if local is None else int(local))
+    return None
+
+
+def check_world(said: Told | None, rank: int, size: int) -> None:
+    """Raise `LaunchError` where MPI came up otherwise than the launcher meant."""
+    if said is not None and (said.size, said.rank) != (size, rank):
+        raise LaunchError(
+            f"{said.launcher} started this process as rank {said.rank} of {said.size}, but MPI came up as rank {rank} of {size}: the "
+            "launcher and the MPI library are of different kinds. Use the mpirun of the library's own installation "
+            "(.venv/bin/mpirun for the one from PyPI), under Slurm `srun --mpi=pmix` or `--mpi=pmi2`, or point MPI4PY_LIBMPI "
+            "at the library that belongs to the launcher"
+        )
+
+
+class World:
+    """One process alone: nobody to talk to, nobody to take along when it fails."""
+
+    rank = 0
+    size = 1
+    node_rank = 0
+
+    def visible_on_node(self, mine: list[str]) -> list[list[str]]:
+        """What each rank of this node says to `mine`, in order."""
+        return [mine]
+
+    def transport(self, device: torch.device, cuda_aware: str) -> Transport:
+        return LocalWorld(1).alone()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """This rank cannot go on: end the job."""
+        raise error
+
+
+class MpiWorld(World):
+    """This process among the ranks of an MPI job."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self.comm: MPI.Comm = mpi.COMM_WORLD
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self._node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.node_rank = self._node.rank
+        self._failed = False
+
+    def visible_on_node(self, mine: list[str]) -> list[list[str]]:
+        everyones: list[list[str]] = self._node.allgather(mine)
+        return everyones
+
+    def transport(self, device: torch.device, cuda_aware: str) -> Transport:
+        from axrt.transport.mpi import MpiTransport
+        from axrt.transport.staging import staging_for
+
+        return MpiTransport(self.comm, staging_for(device, self._is_cuda_aware(cuda_aware)))
+
+    def _is_cuda_aware(self, wanted: str) -> bool:
+        """A wrong guess ends in a segmentation fault, so only the library itself is believed."""
+        if wanted != "auto":
+            return wanted == "true"
+        query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
+        return bool(query and query())
+
+    def install_hooks(self) -> None:
+        """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait."""
+        import threading
+
+        sys.excepthook = lambda kind, error, trace: self.fail(error)
+        threading.excepthook = lambda arguments: self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} failed"))
+
+    def fail(self, error: BaseException) -> NoReturn:
+        if not self._failed:  # the first failure speaks; ending may raise others
+            self._failed = True
+            if isinstance(error, ConfigError):
+                self._leave_together(error)
+            code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
+            self._speak(error)
+            self.comm.Abort(code)
+        os._exit(EXIT_FAILED)
+
+    def _leave_together(self, error: ConfigError) -> NoReturn:
+        """Every rank has found the same mistake: rank 0 prints it, the others wait until it has."""
+        if self.rank == 0:
+            print(f"axrt: {error}", file=sys.stderr, flush=True)
+        request, deadline = self.comm.Ibarrier(), time.monotonic() + 10
+        while not request.Test() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(_LAST_WORDS_S)
+        if time.monotonic() < deadline:
+            self._mpi.Finalize()
+        os._exit(EXIT_BAD_CONFIG)
+
+    def _speak(self, error: BaseException) -> None:
+        here = f"rank {self.rank} of {self.size} on {socket.gethostname()}"
+        if isinstance(error, KeyboardInterrupt):
+            text = f"axrt: {here} was interrupted\n"
+        elif isinstance(error, AxrtError):
+            notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", []))
+            text = f"axrt: {here}: {error}{notes}\n"
+        else:
+            text = f"axrt: {here} has failed and ends the job\n" + "".join(traceback.format_exception(error))
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        sys.stdout.flush()
+        time.sleep(_LAST_WORDS_S)
+
+
+def join(transport: str = "auto", device: str = "auto") -> World:
+    """Come up as one rank of the job that the launcher started, or alone where nothing did.
+
+    Args:
+        transport: "auto", "mpi" or "local" (alone).
+        device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware libraries want.
+    Raises:
+        LaunchError: no MPI library, or a library that does not fit the launcher.
+    """
+    said = told()
+    if transport == "local" or (transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules):
+        return World()
+    if said is not None and said.local_rank is not None and device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(_NO_MPI.format(reason=str(error).splitlines()[0])) from None
+    check_world(said, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    if MPI.COMM_WORLD.size == 1:
+        return World()
+    if said is not None and said.launcher.startswith("Open MPI"):
+        _die_with_launcher()
+    world = MpiWorld(MPI)
+    world.install_hooks()
+    return world
+
+
+def _die_with_launcher() -> None:
+    """Open MPI leaves its ranks running when mpirun is killed outright."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

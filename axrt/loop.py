@@ -1,0 +1,178 @@
+"""The event loop of a rank.
+
+    finish   compute says which tasks have ended: hands settle, brain says what follows, parcels leave
+    hear     parcels that have arrived: hands keep the payload, brain hears what became true
+    read     the reader's microbatch, when the brain wants one: the same
+    start    brain picks and counts, compute starts the hands on it
+
+Everything that has arrived is heard before anything is picked; nothing here decides. Observers are told of
+every event and may not change what happens.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from axrt.compute import Compute
+from axrt.errors import PeerLeftError
+from axrt.hands import Hands
+from axrt.mesh import Mesh
+from axrt.observe.observer import Observer
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.state import RankState
+from axrt.scheduler.task import Task
+from axrt.transport import Parcel, Transport
+
+Reader = Callable[[int], list[tuple[Message, Any]]]
+_TO_A_RANK = (Meaning.LOSS, Meaning.NORM, Meaning.LEAVE)
+
+
+@dataclass(slots=True)
+class Session:
+    """One brain with its hands: the training, or an evaluation.
+
+    Args:
+        generation: tells its parcels from those of other sessions; every rank counts alike.
+        state: the brain.
+        hands: what runs its tasks.
+        reader: what the reader says when microbatch n is wanted: messages with what goes with them.
+    """
+
+    generation: int
+    state: RankState
+    hands: Hands
+    reader: Reader
+
+
+class Loop:
+    """Runs sessions on one rank.
+
+    Args:
+        transport: to the other ranks.
+        compute: the engine of this rank's device.
+        mesh: which rank of the job is which of the pipeline.
+        hear_rank: called with (source rank, parcel) for what concerns the rank and not a session.
+        observers: told of every event.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        compute: Compute,
+        mesh: Mesh,
+        hear_rank: Callable[[int, Parcel], None],
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self._transport = transport
+        self._compute = compute
+        self._mesh = mesh
+        self._hear_rank = hear_rank
+        self._observers = observers
+        self._session: Session | None = None
+        self._for_later: dict[int, list[Parcel]] = defaultdict(list)
+        self._left: set[int] = set()
+        self.task: Task | None = None  # the one that was started last; named when something fails
+
+    def run(self, session: Session, done: Callable[[], bool]) -> None:
+        """Run tasks of the session until `done`."""
+        self._enter(session)
+        moved = True
+        while not done():
+            waiting = not moved and not self._compute.busy
+            moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
+            if waiting and not moved:
+                self._wait(session.state)
+
+    def listen(self, until: Callable[[], bool]) -> None:
+        """Hear what comes, and run nothing, until the condition holds."""
+        while not until():
+            self._hear(block=True)
+
+    def leave(self) -> None:
+        """Tell every rank that nothing more will come from here, and wait until each has said the same."""
+        others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
+        for rank in others:
+            self._transport.send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
+        self.listen(lambda: self._left.issuperset(others))
+        self._transport.close()
+
+    def forget(self, session: Session) -> None:
+        """Drop the session's tasks and whatever still comes for it."""
+        self._compute.drain()
+        self._for_later.pop(session.generation, None)
+        self._session = None
+
+    def post(self, session: Session, message: Message, payload: Any = None) -> None:
+        """Say something true: to this rank's brain, or to the rank that holds the stage."""
+        if message.stage in session.state.lanes:
+            self._take(session, message, payload)
+        else:
+            rank = self._mesh.rank_of(session.state.placement.rank_of(message.stage))
+            self._transport.send(rank, Parcel(session.generation, message, payload))
+            for observer in self._observers:
+                observer.sent(rank, message)
+
+    def _enter(self, session: Session) -> None:
+        self._session = session
+        for parcel in self._for_later.pop(session.generation, []):
+            self._take(session, parcel.message, parcel.payload)
+
+    def _hear(self, block: bool) -> bool:
+        arrived = self._transport.poll(block)
+        for source, parcel in arrived:
+            for observer in self._observers:
+                observer.arrived(source, parcel.message)
+            if parcel.message.meaning is Meaning.LEAVE:
+                self._left.add(source)
+            elif parcel.message.meaning in _TO_A_RANK:
+                self._hear_rank(source, parcel)
+            elif self._session is not None and parcel.generation == self._session.generation:
+                self._take(self._session, parcel.message, parcel.payload)
+            elif self._session is None or parcel.generation > self._session.generation or not self._session.state.trains:
+                self._for_later[parcel.generation].append(parcel)
+        return bool(arrived)
+
+    def _take(self, session: Session, message: Message, payload: Any) -> None:
+        session.state.deliver(message)
+        session.hands.put(message, payload)
+
+    def _read(self, session: Session) -> bool:
+        number = session.state.microbatch_to_read()
+        if number is None:
+            return False
+        for message, payload in session.reader(number):
+            self.post(session, message, payload)
+        return True
+
+    def _start(self, session: Session) -> bool:
+        started = False
+        while self._compute.idle and (task := session.state.pick()):
+            session.state.start(task)
+            self.task = task
+            for observer in self._observers:
+                observer.started(task)
+            self._compute.start(task, session.hands.run)
+            started = True
+        return started
+
+    def _finish(self, session: Session) -> bool:
+        finished = self._compute.finished()
+        for task in finished:
+            session.hands.settle(task)
+            for observer in self._observers:
+                observer.finished(task)
+            for message in session.state.finish(task):
+                self.post(session, message, session.hands.payload_of(message))
+        return bool(finished)
+
+    def _wait(self, state: RankState) -> None:
+        """Nothing has moved and nothing can start here: whoever owes something must still be there."""
+        for observer in self._observers:
+            observer.waiting(state)
+        if self._left and not self._transport.receiving:
+            for lack in state.waiting_for():
+                if lack.owed_by is not None and self._mesh.rank_of(lack.owed_by) in self._left:
+                    raise PeerLeftError(
+                        f"{lack}, which has closed its engine. Every rank must make the same calls of train_batch and eval_batch"
+                    )

@@ -1,0 +1,52 @@
+"""Which rank of the job is which: its place in a pipeline, and its replica of the pipeline."""
+
+from dataclasses import dataclass
+
+from axrt.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Coordinates of one rank; consecutive ranks are one pipeline.
+
+    Args:
+        rank: in the job.
+        pipe: ranks a pipeline.
+        data: replicas of the pipeline.
+    """
+
+    rank: int
+    pipe: int
+    data: int
+
+    @classmethod
+    def of(cls, rank: int, size: int, pipe: int, data: int) -> "Mesh":
+        """The mesh of a job.
+
+        Args:
+            rank: this rank.
+            size: ranks in the job.
+            pipe: ranks a pipeline; 0: all that data leaves.
+            data: replicas.
+        Raises:
+            ConfigError: the ranks do not factor into pipe x data.
+        """
+        if size % data or (pipe and pipe * data != size):
+            factors = [f"{size // d} x {d}" for d in range(1, size + 1) if size % d == 0]
+            raise ConfigError(
+                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or '?'} x {data}; expected one of "
+                f"{', '.join(factors)}. Start {max(pipe, 1) * data} ranks, or set parallel.pipe = 0 to take what there is"
+            )
+        return cls(rank, pipe or size // data, data)
+
+    @property
+    def pipe_rank(self) -> int:
+        return self.rank % self.pipe
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.pipe
+
+    def rank_of(self, pipe_rank: int) -> int:
+        """The rank of the job that is `pipe_rank` in this rank's pipeline."""
+        return self.data_rank * self.pipe + pipe_rank

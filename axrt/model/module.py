@@ -1,0 +1,76 @@
+"""The model a user writes: a list of layers and a loss."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from axrt.errors import ConfigError
+
+from .layers import Layer, build
+from .partition import boundaries
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+class PipelineModule:
+    """A model as a sequence of layers, each called with the one value that the layer before returned.
+
+    Args:
+        layers: an `nn.Sequential`, or modules, `LayerSpec`s and plain functions in any mix. A tuple that a layer returns
+            stays one argument of the next.
+        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one element.
+        partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel] partition` overrides it.
+        num_stages: checked against the number of pipeline ranks where given.
+        seed_layers: weights always depend on (seed, layer); only True is accepted.
+        activation_checkpoint_interval: not implemented yet; only 0 is accepted.
+        topology: refused; `[parallel]` says how ranks are laid out.
+    Raises:
+        ConfigError: no layers, something that is no layer, or an option that is not implemented.
+    """
+
+    def __init__(
+        self,
+        layers: nn.Sequential | Sequence[Layer],
+        loss_fn: LossFunction,
+        *,
+        partition_method: str | Sequence[int] = "uniform",
+        num_stages: int | None = None,
+        seed_layers: bool = True,
+        activation_checkpoint_interval: int = 0,
+        topology: object = None,
+    ) -> None:
+        self.layers: list[Layer] = list(layers)
+        self.loss_fn = loss_fn
+        self.partition_method = partition_method
+        self.num_stages = num_stages
+        if not self.layers:
+            raise ConfigError("a PipelineModule needs at least one layer, got none")
+        for index, layer in enumerate(self.layers):
+            if not callable(layer) and not hasattr(layer, "build"):
+                raise ConfigError(f"layer {index} is {layer!r}; expected a module, a LayerSpec or a function")
+        if topology is not None:
+            raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")
+        if activation_checkpoint_interval:
+            raise ConfigError(
+                f"activation_checkpoint_interval = {activation_checkpoint_interval}: recomputation is not implemented yet; expected 0"
+            )
+        if not seed_layers:
+            raise ConfigError("seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True")
+
+    def sequential(self, seed: int) -> nn.Sequential:
+        """The whole model in one process, with the weights that a run with this seed starts from.
+
+        Modules given as they are are copied, so that training one does not change the other.
+        """
+        return nn.Sequential(*copy.deepcopy([build(layer, index, seed) for index, layer in enumerate(self.layers)]))
+
+    def boundaries(self, stages: int, override: str | Sequence[int] = "") -> list[int]:
+        """Where the layers are cut into so many stages; `ConfigError` where they cannot be."""
+        if self.num_stages not in (None, stages):
+            raise ConfigError(
+                f"the model asks for num_stages = {self.num_stages} and the run has {stages} pipeline ranks; "
+                f"start {self.num_stages} ranks or leave num_stages away"
+            )
+        return boundaries(self.layers, stages, override or self.partition_method)

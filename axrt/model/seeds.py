@@ -1,0 +1,83 @@
+"""Where randomness comes from: a seed for each layer of each microbatch, whatever rank runs it and when.
+
+Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside, set anew
+before every layer, and put back before any code of the user's runs between our calls.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_INITIALISATION = -1  # takes the place of the step
+
+
+def seed_of(seed: int, step: int, microbatch: int, layer: int) -> int:
+    """The seed of torch's generator before `layer` runs the forward of `microbatch` in `step`.
+
+    Args:
+        seed: of the run, `[run] seed`.
+        step: counted from 0.
+        microbatch: within the step, counted over all replicas: replica * microbatches + k.
+        layer: its place in the model.
+    Returns:
+        63 bits, the same on every machine.
+    """
+    digest = hashlib.blake2b(struct.pack("<4q", seed, step, microbatch, layer), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def initial_seed_of(seed: int, layer: int) -> int:
+    """The seed of torch's generator while `layer` is built."""
+    return seed_of(seed, _INITIALISATION, 0, layer)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Torch's own generator of a device, the one that dropout draws from."""
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
+
+
+class BorrowedGenerator:
+    """Torch's generator of one device, ours while tasks run and the user's otherwise.
+
+    Args:
+        seed: of the run.
+        device: whose generator.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._generator = generator_of(device)
+        self._users: torch.Tensor | None = None
+
+    def before_layer(self, step: int, microbatch: int, layer: int) -> None:
+        """Make what `layer` draws depend on these numbers alone."""
+        # Through the generator itself: torch.manual_seed visits every device, at a hundred times the cost.
+        self._generator.manual_seed(seed_of(self._seed, step, microbatch, layer))
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """While tasks run: afterwards the user's state is back."""
+        self._users = self._generator.get_state()
+        try:
+            yield
+        finally:
+            self._generator.set_state(self._users)
+            self._users = None
+
+    @contextmanager
+    def returned(self) -> Iterator[None]:
+        """While code of the user's runs between tasks: what it draws is drawn from its own state."""
+        if self._users is None:
+            yield
+            return
+        self._generator.set_state(self._users)
+        try:
+            yield
+        finally:
+            self._users = self._generator.get_state()

@@ -1,0 +1,169 @@
+"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in.
+
+Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the tensors that arrived and
+whose backward catches their gradients. Leaves with `.grad` would do, but torch lays a leaf's gradient out like the leaf, while
+in one process the stage before would get it as it is; strides decide which kernels run, and so the last bits. An inlet also
+lets the first layer of a stage work in place.
+
+What a forward keeps is the graph, not the outputs: only edges of the graph are held, so an activation's memory is free as
+soon as it is sent, unless the graph itself needs it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from axrt.errors import NonFiniteLossError
+from axrt.payload import flatten, unflatten
+
+from .module import LossFunction
+from .seeds import BorrowedGenerator
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(slots=True)
+class _Stashed:
+    """What a microbatch needs for its backward."""
+
+    arrived: tuple[Tensor, ...] = ()  # until the inlet has taken them
+    gradients: Gradients = ()  # what the inlet has caught
+    roots: list[GradientEdge] = field(default_factory=list)
+    of_loss: Gradients = ()  # the gradient of the loss with respect to itself, on the last stage
+
+
+class _Inlet(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stashed: _Stashed, anchor: Tensor) -> tuple[Tensor, ...]:
+        ctx.stashed = stashed
+        ctx.set_materialize_grads(False)
+        tensors, stashed.arrived = stashed.arrived, ()
+        return tensors
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
+        ctx.stashed.gradients = gradients
+        return None, None
+
+
+class Stage:
+    """Consecutive layers on one device.
+
+    Args:
+        index: of the stage, 0 first.
+        layers: its modules, already on the device; training mode.
+        first_layer: the place of its first layer in the model.
+        loss_fn: on the last stage, None elsewhere.
+        microbatches: per step and over all replicas; a microbatch's loss is divided by it before its backward.
+        generator: set before each layer.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        layers: Sequence[nn.Module],
+        first_layer: int,
+        loss_fn: LossFunction | None,
+        microbatches: int,
+        generator: BorrowedGenerator,
+    ) -> None:
+        self.index = index
+        self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(layers, first_layer)})
+        self._first_layer = first_layer
+        self._loss_fn = loss_fn
+        self._microbatches = microbatches
+        self._generator = generator
+        self._stash: dict[int, _Stashed] = {}
+        self._anchor = torch.empty(0, requires_grad=True)
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """(`layer.name`, parameter) of every parameter that is trained, in model order; the names are those of `sequential`."""
+        return [(name, parameter) for name, parameter in self.layers.named_parameters() if parameter.requires_grad]
+
+    def forward(self, number: int, inputs: Any, target: Any) -> Any:
+        """Run microbatch `number` and keep what its backward needs.
+
+        Args:
+            number: the running number of the microbatch.
+            inputs: what the stage before returned, or the reader read; tensors that want a gradient say so.
+            target: for the loss, on the last stage.
+        Returns:
+            What travels on, detached; on the last stage the loss, a tensor with one element.
+        """
+        stashed = self._stash[number] = _Stashed()
+        outputs = self._run_layers(number, self._through_inlet(inputs, stashed))
+        if self._loss_fn is not None:
+            loss = self._loss(outputs, target)
+            if loss.requires_grad:
+                stashed.roots, stashed.of_loss = [get_gradient_edge(loss / self._microbatches)], (torch.ones_like(loss),)
+            return loss.detach()
+        skeleton, tensors = flatten(outputs)
+        stashed.roots = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+        return unflatten(skeleton, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors])
+
+    def backward(self, number: int, gradients: Gradients | None) -> Gradients:
+        """Run the backward of microbatch `number`, adding to the parameters' `.grad`.
+
+        Args:
+            number: the running number of the microbatch.
+            gradients: one for each tensor that travelled on and wanted one, None where none came back; None altogether on
+                the last stage.
+        Returns:
+            The same for what came in.
+        """
+        stashed = self._stash.pop(number)
+        came = zip(stashed.roots, stashed.of_loss or gradients or (), strict=True)
+        pairs = [(root, gradient) for root, gradient in came if gradient is not None]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        return stashed.gradients
+
+    @torch.no_grad()
+    def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
+        """Run microbatch `number` in evaluation mode and keep nothing; returns as `forward` does."""
+        outputs = self._run_layers(number, inputs)
+        return outputs if self._loss_fn is None else self._loss(outputs, target)
+
+    def drop(self) -> None:
+        """Forget every microbatch under way and what it has added to gradients."""
+        self._stash.clear()
+        for _, parameter in self.named_parameters():
+            parameter.grad = None
+
+    def _run_layers(self, number: int, value: Any) -> Any:
+        step, microbatch = divmod(number, self._microbatches)
+        for place, layer in enumerate(self.layers.values(), self._first_layer):
+            self._generator.before_layer(step, microbatch, place)
+            value = layer(value)
+        return value
+
+    def _loss(self, outputs: Any, target: Any) -> Tensor:
+        assert self._loss_fn is not None
+        loss = self._loss_fn(outputs, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TypeError(f"loss_fn returned {loss!r}; expected a tensor with one element, the mean over the microbatch")
+        return loss
+
+    def _through_inlet(self, inputs: Any, stashed: _Stashed) -> Any:
+        skeleton, tensors = flatten(inputs)
+        wanting = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
+        if not wanting:
+            return inputs
+        stashed.arrived = tuple(tensors[place].detach() for place in wanting)
+        for place, tensor in zip(wanting, _Inlet.apply(stashed, self._anchor), strict=True):  # type: ignore[no-untyped-call]
+            tensors[place] = tensor
+        return unflatten(skeleton, tensors)
+
+
+def check_finite(loss: float, step: int, stage: int, microbatch: int) -> None:
+    """Raise `NonFiniteLossError` unless the loss is a number."""
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(
+            f"the loss is {loss} at step {step}, stage {stage}, microbatch {microbatch}; expected a finite number. "
+            "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
+        )

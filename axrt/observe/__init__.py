@@ -1,0 +1,1 @@
+"""Observers of the loop, and what a run shows and records."""

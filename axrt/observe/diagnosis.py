@@ -1,0 +1,59 @@
+"""Says what a rank waits for, when it has waited long."""
+
+import sys
+import time
+from collections.abc import Callable
+
+from axrt.scheduler.message import Message
+from axrt.scheduler.state import RankState
+from axrt.scheduler.task import Task
+
+from .observer import Observer
+
+
+def _to_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class WaitDiagnosis(Observer):
+    """After a minute without any event, and again after two, four, ... names what is awaited and who owes it.
+
+    Args:
+        rank: of the job, for the text.
+        patience_s: until the first word.
+        say: takes the text.
+        now: a clock in seconds.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        patience_s: float = 60.0,
+        say: Callable[[str], None] = _to_stderr,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._rank, self._say, self._now = rank, say, now
+        self._patience_s = patience_s
+        self._last = "nothing yet"
+        self._event()
+
+    def arrived(self, source: int, message: Message) -> None:
+        self._last = f"{message} from rank {source}"
+        self._event()
+
+    def started(self, task: Task) -> None:
+        self._event()
+
+    def finished(self, task: Task) -> None:
+        self._event()
+
+    def waiting(self, state: RankState) -> None:
+        waited_s = self._now() - self._since
+        if waited_s < self._next_s:
+            return
+        self._next_s *= 2
+        lacks = "; ".join(str(lack) for lack in state.waiting_for()) or "nothing that it knows of"
+        self._say(f"rank {self._rank} has waited {waited_s:.0f} s: {lacks}; last heard: {self._last}")
+
+    def _event(self) -> None:
+        self._since, self._next_s = self._now(), self._patience_s

@@ -1,0 +1,20 @@
+"""What the loop tells its observers; each overrides what it cares for, and none may change what happens."""
+
+from axrt.scheduler.message import Message
+from axrt.scheduler.state import RankState
+from axrt.scheduler.task import Task
+
+
+class Observer:
+    """Hears of every event of one rank's loop, at the time it happens."""
+
+    def arrived(self, source: int, message: Message) -> None:
+        """A message from another rank."""
+
+    def sent(self, rank: int, message: Message) -> None:
+        """A message to another rank."""
+
+    def started(self, task: Task) -> None: ...
+    def finished(self, task: Task) -> None: ...
+    def waiting(self, state: RankState) -> None:
+        """Nothing can be started before something arrives; told again and again while that lasts."""

@@ -1,0 +1,60 @@
+"""Payloads: nested values with tensors in them, taken apart and put together again.
+
+A payload is a tensor, None, a bool, int, float or str, or a tuple, list or dict of payloads. Taken apart it is a
+*skeleton*, the same value with each tensor replaced by its place, and the tensors in order of appearance.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Stands in a skeleton where tensor number `index` belongs."""
+
+    index: int
+
+
+def flatten(payload: object) -> tuple[object, list[Tensor]]:
+    """Split a payload into its skeleton and its tensors, in order of appearance.
+
+    Raises:
+        TypeError: a value of a type that cannot travel.
+    """
+    tensors: list[Tensor] = []
+    return _strip(payload, tensors), tensors
+
+
+def unflatten(skeleton: object, tensors: list[Any]) -> Any:
+    """The payload again, with these values where its tensors were."""
+    if isinstance(skeleton, Place):
+        return tensors[skeleton.index]
+    if isinstance(skeleton, tuple):
+        return tuple([unflatten(part, tensors) for part in skeleton])
+    if isinstance(skeleton, list):
+        return [unflatten(part, tensors) for part in skeleton]
+    if isinstance(skeleton, dict):
+        return {key: unflatten(part, tensors) for key, part in skeleton.items()}
+    return skeleton
+
+
+def _strip(value: object, tensors: list[Tensor]) -> object:
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        tensors.append(value)
+        return Place(len(tensors) - 1)
+    # Exact types: a subclass (a named tuple, a default dict) would arrive as something else.
+    if type(value) is tuple:
+        return tuple([_strip(part, tensors) for part in value])
+    if type(value) is list:
+        return [_strip(part, tensors) for part in value]
+    if type(value) is dict:
+        return {key: _strip(part, tensors) for key, part in value.items()}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(
+        f"{type(value).__qualname__} cannot travel between stages; expected dense tensors, None, bool, int, float, str, "
+        "or tuples, lists and dicts of these"
+    )

@@ -1,0 +1,157 @@
+"""Many ranks in one process, for tests: one thread a rank, of which exactly one runs at a time.
+
+A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that wait for
+it arrive, in which order. So a seed is a history: any failure can be run again. The order is as hostile as a
+network may be: parcels overtake each other, and what was sent long ago may still be under way.
+
+When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that is
+raised as `Stuck` rather than waited for.
+"""
+
+import threading
+from collections.abc import Callable
+from random import Random
+from typing import TypeVar
+
+from torch import Tensor
+
+from axrt.payload import flatten, unflatten
+from axrt.scheduler.message import Meaning
+
+from .transport import Parcel
+from .wire import Spec, allocate, dense, settle
+
+T = TypeVar("T")
+
+
+class Stuck(AssertionError):
+    """No rank can move and nothing is under way."""
+
+
+class Stopped(Exception):
+    """Another rank of this world has failed."""
+
+
+class LocalWorld:
+    """Some ranks in one process.
+
+    Args:
+        size: number of ranks.
+        seed: of the order in which ranks run and parcels arrive.
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self.random = Random(seed)
+        self.mail: list[list[tuple[int, Parcel]]] = [[] for _ in range(size)]
+        self.blocked = [False] * size
+        self._alive = [True] * size
+        self._failed = False
+        self._turn = 0
+        self._baton = threading.Condition()
+
+    def run(self, rank_main: Callable[["LocalTransport"], T]) -> list[T]:
+        """Call `rank_main` once a rank and return what each returned; the first failure of a rank is raised."""
+        results: dict[int, T] = {}
+        failures: list[BaseException] = []
+
+        def body(rank: int) -> None:
+            try:
+                self._wait_for_turn(rank)
+                results[rank] = rank_main(LocalTransport(self, rank))
+            except Stopped:
+                pass
+            except BaseException as failure:
+                failures.append(failure)
+                self._failed = True
+            finally:
+                self._leave(rank)
+
+        threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}") for rank in range(self.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return [results[rank] for rank in range(self.size)]
+
+    def alone(self) -> "LocalTransport":
+        """The transport of the only rank, to be used without `run`."""
+        assert self.size == 1
+        return LocalTransport(self, 0)
+
+    def pass_on(self, rank: int) -> None:
+        """Let a rank drawn by lot run, perhaps this one again."""
+        if self.size == 1:
+            self._check_not_stuck()
+            return
+        with self._baton:
+            self._check_not_stuck()
+            self._turn = self.random.choice([r for r, alive in enumerate(self._alive) if alive])
+            self._baton.notify_all()
+        self._wait_for_turn(rank)
+
+    def _wait_for_turn(self, rank: int) -> None:
+        with self._baton:
+            self._baton.wait_for(lambda: self._turn == rank or self._failed)
+            if self._failed:
+                raise Stopped
+
+    def _leave(self, rank: int) -> None:
+        with self._baton:
+            self._alive[rank] = False
+            if any(self._alive) and self._turn == rank:
+                self._turn = self._alive.index(True)
+            self._baton.notify_all()
+
+    def _check_not_stuck(self) -> None:
+        if all(blocked or not alive for blocked, alive in zip(self.blocked, self._alive, strict=True)):
+            raise Stuck("every rank waits and nothing is under way")
+
+
+class LocalTransport:
+    """One rank's end of a `LocalWorld`; keeps the contract of `Transport`."""
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+
+    def send(self, rank: int, parcel: Parcel) -> None:
+        skeleton, tensors = flatten(parcel.payload)
+        copied = parcel._replace(payload=unflatten(skeleton, [_copied(tensor) for tensor in tensors]))
+        self._world.mail[rank].append((self.rank, copied))
+        self._world.blocked[rank] = False
+
+    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
+        world = self._world
+        world.blocked[self.rank] = block and not world.mail[self.rank]
+        world.pass_on(self.rank)
+        mail = world.mail[self.rank]
+        places = [place for place in range(len(mail)) if block or world.random.random() < 0.7]
+        world.random.shuffle(places)
+        places = places[: world.random.randint(1, len(places))] if places else []
+        if len(places) < len(mail):  # a rank's goodbye may not overtake what it said before
+            places = [place for place in places if mail[place][1].message.meaning is not Meaning.LEAVE]
+        arrived = [mail[place] for place in places]
+        world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
+        return arrived
+
+    @property
+    def receiving(self) -> bool:
+        return bool(self._world.mail[self.rank])
+
+    def close(self) -> None:
+        pass
+
+    def abort(self, code: int) -> None:
+        raise SystemExit(code)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """What the wire would do: the sender's strides, memory of its own."""
+    spec = Spec.of(tensor)
+    narrow, flat = allocate(spec, tensor.device)
+    flat.copy_(dense(tensor))
+    return settle(narrow, spec)

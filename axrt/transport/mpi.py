@@ -1,0 +1,212 @@
+"""Parcels over MPI: nonblocking, in any order, never waiting for a peer.
+
+A parcel is one *envelope* (header, description of the payload, and the bytes of its small tensors) and, for
+each large tensor, its bytes straight from the sender's memory into the receiver's. The header says
+
+    1. for which generation, what, which stage, which microbatch;
+    2. how long the description is; what follows it are the small tensors, one after the other.
+
+Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes
+are taken in that order, and each posts the receives for its tensors at once. So the tag says only the channel.
+
+Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and only then makes
+progress, so one that says no is asked again (a message known to be there is seen by the first poll). And
+large messages move only inside MPI calls, so every poll also asks after what is still going out.
+"""
+
+import ctypes
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from axrt.payload import flatten, unflatten
+from axrt.scheduler.message import Meaning, Message
+
+from .staging import Direct, Ready, Staging
+from .transport import Parcel
+from .waiting import Patience, sharpen_sleep
+from .wire import Spec, allocate, dense, describe, read_description, settle
+
+_ENVELOPES, _TENSORS = 1, 2  # tags
+_HEADER = struct.Struct("<iBiqI")
+_MEANINGS = tuple(Meaning)
+_CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
+_SMALL_BYTES = 32 * 1024
+_PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
+_MISSES = 2
+
+
+class _Going(NamedTuple):
+    """A parcel on its way out; sent when its bytes are ready."""
+
+    rank: int
+    head: bytes
+    flats: list[Tensor]
+    ready: list[Ready]
+
+
+@dataclass(slots=True)
+class _Coming:
+    """A parcel whose envelope is here and whose tensors are not."""
+
+    source: int
+    parcel: Parcel
+    skeleton: object
+    specs: tuple[Spec, ...]
+    tensors: list[Tensor]
+    requests: list[MPI.Request]
+    ready: list[Ready] = field(default_factory=list)
+
+
+class MpiTransport:
+    """Keeps the contract of `Transport` over an MPI communicator.
+
+    Args:
+        communicator: duplicated, so that no message of the user's is taken for ours.
+        staging: where tensors arrive and leave from; CPU memory by default.
+        piece_bytes: a larger tensor goes in several messages.
+    """
+
+    def __init__(self, communicator: MPI.Comm, staging: Staging | None = None, piece_bytes: int = _PIECE_BYTES) -> None:
+        self._comm = communicator.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        self._staging = staging or Direct(torch.device("cpu"))
+        self._piece_bytes = piece_bytes
+        self._going: deque[_Going] = deque()
+        self._sending: list[MPI.Request] = []
+        self._lent: list[object] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._coming: list[_Coming] = []
+        self._patience = Patience()
+        sharpen_sleep()
+
+    def send(self, rank: int, parcel: Parcel) -> None:
+        skeleton, tensors = flatten(parcel.payload)
+        description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
+        generation, (meaning, stage, microbatch), _ = parcel
+        head = _HEADER.pack(generation, _CODE_OF[meaning], stage, microbatch, len(description)) + description
+        staged = [self._staging.outgoing(dense(tensor)) for tensor in tensors]
+        self._going.append(_Going(rank, head, [flat for flat, _ in staged], [ready for _, ready in staged]))
+        self._send_what_is_ready()
+
+    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
+        self._take_envelopes()
+        self._send_what_is_ready()
+        self._let_go_of_sent()
+        arrived = self._completed() if self._coming else []
+        if arrived or not block:
+            self._patience.reset()
+        else:
+            self._patience.pause()
+        return arrived
+
+    @property
+    def receiving(self) -> bool:
+        return bool(self._coming)
+
+    def close(self) -> None:
+        while self._going:
+            self._send_what_is_ready()
+        MPI.Request.Waitall(self._sending)
+        self._sending.clear()
+        self._lent.clear()
+        self._comm.Free()
+
+    def abort(self, code: int) -> None:
+        self._comm.Abort(code)
+
+    def _send_what_is_ready(self) -> None:
+        """In the order of `send`: an envelope and its tensors are matched by order alone."""
+        while self._going and all(ready() for ready in self._going[0].ready):
+            rank, head, flats, _ = self._going.popleft()
+            small = [_bytes_of(flat) for flat in flats if flat.numel() <= _SMALL_BYTES]
+            self._isend(b"".join([head, *small]), rank)
+            for flat in flats:
+                if flat.numel() > _SMALL_BYTES:
+                    self._isend_tensor(flat, rank)
+
+    def _isend(self, envelope: bytes, rank: int) -> None:
+        self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
+        self._lent.append(envelope)
+
+    def _isend_tensor(self, flat: Tensor, rank: int) -> None:
+        for piece in _pieces(flat, self._piece_bytes):
+            self._sending.append(self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS))
+            self._lent.append(flat)
+
+    def _let_go_of_sent(self) -> None:
+        if not self._sending:
+            return
+        done = MPI.Request.Testsome(self._sending)
+        for place in sorted(done or (), reverse=True):
+            del self._sending[place], self._lent[place]
+
+    def _take_envelopes(self) -> None:
+        status, misses = MPI.Status(), 0
+        while misses < _MISSES:
+            message = self._comm.Improbe(MPI.ANY_SOURCE, _ENVELOPES, status)
+            if message is None:
+                misses += 1
+                continue
+            envelope = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([envelope, MPI.BYTE])
+            self._coming.append(self._open(envelope, status.Get_source()))
+
+    def _open(self, envelope: bytearray, source: int) -> _Coming:
+        generation, code, stage, microbatch, length = _HEADER.unpack_from(envelope)
+        at = _HEADER.size + length
+        skeleton, specs = read_description(bytes(envelope[_HEADER.size : at]))
+        tensors: list[Tensor] = []
+        requests: list[MPI.Request] = []
+        for spec in specs:
+            small = spec.num_bytes <= _SMALL_BYTES
+            tensor, flat = allocate(spec, torch.device("cpu") if small else self._staging.memory)
+            tensors.append(tensor)
+            if small:
+                _fill(flat, envelope, at)
+                at += spec.num_bytes
+            else:
+                requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(flat, self._piece_bytes)]
+        parcel = Parcel(generation, Message(_MEANINGS[code], stage, microbatch))
+        return _Coming(source, parcel, skeleton, specs, tensors, requests)
+
+    def _completed(self) -> list[tuple[int, Parcel]]:
+        coming, self._coming = self._coming, []
+        arrived: list[tuple[int, Parcel]] = []
+        for one in coming:
+            if self._is_here(one):
+                tensors = [settle(tensor, spec) for tensor, spec in zip(one.tensors, one.specs, strict=True)]
+                arrived.append((one.source, one.parcel._replace(payload=unflatten(one.skeleton, tensors))))
+            else:
+                self._coming.append(one)
+        return arrived
+
+    def _is_here(self, one: _Coming) -> bool:
+        if one.requests:
+            if not MPI.Request.Testall(one.requests):
+                return False
+            one.requests = []
+        if one.tensors and not one.ready:
+            staged = [self._staging.incoming(tensor) for tensor in one.tensors]
+            one.tensors, one.ready = [tensor for tensor, _ in staged], [ready for _, ready in staged]
+        return all(ready() for ready in one.ready)
+
+
+def _pieces(flat: Tensor, piece_bytes: int) -> list[MPI.memory]:
+    """The tensor's memory as MPI buffers of at most so many bytes; the caller keeps the tensor."""
+    start, length = flat.data_ptr(), flat.numel()
+    return [MPI.memory.fromaddress(start + at, min(piece_bytes, length - at)) for at in range(0, length, piece_bytes)]
+
+
+def _bytes_of(flat: Tensor) -> bytes:
+    return ctypes.string_at(flat.cpu().data_ptr(), flat.numel()) if flat.numel() else b""
+
+
+def _fill(flat: Tensor, source: bytearray, at: int) -> None:
+    if flat.numel():
+        # Copied, not viewed: memory of torch's own is aligned, and the last bits of a product may depend on that.
+        flat.copy_(torch.frombuffer(source, dtype=torch.uint8, count=flat.numel(), offset=at))

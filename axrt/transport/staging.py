@@ -1,0 +1,88 @@
+"""Where a tensor's bytes are while MPI reads or writes them.
+
+MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So what travels
+is *staged*: used where it is (`Direct`), or copied through pinned CPU memory on a stream of its own
+(`Pinned`), so that neither the loop nor the computation waits for the copy. A staged tensor says when it is ready.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Ready = Callable[[], bool]
+
+
+def at_once() -> bool:
+    """Nothing to wait for."""
+    return True
+
+
+class Staging(Protocol):
+    """Moves flat byte tensors between the device that computes and the memory that MPI may touch."""
+
+    @property
+    def memory(self) -> torch.device:
+        """Where MPI may write what arrives."""
+        ...
+
+    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
+        """What MPI may read once it is ready; the caller keeps `flat` until then."""
+        ...
+
+    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        """What the computation may use once it is ready, made of what MPI wrote."""
+        ...
+
+
+class Direct:
+    """MPI touches the tensors where they are: CPU memory, or a GPU's under a CUDA-aware library."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.memory = device
+
+    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
+        return flat, at_once
+
+    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        return tensor.to(self.memory), at_once
+
+
+class Pinned:
+    """Through pinned CPU memory, asynchronously.
+
+    A message is sent when its task has finished on the device, so a copy waits for nothing but the copies before it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.memory = torch.device("cpu")
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
+        return self._copy(flat, torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True))
+
+    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        pinned = tensor.pin_memory()
+        return self._copy(pinned, torch.empty_like(pinned, device=self._device, pin_memory=False))
+
+    def _copy(self, source: Tensor, target: Tensor) -> tuple[Tensor, Ready]:
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+        # The caching allocators may hand memory out again only after this stream is done with it.
+        for tensor in (source, target):
+            if tensor.is_cuda:
+                tensor.record_stream(self._stream)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+
+        def ready() -> bool:
+            return bool(event.query()) and source is not None  # type: ignore[no-untyped-call]
+
+        return target, ready
+
+
+def staging_for(device: torch.device, cuda_aware: bool) -> Staging:
+    """The staging of a rank that computes on this device."""
+    return Pinned(device) if device.type == "cuda" and not cuda_aware else Direct(device)

@@ -1,0 +1,59 @@
+"""The contract of a transport: parcels go out at once and come in when polled; it has no opinion on what they mean."""
+
+from typing import Any, NamedTuple, Protocol
+
+from axrt.scheduler.message import Message
+
+
+class Parcel(NamedTuple):
+    """A message with what travels beside it.
+
+    Args:
+        generation: which `RankState` it is for: one is made for the training, one for each evaluation, one after a dropped step.
+        message: what became true.
+        payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
+    """
+
+    generation: int
+    message: Message
+    payload: Any = None
+
+
+class Transport(Protocol):
+    """What the loop asks of a transport. Parcels may overtake each other; none is lost or doubled."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def send(self, rank: int, parcel: Parcel) -> None:
+        """Hand a parcel over; returns at once. The transport keeps what it needs of the payload alive, the sender
+        must not change it any more.
+
+        Raises:
+            TypeError: the payload holds something that cannot travel.
+        """
+        ...
+
+    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
+        """Everything that has arrived, each with the rank that sent it.
+
+        Args:
+            block: nothing can be done before something arrives, so the transport may sleep a moment (well under a
+                millisecond while messages flow). It may still return nothing.
+        """
+        ...
+
+    @property
+    def receiving(self) -> bool:
+        """Something is on its way in, as far as this rank can see."""
+        ...
+
+    def close(self) -> None:
+        """Complete what was sent. The peers keep polling until they close too."""
+        ...
+
+    def abort(self, code: int) -> None:
+        """End every rank of the job with this exit code."""
+        ...

@@ -1,0 +1,27 @@
+"""The rule of AxoNN: a limit where microbatches enter, and nothing else."""
+
+from dataclasses import dataclass
+
+from ..task import Kind, Task
+from .policy import View
+
+
+@dataclass(frozen=True, slots=True)
+class AxoNN:
+    """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than `limit` are in flight.
+
+    Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the last.
+    Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to G_inter).
+    """
+
+    limit: int  # microbatches in the pipeline; 0: as many as there are ranks
+    name = "axonn"
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return task.kind is not Kind.FORWARD or view.rank > 0 or view.in_flight < (self.limit or view.ranks)
+
+    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
+        return 1 if rank == ranks - 1 else self.limit or ranks

@@ -1,0 +1,46 @@
+"""One forward, one backward: backwards first under a cap that tapers towards the last rank."""
+
+from dataclasses import dataclass
+
+from ..task import Kind, Task
+from .policy import View
+
+
+@dataclass(frozen=True, slots=True)
+class OneForwardOneBackward:
+    """Backwards before forwards; rank r has at most p - r microbatches in flight.
+
+    Bound: p - r.
+    Source: Fan et al., "DAPPLE", PPoPP 2021; Narayanan et al., SC 2021, section 2.2 (PipeDream-flush).
+    """
+
+    name = "1f1b"
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return task.kind is not Kind.FORWARD or view.in_flight < view.ranks - view.rank
+
+    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
+        return ranks - rank
+
+
+@dataclass(frozen=True, slots=True)
+class EagerOneForwardOneBackward:
+    """1f1b with room for what is on the wire: rank r has at most 2(p - r) - 1 microbatches in flight.
+
+    Bound: 2(p - r) - 1; it hides a latency of up to half a forward and backward on every edge.
+    Source: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023 (eager-1F1B).
+    """
+
+    name = "eager-1f1b"
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return task.kind is not Kind.FORWARD or view.in_flight < 2 * (view.ranks - view.rank) - 1
+
+    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
+        return 2 * (ranks - rank) - 1

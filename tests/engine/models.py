@@ -1,0 +1,85 @@
+"""Small models that are hard on a pipeline."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from axrt import LayerSpec, PipelineModule
+
+
+class Block(nn.Module):
+    """A residual block with dropout and a norm."""
+
+    def __init__(self, width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value + self.dropout(self.down(functional.gelu(self.up(self.norm(value)))))
+
+
+def perceptron(layers: int = 6, width: int = 16, classes: int = 5) -> PipelineModule:
+    """Dropout in every layer: right seeds or wrong bits."""
+    body = [LayerSpec(Block, width) for _ in range(layers - 1)]
+    return PipelineModule([*body, LayerSpec(nn.Linear, width, classes)], functional.cross_entropy)
+
+
+class Spread(nn.Module):
+    """Returns everything that may travel: a dict with integers, booleans, None, views with odd strides and a tensor used twice."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value: Tensor) -> dict[str, object]:
+        hidden = self.linear(value)
+        return {
+            "hidden": hidden.t(),
+            "mask": hidden.detach() > 0,
+            "places": torch.arange(value.shape[0]),
+            "nothing": None,
+            "pair": (hidden[:, ::2], hidden.mean().expand(3)),
+            "unused": hidden * 2,
+            "scale": 0.5,
+        }
+
+
+class Gather(nn.Module):
+    """Takes a `Spread` apart again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, value: dict[str, object]) -> Tensor:
+        hidden, mask, places = value["hidden"], value["mask"], value["places"]
+        assert isinstance(hidden, Tensor)
+        assert isinstance(mask, Tensor)
+        assert isinstance(places, Tensor)
+        half, mean = value["pair"]  # type: ignore[misc, attr-defined]
+        assert value["nothing"] is None
+        kept = torch.where(mask, hidden.t(), hidden.t() * value["scale"])
+        return self.linear(kept[places]) + half.sum() * mean[:1]
+
+
+def motley(width: int = 12, classes: int = 4) -> PipelineModule:
+    """Structured activations, an in-place function first in its stage, frozen parameters, layers without parameters."""
+    frozen = nn.Linear(width, width, bias=False).requires_grad_(False)
+    with torch.no_grad():
+        frozen.weight.copy_(torch.eye(width) * 0.9)
+    return PipelineModule(
+        [
+            LayerSpec(nn.Linear, width, width),
+            LayerSpec(Spread, width),
+            LayerSpec(Gather, width),
+            functional.relu_,
+            frozen,
+            LayerSpec(nn.Dropout, 0.2),
+            LayerSpec(nn.BatchNorm1d, width),
+            LayerSpec(nn.Linear, width, classes),
+        ],
+        functional.cross_entropy,
+    )

@@ -1,0 +1,124 @@
+"""The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's ranks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.observe.observer import Observer
+from axrt.optim.step import OptimizerFactory, Schedule, constant
+from axrt.transport import Transport
+
+SEED = 7
+Item = tuple[Any, Any]
+
+
+@dataclass
+class Outcome:
+    """What a run leaves: losses by step, gradient norms by step, final parameters by name."""
+
+    losses: list[float]
+    norms: list[float]
+    parameters: dict[str, Tensor]
+
+    def __eq__(self, other: object) -> bool:
+        """To the bit."""
+        assert isinstance(other, Outcome)
+        return (
+            self.losses == other.losses
+            and self.norms == other.norms
+            and self.parameters.keys() == other.parameters.keys()
+            and all(torch.equal(tensor, other.parameters[name]) for name, tensor in self.parameters.items())
+        )
+
+
+def adamw(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named, lr=1e-2)
+
+
+def train_in_plain_torch(
+    model: axrt.PipelineModule,
+    batches: Callable[[int], Sequence[Item]],
+    steps: int,
+    factory: OptimizerFactory = adamw,
+    schedule: Schedule = constant,
+) -> Outcome:
+    """`batches(step)` are the microbatches of a step."""
+    whole = model.sequential(SEED)
+    named = [(name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad]
+    optimizer = factory(named)
+    initial = [group["lr"] for group in optimizer.param_groups]
+    losses, norms = [], []
+    for step in range(steps):
+        items = batches(step)
+        of_step = []
+        for k, (inputs, target) in enumerate(items):
+            value = inputs
+            for place, layer in enumerate(whole):
+                torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
+                value = layer(value)
+            loss = model.loss_fn(value, target)
+            (loss / len(items)).backward()
+            of_step.append(loss.item())
+        norms.append(nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None]).item())
+        for group, lr in zip(optimizer.param_groups, initial, strict=True):
+            group["lr"] = lr * schedule(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(of_step) / len(of_step))
+    return Outcome(losses, norms, {name: parameter.detach().clone() for name, parameter in named})
+
+
+def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A configuration for tests, with sections laid over it."""
+    base: dict[str, dict[str, Any]] = {"schedule": {"microbatches": microbatches}, "run": {"seed": SEED, "device": "cpu"}}
+    return {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+
+
+def train_on_a_rank(
+    transport: Transport,
+    model: axrt.PipelineModule,
+    batches: Callable[[int], Sequence[Item]],
+    steps: int,
+    config: dict[str, dict[str, Any]],
+    factory: OptimizerFactory = adamw,
+    schedule: Schedule = constant,
+    observers: Sequence[Observer] = (),
+) -> Outcome:
+    """What one rank of axrt makes of the same; parameters are those that it holds."""
+    engine = axrt.initialize(model, factory, schedule, config, transport=transport, observers=observers)
+    with engine:
+        results = [engine.train_batch(iter(batches(step)) if engine.is_main else None) for step in range(steps)]
+        losses = [result.loss for result in results]
+        norms = [result.grad_norm for result in results]
+    return Outcome(losses, [norm for norm in norms if norm is not None], {n: p.detach().clone() for n, p in engine.named_parameters()})
+
+
+def together(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a job from those of its ranks, which agree on the losses."""
+    assert all(outcome.losses == outcomes[0].losses for outcome in outcomes)
+    parameters = {name: tensor for outcome in outcomes for name, tensor in outcome.parameters.items()}
+    assert len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
+    return Outcome(outcomes[0].losses, outcomes[0].norms, parameters)
+
+
+def random_batches(shape: tuple[int, ...], classes: int, microbatches: int) -> Callable[[int], list[Item]]:
+    """Microbatches of random features and class targets, the same for the same step."""
+
+    def of_step(step: int) -> list[Item]:
+        generator = torch.Generator().manual_seed(1000 + step)
+        return [
+            (torch.randn(shape, generator=generator), torch.randint(classes, shape[:1], generator=generator)) for _ in range(microbatches)
+        ]
+
+    return of_step
+
+
+def endless(batches: Callable[[int], Sequence[Item]]) -> Iterator[Item]:
+    step = 0
+    while True:
+        yield from batches(step)
+        step += 1

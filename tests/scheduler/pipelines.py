@@ -1,0 +1,122 @@
+"""Whole pipelines of brains without hands: in lockstep for timetables, in random order for properties."""
+
+from random import Random
+
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.placement import Linear, Placement
+from axrt.scheduler.policies import Policy, named
+from axrt.scheduler.state import RankState
+from axrt.scheduler.task import Kind, Task
+
+TICKS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.STEP: 0}
+
+
+def read(state: RankState, end: int | None = None) -> list[Message]:
+    """What the reader on this rank says now."""
+    number = state.microbatch_to_read()
+    if number is None:
+        return []
+    if number == end:
+        return [Message(Meaning.END, stage, number) for stage in range(state.placement.stages)]
+    return [Message(Meaning.ACTIVATION, 0, number), Message(Meaning.TARGET, state.placement.stages - 1, number)]
+
+
+class Pipeline:
+    """The brains of all ranks, what ran, and the most that was in flight on each."""
+
+    def __init__(self, policy: Policy, ranks: int, microbatches: int, *, steps: int = 1, evaluate: int | None = None) -> None:
+        self.placement: Placement = Linear(ranks)
+        self.end = evaluate
+        trains = evaluate is None
+        self.states = [RankState(self.placement, policy, rank, microbatches, trains=trains) for rank in range(ranks)]
+        for state in self.states:
+            for _ in range(steps if trains else 0):
+                state.ask_step()
+        self.ran: list[list[Task]] = [[] for _ in range(ranks)]
+        self.stash = [0] * ranks
+
+    def start(self, rank: int, task: Task) -> None:
+        self.states[rank].start(task)
+        self.ran[rank].append(task)
+        self.stash[rank] = max(self.stash[rank], self.states[rank].in_flight)
+
+    @property
+    def finished(self) -> bool:
+        return all(state.finished for state in self.states)
+
+
+def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
+    """Deliver, start and finish in any order that a network and devices allow; stop when nothing can move."""
+    random = Random(seed)
+    wires: list[Message] = []
+    running: list[list[Task]] = [[] for _ in pipeline.states]
+    while True:
+        for state in pipeline.states:
+            messages = read(state, pipeline.end)
+            wires += [m for m in messages if m.meaning is not Meaning.ACTIVATION]
+            for message in messages:  # the reader's own stage hears it at once
+                if message.meaning is Meaning.ACTIVATION:
+                    state.deliver(message)
+        moves: list[tuple[str, int]] = [("deliver", i) for i in range(len(wires))]
+        moves += [("finish", rank) for rank, tasks in enumerate(running) if tasks]
+        moves += [("start", rank) for rank, state in enumerate(pipeline.states) if len(running[rank]) < 2 and state.pick()]
+        if not moves:
+            return
+        move, which = random.choice(moves)
+        if move == "deliver":
+            message = wires.pop(which)
+            pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+        elif move == "finish":
+            wires += pipeline.states[which].finish(running[which].pop(0))
+        else:
+            task = pipeline.states[which].pick()
+            assert task is not None
+            pipeline.start(which, task)
+            running[which].append(task)
+
+
+def timetable(policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0) -> str:
+    """One row a rank, one column a tick; a forward takes one tick, a backward two, messages and steps none."""
+    pipeline = Pipeline(named(policy, in_flight), ranks, microbatches, steps=steps)
+    running: list[tuple[Task, int] | None] = [None] * ranks
+    rows: list[list[str]] = [[] for _ in range(ranks)]
+    now = 0
+    while not pipeline.finished:
+        _settle(pipeline, running, now)
+        for rank, row in enumerate(rows):
+            task = running[rank]
+            row.append(".." if task is None else _cell(task[0], microbatches, len(row) == task[1] - TICKS[task[0].kind]))
+        now += 1
+    width = max(len(" ".join(row).rstrip(". ").split()) for row in rows)
+    return "\n".join(" ".join(row[:width]) for row in rows)
+
+
+def _cell(task: Task, microbatches: int, first: bool) -> str:
+    return f"{task.kind.value}{task.microbatch % microbatches}" if first else "--"
+
+
+def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int) -> None:
+    """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing changes."""
+    moved = True
+    while moved:
+        moved = False
+        for rank, state in enumerate(pipeline.states):
+            task = running[rank]
+            if task is not None and task[1] == now:
+                running[rank] = None
+                moved = True
+                for message in state.finish(task[0]):
+                    pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+        for rank, state in enumerate(pipeline.states):
+            for message in read(state):
+                pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+            choice = state.pick() if running[rank] is None else None
+            if choice is not None:
+                pipeline.start(rank, choice)
+                running[rank] = (choice, now + TICKS[choice.kind])
+                moved = True
+
+
+def drawn(picture: str) -> str:
+    """The picture without its margin; the test's own words for a timetable."""
+    return "\n".join(line.strip() for line in picture.strip().splitlines())

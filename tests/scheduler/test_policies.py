@@ -1,0 +1,109 @@
+"""What each policy does, drawn; and what it promises, under any order of events."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.task import Kind, Task
+
+from .pipelines import Pipeline, drawn, run_in_random_order, timetable
+
+
+def test_backwards_first_under_a_tapered_cap_is_one_forward_one_backward() -> None:
+    assert timetable("1f1b", ranks=3, microbatches=4) == drawn("""
+        F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+        .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. ..
+        .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..""")
+
+
+def test_all_forwards_then_all_backwards_is_gpipe() -> None:
+    assert timetable("gpipe", ranks=3, microbatches=4) == drawn("""
+        F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
+        .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
+        .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. ..""")
+
+
+def test_a_limit_at_the_entrance_alone_lets_the_middle_run_ahead() -> None:
+    assert timetable("axonn", ranks=3, microbatches=4) == drawn("""
+        F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 --
+        .. F0 F1 F2 .. B0 -- .. B1 -- F3 B2 -- .. B3 -- .. ..
+        .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..""")
+
+
+def test_room_for_what_is_on_the_wire_is_eager_one_forward_one_backward() -> None:
+    assert timetable("eager-1f1b", ranks=3, microbatches=4) == drawn("""
+        F0 F1 F2 F3 .. .. .. B0 -- .. B1 -- .. B2 -- .. B3 --
+        .. F0 F1 F2 .. B0 -- F3 B1 -- .. B2 -- .. B3 -- .. ..
+        .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..""")
+
+
+def test_steps_follow_each_other_without_a_barrier() -> None:
+    assert timetable("1f1b", ranks=2, microbatches=2, steps=2) == drawn("""
+        F0 F1 .. .. B0 -- .. B1 -- F0 F1 .. .. B0 -- .. B1 --
+        .. F0 B0 -- F1 B1 -- .. .. .. F0 B0 -- F1 B1 -- .. ..""")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 1), (4, 8), (5, 3)])
+def test_with_equal_costs_every_policy_takes_the_published_time(name: str, ranks: int, microbatches: int) -> None:
+    grid = timetable(name, ranks, microbatches)
+    assert max(len(row.split()) for row in grid.splitlines()) == (microbatches + ranks - 1) * (1 + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "stash"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("axonn", [4, 4, 4, 1]), ("eager-1f1b", [7, 5, 3, 1])]
+)
+def test_the_stash_is_the_published_one(name: str, stash: list[int]) -> None:
+    assert [named(name).stash_bound(rank, 4, 8) for rank in range(4)] == stash
+
+
+def everything_once(ranks: int, microbatches: int, steps: int) -> list[set[Task]]:
+    of_step = [Task(Kind.STEP, 0, t) for t in range(steps)]
+    of_batch = [Task(kind, 0, n) for kind in (Kind.FORWARD, Kind.BACKWARD) for n in range(steps * microbatches)]
+    return [{task._replace(stage=rank) for task in of_step + of_batch} for rank in range(ranks)]
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 24), st.integers(1, 3), st.integers(0, 9), st.integers())
+@settings(max_examples=300, deadline=None)
+def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
+    name: str, ranks: int, microbatches: int, steps: int, in_flight: int, seed: int
+) -> None:
+    policy = named(name, in_flight if name == "axonn" else 0)
+    pipeline = Pipeline(policy, ranks, microbatches, steps=steps)
+    run_in_random_order(pipeline, seed)
+    assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
+    assert [set(ran) for ran in pipeline.ran] == everything_once(ranks, microbatches, steps)
+    assert [len(ran) for ran in pipeline.ran] == [steps * (2 * microbatches + 1)] * ranks
+    for rank, stash in enumerate(pipeline.stash):
+        assert stash <= min(microbatches, policy.stash_bound(rank, ranks, microbatches))
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 6), st.integers(0, 24), st.integers())
+@settings(max_examples=200, deadline=None)
+def test_an_evaluation_of_any_length_ends_and_keeps_the_bound(name: str, ranks: int, microbatches: int, length: int, seed: int) -> None:
+    pipeline = Pipeline(named(name), ranks, microbatches, evaluate=length)
+    run_in_random_order(pipeline, seed)
+    assert pipeline.finished
+    assert [len(ran) for ran in pipeline.ran] == [2 * length] * ranks
+    for rank, stash in enumerate(pipeline.stash):
+        assert stash <= named(name).stash_bound(rank, ranks, microbatches)
+
+
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
+@settings(max_examples=100, deadline=None)
+def test_microbatches_run_in_order_within_a_kind(name: str, ranks: int, microbatches: int, seed: int) -> None:
+    pipeline = Pipeline(named(name), ranks, microbatches, steps=2)
+    run_in_random_order(pipeline, seed)
+    for ran in pipeline.ran:
+        for kind in Kind:
+            numbers = [task.microbatch for task in ran if task.kind is kind]
+            assert numbers == sorted(numbers)
+
+
+def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -> None:
+    assert [named(name).name for name in NAMES] == list(NAMES)
+    with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, axonn"):
+        named("1f2b")
+    with pytest.raises(ValueError, match="in_flight = 3 needs policy axonn"):
+        named("gpipe", in_flight=3)

@@ -1,0 +1,162 @@
+"""The moves of one rank: what opens what, and what is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import named
+from axrt.scheduler.state import IllegalMove, RankState
+from axrt.scheduler.task import Kind, Task
+
+
+def state_of(rank: int, ranks: int = 3, microbatches: int = 2, policy: str = "1f1b") -> RankState:
+    state = RankState(Linear(ranks), named(policy), rank, microbatches)
+    state.ask_step()
+    return state
+
+
+def activation(stage: int, microbatch: int) -> Message:
+    return Message(Meaning.ACTIVATION, stage, microbatch)
+
+
+def gradient(stage: int, microbatch: int) -> Message:
+    return Message(Meaning.GRADIENT, stage, microbatch)
+
+
+def run(state: RankState, task: str) -> list[Message]:
+    assert str(state.pick()) == task
+    state.start(Task.parse(task))
+    return state.finish(Task.parse(task))
+
+
+@given(st.builds(Task, st.sampled_from(Kind), st.integers(0), st.integers(0)))
+def test_a_task_prints_shortly_and_reads_back(task: Task) -> None:
+    assert Task.parse(str(task)) == task
+
+
+def test_the_short_notation_names_kind_stage_and_microbatch() -> None:
+    assert str(Task(Kind.FORWARD, 2, 7)) == "F2.7"
+    with pytest.raises(ValueError, match="'X1' is not a task"):
+        Task.parse("X1")
+
+
+def test_an_activation_makes_a_forward_ready_and_the_forward_sends_one_on() -> None:
+    state = state_of(rank=1)
+    assert state.pick() is None
+    state.deliver(activation(1, 0))
+    assert run(state, "F1.0") == [activation(2, 0)]
+
+
+def test_a_gradient_makes_a_backward_ready_and_the_backward_sends_one_back() -> None:
+    state = state_of(rank=1)
+    state.deliver(activation(1, 0))
+    run(state, "F1.0")
+    state.deliver(gradient(1, 0))
+    assert run(state, "B1.0") == [gradient(0, 0)]
+
+
+def test_the_last_stage_wants_its_target_and_owes_nobody_a_gradient_but_the_stage_before() -> None:
+    state = state_of(rank=2)
+    state.deliver(activation(2, 0))
+    assert [str(lack) for lack in state.waiting_for() if lack.task.kind is Kind.FORWARD] == ["F2.0 lacks target from rank 0"]
+    state.deliver(Message(Meaning.TARGET, 2, 0))
+    assert run(state, "F2.0") == []
+    assert run(state, "B2.0") == [gradient(1, 0)]
+
+
+def test_the_next_step_waits_for_the_weights_and_the_step_for_the_last_backward() -> None:
+    state = state_of(rank=1, microbatches=1)
+    state.deliver(activation(1, 0))
+    run(state, "F1.0")
+    state.deliver(gradient(1, 0))
+    state.deliver(activation(1, 1))
+    run(state, "B1.0")
+    assert not state.finished
+    assert run(state, "step1.0") == []
+    assert state.finished
+    assert str(state.pick()) == "F1.1"
+
+
+def test_activations_that_overtake_each_other_wait_for_their_turn() -> None:
+    state = state_of(rank=1)
+    state.deliver(activation(1, 1))
+    assert state.pick() is None
+    state.deliver(activation(1, 0))
+    assert str(state.pick()) == "F1.0"
+
+
+def test_the_reader_reads_one_microbatch_ahead_of_its_stage() -> None:
+    state = state_of(rank=0)
+    assert state.microbatch_to_read() == 0
+    state.deliver(activation(0, 0))
+    assert state.microbatch_to_read() is None
+    run(state, "F0.0")
+    assert state.microbatch_to_read() == 1
+    assert state_of(rank=1).microbatch_to_read() is None
+
+
+def test_nothing_is_read_beyond_the_steps_that_were_asked_for() -> None:
+    state = state_of(rank=0, microbatches=1)
+    state.deliver(activation(0, 0))
+    run(state, "F0.0")
+    assert state.microbatch_to_read() is None
+
+
+@pytest.mark.parametrize(
+    ("message", "story"),
+    [
+        (activation(1, 0), "activation 0 for stage 1 has come before: stage 1: F 1 started 1 finished"),
+        (gradient(1, 1), "gradient 1 for stage 1 before its forward"),
+        (activation(1, 4), "of step 2, neither this one nor the next"),
+        (activation(2, 1), r"rank 1 holds stages \[1\]"),
+    ],
+)
+def test_an_illegal_message_is_refused_with_the_lanes_story_and_changes_nothing(message: Message, story: str) -> None:
+    state = state_of(rank=1)
+    state.deliver(activation(1, 0))
+    run(state, "F1.0")
+    before = str(state.lanes[1])
+    with pytest.raises(IllegalMove, match=story):
+        state.deliver(message)
+    assert str(state.lanes[1]) == before
+
+
+@pytest.mark.parametrize("task", ["F1.1", "B1.0", "step1.0", "F0.0"])
+def test_only_a_ready_head_starts_and_only_what_started_finishes(task: str) -> None:
+    state = state_of(rank=1)
+    state.deliver(activation(1, 0))
+    before = str(state.lanes[1])
+    with pytest.raises(IllegalMove, match="cannot start"):
+        state.start(Task.parse(task))
+    with pytest.raises(IllegalMove, match="cannot finish"):
+        state.finish(Task.parse(task))
+    assert str(state.lanes[1]) == before
+
+
+def test_what_is_waited_for_is_named_with_the_rank_that_owes_it() -> None:
+    state = state_of(rank=1)
+    state.deliver(activation(1, 0))
+    run(state, "F1.0")
+    assert [str(lack) for lack in state.waiting_for()] == [
+        "F1.1 lacks activation from rank 0",
+        "B1.0 lacks gradient from rank 2",
+        "step1.0 lacks B",
+    ]
+
+
+def test_a_forward_that_its_cap_refuses_waits_for_room() -> None:
+    state = state_of(rank=1, ranks=2)
+    for n in (0, 1):
+        state.deliver(activation(1, n))
+        state.deliver(Message(Meaning.TARGET, 1, n))
+    state.start(Task.parse("F1.0"))
+    assert "F1.1 lacks room" in [str(lack) for lack in state.waiting_for()]
+
+
+def test_a_state_may_begin_at_any_step() -> None:
+    state = RankState(Linear(3), named("1f1b"), 1, microbatches=2, first_step=5)
+    state.ask_step()
+    state.deliver(activation(1, 10))
+    run(state, "F1.10")
