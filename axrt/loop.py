@@ -83,6 +83,7 @@ class Loop:
             moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
             if waiting and not moved:
                 self._wait(session.state)
+        self._transport.flush()
 
     def listen(self, until: Callable[[], bool]) -> None:
         """Hear what comes, and run nothing, until the condition holds."""

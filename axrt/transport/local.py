@@ -142,6 +142,9 @@ class LocalTransport:
     def receiving(self) -> bool:
         return bool(self._world.mail[self.rank])
 
+    def flush(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

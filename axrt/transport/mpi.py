@@ -108,9 +108,12 @@ class MpiTransport:
     def receiving(self) -> bool:
         return bool(self._coming)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         while self._going:
             self._send_what_is_ready()
+
+    def close(self) -> None:
+        self.flush()
         MPI.Request.Waitall(self._sending)
         self._sending.clear()
         self._lent.clear()

@@ -50,6 +50,10 @@ class Transport(Protocol):
         """Something is on its way in, as far as this rank can see."""
         ...
 
+    def flush(self) -> None:
+        """Return when everything sent is the network's business: the rank may then do without polling for a while."""
+        ...
+
     def close(self) -> None:
         """Complete what was sent. The peers keep polling until they close too."""
         ...

@@ -1,5 +1,7 @@
 """Small models that are hard on a pipeline."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,7 +20,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, value: Tensor) -> Tensor:
-        return value + self.dropout(self.down(functional.gelu(self.up(self.norm(value)))))
+        hidden: Tensor = self.dropout(self.down(functional.gelu(self.up(self.norm(value)))))
+        return value + hidden
 
 
 def perceptron(layers: int = 6, width: int = 16, classes: int = 5) -> PipelineModule:
@@ -54,15 +57,13 @@ class Gather(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, value: dict[str, object]) -> Tensor:
-        hidden, mask, places = value["hidden"], value["mask"], value["places"]
-        assert isinstance(hidden, Tensor)
-        assert isinstance(mask, Tensor)
-        assert isinstance(places, Tensor)
-        half, mean = value["pair"]  # type: ignore[misc, attr-defined]
+    def forward(self, value: dict[str, Any]) -> Tensor:
+        half, mean = value["pair"]
         assert value["nothing"] is None
-        kept = torch.where(mask, hidden.t(), hidden.t() * value["scale"])
-        return self.linear(kept[places]) + half.sum() * mean[:1]
+        kept = torch.where(value["mask"], value["hidden"].t(), value["hidden"].t() * value["scale"])
+        mixed: Tensor = self.linear(kept[value["places"]])
+        shift: Tensor = half.sum() * mean[:1]
+        return mixed + shift
 
 
 def motley(width: int = 12, classes: int = 4) -> PipelineModule:

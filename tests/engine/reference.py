@@ -61,7 +61,7 @@ def train_in_plain_torch(
                 torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
                 value = layer(value)
             loss = model.loss_fn(value, target)
-            (loss / len(items)).backward()
+            torch.autograd.backward(loss / len(items))
             of_step.append(loss.item())
         norms.append(nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None]).item())
         for group, lr in zip(optimizer.param_groups, initial, strict=True):

@@ -1,0 +1,153 @@
+"""What holds under mpirun; each case runs on every rank of the job with a communicator of its own."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import axrt
+from axrt.payload import flatten
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.policies import NAMES
+from axrt.transport import Parcel
+from axrt.transport.mpi import MpiTransport
+from axrt.transport.staging import Direct, Ready
+from tests.engine.models import motley, perceptron
+from tests.engine.reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from tests.transport.payloads import PAYLOADS, assert_same
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MICROBATCHES, STEPS = 5, 3
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
+_SIZES: dict[str, tuple[int, ...]] = {"bits_of_every_policy": (1, 2, 3, 4)}
+
+
+def names(size: int) -> list[str]:
+    """The cases for a job of so many ranks."""
+    return [name for name in globals() if name.startswith("case_") and size in _SIZES.get(name.removeprefix("case_"), (2, 3))]
+
+
+def parcel(number: int, payload: object = None) -> Parcel:
+    return Parcel(0, Message(Meaning.ACTIVATION, 0, number), payload)
+
+
+def receive(transport: MpiTransport, count: int) -> dict[int, Any]:
+    """So many payloads by their numbers."""
+    got: dict[int, Any] = {}
+    while len(got) < count:
+        for _, (_, message, payload) in transport.poll(block=True):
+            assert message.microbatch not in got
+            got[message.microbatch] = payload
+    return got
+
+
+def exchange(comm: "MPI.Comm", transport: MpiTransport, payloads: list[Any]) -> dict[int, Any]:
+    """Send all payloads to the next rank around the ring and receive those of the one before."""
+    for number, payload in enumerate(payloads):
+        transport.send((comm.rank + 1) % comm.size, parcel(number, payload))
+    transport.flush()
+    got = receive(transport, len(payloads))
+    comm.Barrier()
+    transport.close()
+    return got
+
+
+def case_every_kind_of_payload_arrives_as_it_was(comm: "MPI.Comm") -> None:
+    got = exchange(comm, MpiTransport(comm), list(PAYLOADS.values()))
+    for number, (name, payload) in enumerate(PAYLOADS.items()):
+        assert_same(got[number], payload, name)
+
+
+def case_a_large_tensor_goes_in_pieces(comm: "MPI.Comm") -> None:
+    tensors = [torch.randn(100_003), torch.randn(50_000).bfloat16(), torch.randn(300, 200).t()]
+    got = exchange(comm, MpiTransport(comm, piece_bytes=4096), tensors)
+    assert len(got) == len(tensors)
+    assert got[0].shape == (100_003,)
+
+
+def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") -> None:
+    transport = MpiTransport(comm)
+    for number in range(20):
+        if comm.rank == 0:
+            transport.send(1, parcel(number))
+        comm.Barrier()
+        if comm.rank == 1:
+            assert [p.message.microbatch for _, p in transport.poll(block=False)] == [number]
+        comm.Barrier()
+    transport.close()
+
+
+class SlowStaging(Direct):
+    """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be reused only then."""
+
+    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
+        return flat.clone(), self._after_some_looks()
+
+    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        return tensor.clone(), self._after_some_looks()
+
+    def _after_some_looks(self) -> Ready:
+        looks = iter(range(3))
+        return lambda: next(looks, None) is None
+
+
+def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "MPI.Comm") -> None:
+    payloads = [value for payload in PAYLOADS.values() for value in (payload, torch.full((20_000,), 3.0))]
+    got = exchange(comm, MpiTransport(comm, SlowStaging(torch.device("cpu"))), payloads)
+    for number, payload in enumerate(payloads):
+        assert len(flatten(got[number])[1]) == len(flatten(payload)[1])
+        if number % 2:
+            assert_same(got[number], payload, "behind a slow one")
+
+
+def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policy: str) -> Outcome:
+    config = configured(MICROBATCHES, schedule={"policy": policy})
+    transport = MpiTransport(comm)
+    return together(comm.allgather(train_on_a_rank(transport, model(), batches, STEPS, config)))
+
+
+def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
+    reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
+    assert reference == train_in_plain_torch(perceptron(), BATCHES, STEPS)
+    for policy in NAMES:
+        assert trained(comm, perceptron, BATCHES, policy) == reference, policy
+        assert trained(comm, perceptron, BATCHES, policy) == reference, f"{policy}, again"
+
+
+def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
+    reference = train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
+    assert trained(comm, motley, MOTLEY_BATCHES, "1f1b") == reference
+
+
+def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
+    batches = random_batches((600, 16), classes=5, microbatches=MICROBATCHES)
+    assert trained(comm, perceptron, batches, "eager-1f1b") == train_in_plain_torch(perceptron(), batches, STEPS)
+
+
+def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on(comm: "MPI.Comm") -> None:
+    reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
+    losses = []
+    with axrt.initialize(perceptron(), sgd_like_reference, config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
+        for step in range(STEPS):
+            try:
+                engine.train_batch(iter(BATCHES(step)[:3]))
+                raise AssertionError("the step was not whole")
+            except StopIteration:
+                pass
+            losses.append(engine.train_batch(iter(BATCHES(step))).loss)
+    assert losses == reference.losses
+
+
+def sgd_like_reference(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named, lr=1e-2)
+
+
+def case_a_users_own_messages_do_not_meet_ours(comm: "MPI.Comm") -> None:
+    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
+        for step in range(2):
+            engine.train_batch(iter(BATCHES(step)))
+            assert comm.allreduce(1) == comm.size
