@@ -136,6 +136,16 @@ class Engine:
         return self.rank == _MAIN
 
     @property
+    def reads(self) -> bool:
+        """This rank draws the batches of its replica; the others ignore them."""
+        return 0 in self._stages
+
+    @property
+    def pipe_size(self) -> int:
+        """How many ranks a pipeline has."""
+        return self._mesh.pipe
+
+    @property
     def data_rank(self) -> int:
         """Which part of the data this rank's replica reads."""
         return self._mesh.data_rank

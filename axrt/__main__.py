@@ -1,0 +1,5 @@
+"""`python -m axrt` is the `axrt` command."""
+
+from axrt.cli import main
+
+main()

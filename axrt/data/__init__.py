@@ -1,0 +1,1 @@
+"""Text as tokens, and tokens as microbatches."""

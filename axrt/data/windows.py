@@ -1,0 +1,66 @@
+"""Sequences cut from a row of tokens; which one is sample n depends on (seed, n) alone, so any layout of ranks sees the same order."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .text import Tokens
+
+Item = tuple[Tensor, Tensor]
+
+
+class Windows:
+    """All samples of all epochs of one row of tokens.
+
+    Args:
+        tokens: shape (number,), more than `context`.
+        context: tokens a sequence.
+        seed: of the order.
+    """
+
+    def __init__(self, tokens: Tokens, context: int, seed: int) -> None:
+        self._tokens = tokens
+        self._context = context
+        self._seed = seed
+        self.per_epoch = max(1, (len(tokens) - 1) // context - 1)
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def microbatch(self, first: int, size: int) -> Item:
+        """Samples first .. first + size - 1: inputs and, one token later, targets; each (size, context), int64."""
+        rows = np.stack([self._window(self._start_of(sample)) for sample in range(first, first + size)])
+        return _split(rows)
+
+    def batches(self, microbatches: int, size: int, first_step: int = 0) -> Iterator[Item]:
+        """The microbatches of all steps, one after the other, without end."""
+        number = first_step * microbatches
+        while True:
+            yield self.microbatch(number * size, size)
+            number += 1
+
+    def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
+        """So many microbatches from evenly spaced places, the same ones every time."""
+        starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(np.int64)
+        for block in starts.reshape(microbatches, size):
+            yield _split(np.stack([self._window(int(start)) for start in block]))
+
+    def _start_of(self, sample: int) -> int:
+        epoch, place = divmod(sample, self.per_epoch)
+        offset, order = self._order(epoch)
+        return int(order[place]) * self._context + offset
+
+    def _shuffled(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+        random = np.random.default_rng([self._seed, epoch])
+        room = len(self._tokens) - 1 - self.per_epoch * self._context
+        return int(random.integers(min(self._context, room + 1))), random.permutation(self.per_epoch)
+
+    def _window(self, start: int) -> Tokens:
+        return self._tokens[start : start + self._context + 1]
+
+
+def _split(rows: Tokens) -> Item:
+    tokens = torch.from_numpy(rows.astype(np.int64))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

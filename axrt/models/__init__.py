@@ -1,0 +1,1 @@
+"""Built-in models: each a list of layers."""

@@ -1,0 +1,43 @@
+"""The files of a run: its configuration as it was resolved, and its metrics, one JSON object a line."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from axrt.config import Config
+from axrt.errors import DataError
+
+
+class RunFiles:
+    """A new directory with `config.toml` and `metrics.jsonl`.
+
+    Args:
+        config: `run.out` names the directory; where it exists, the first free number is added.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.directory = _new_directory(Path(config.run.out))
+        (self.directory / "config.toml").write_text(tomli_w.dumps(config.as_dict()), encoding="utf-8")
+        self._metrics = (self.directory / "metrics.jsonl").open("a", encoding="utf-8")
+        self._began = time.monotonic()
+
+    def record(self, **values: Any) -> None:
+        """Append one line, with the seconds since the run began; on disk at once."""
+        self._metrics.write(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+        self._metrics.flush()
+
+
+def _new_directory(wanted: Path) -> Path:
+    number, directory = 1, wanted
+    while True:
+        try:
+            directory.mkdir(parents=True)
+            return directory
+        except FileExistsError:
+            number += 1
+            directory = wanted.with_name(f"{wanted.name}-{number}")
+        except OSError as error:
+            raise DataError(f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made") from None

@@ -1,0 +1,107 @@
+"""What the terminal shows of a run: a live line on a terminal, a plain one now and then elsewhere."""
+
+import os
+import sys
+import time
+from typing import Protocol, Self
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+_PLAIN_EVERY_S = 5.0
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "srun"}
+
+
+class Progress(Protocol):
+    """Shows a run; used as a context."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
+    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
+        """So many steps are done; the loss of the last; tokens a second lately."""
+        ...
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+    def step(self, done: int, loss: float, tokens_per_s: float) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Live:
+    """One line that moves: steps, loss, tokens a second, time left."""
+
+    def __init__(self, steps: int) -> None:
+        # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see that by itself.
+        self._bar = Bar(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} tokens/s "),
+            TimeRemainingColumn(compact=True),
+            console=Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100"))),
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task("train", total=steps, loss=float("nan"), rate=0.0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
+        self._bar.update(self._task, completed=done, loss=loss, rate=tokens_per_s)
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+class Plain(Quiet):
+    """A line every few seconds, for logs."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._began = self._last = time.monotonic()
+
+    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
+        now = time.monotonic()
+        if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
+            self._last = now
+            left_s = (now - self._began) / done * (self._steps - done)
+            self.say(f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {left_s:.0f} s left")
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+
+def progress_for(kind: str, steps: int) -> Progress:
+    """The display of that kind: "auto", "live", "plain" or "off"."""
+    if kind == "auto":
+        kind = "live" if _ends_at_a_terminal() else "plain"
+    if kind == "off":
+        return Quiet()
+    return Live(steps) if kind == "live" else Plain(steps)
+
+
+def _ends_at_a_terminal() -> bool:
+    """This process's output, or that of the launcher which forwards it."""
+    if sys.stdout.isatty():
+        return True
+    try:
+        launchers = [parent for parent in psutil.Process().parents() if parent.name() in _LAUNCHERS]
+        return any(os.readlink(f"/proc/{parent.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty")) for parent in launchers)
+    except (OSError, psutil.Error):
+        return False

@@ -1,0 +1,109 @@
+"""When a rank fails, one speaks, all end, the code says so, and nothing hangs."""
+
+import socket
+import sys
+
+import pytest
+
+from .mpirun import ROOT, Ended, mpirun, run
+
+LIMIT_S = 10 + 10  # ten to end, and what Python and torch take to start on two busy cores
+
+
+def victim(name: str, ranks: int = 2) -> Ended:
+    ended = mpirun(ranks, ["-m", "tests.mpi.victims", name], timeout_s=60)
+    assert ended.seconds < LIMIT_S, ended.err
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "task"),
+    [
+        ("a_layer_raises", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
+        ("a_layer_raises_and_the_user_catches_it", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
+        ("a_thread_raises", "ZeroDivisionError", ""),
+        ("the_users_code_raises", "LookupError: the user's own mistake", ""),
+    ],
+)
+def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(name: str, text: str, task: str) -> None:
+    ended = victim(name)
+    assert ended.code != 0
+    assert ended.err.count("Traceback") == 1
+    assert ended.err.count(text) == 1
+    assert f"rank 1 of 2 on {socket.gethostname()} has failed" in ended.err
+    assert task in ended.err
+
+
+def test_a_loss_that_is_not_a_number_names_step_stage_and_microbatch() -> None:
+    ended = victim("the_loss_is_not_a_number")
+    assert ended.code != 0
+    assert "the loss is nan at step 1, stage 1, microbatch 2" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_rank_that_makes_fewer_calls_is_named_by_those_who_wait_for_it() -> None:
+    ended = victim("a_rank_leaves_early")
+    assert ended.code != 0
+    assert "lacks gradient from rank 1, which has closed its engine" in ended.err
+
+
+@pytest.mark.parametrize("name", ["a_rank_exits", "a_rank_exits_inside"])
+def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
+    assert victim(name).code != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("the_configuration_is_wrong", "there is no key schedule.polcy; did you mean schedule.policy?"),
+        ("too_many_stages", "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1"),
+    ],
+)
+def test_a_wrong_configuration_is_printed_once_and_all_leave_with_code_2(name: str, text: str) -> None:
+    ended = victim(name)
+    assert ended.code == 2
+    assert ended.err.count(text) == 1
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("name", ["all_is_well", "nobody_closes"])
+def test_a_job_that_goes_well_ends_with_code_0_and_says_nothing_of_ours(name: str) -> None:
+    ended = victim(name)
+    assert ended.code == 0, ended.err
+    assert sorted(ended.out.split("\n")) == ["", "rank 0 is done", "rank 1 is done"]
+    assert ended.err == ""
+
+
+def test_data_that_is_missing_is_the_business_of_the_rank_that_reads() -> None:
+    ended = mpirun(2, ["-m", "axrt", "train", "examples/quickstart.toml", "data.source=nowhere.txt"], timeout_s=60)
+    assert ended.code != 0
+    assert f"rank 0 of 2 on {socket.gethostname()}: nowhere.txt: No such file or directory" in ended.err
+
+
+def other_launcher() -> dict[str, str]:
+    """The variables of a launcher of another kind than this environment's library."""
+    from mpi4py import MPI
+
+    if "Open MPI" in MPI.Get_library_version():
+        return {"PMI_RANK": "1", "PMI_SIZE": "2"}
+    return {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+
+
+def test_a_launcher_of_another_kind_than_the_library_is_noticed() -> None:
+    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, other_launcher())
+    assert ended.code != 0
+    assert "started this process as rank 1 of 2, but MPI came up as rank 0 of 1" in ended.err
+
+
+def test_without_an_mpi_library_the_two_ways_to_one_are_named() -> None:
+    nowhere = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, nowhere)
+    assert ended.code != 0
+    assert "pip install 'axrt[mpich]'" in ended.err
+    assert "MPI4PY_LIBMPI" in ended.err
+
+
+def test_alone_no_mpi_library_is_needed() -> None:
+    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    assert ended.code == 0, ended.err
+    assert ended.out == "rank 0 is done\n"

@@ -1,0 +1,124 @@
+"""Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME."""
+
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from tests.engine.reference import configured, random_batches
+
+BATCHES = random_batches((4, 8), classes=3, microbatches=4)
+
+
+class FailsAt(nn.Module):
+    """Raises at its forward number `number`."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.left = number
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the layer has had enough")
+        return value
+
+
+def model(*extra: Any) -> axrt.PipelineModule:
+    return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 8), *extra, axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy)
+
+
+def engine(*extra: Any, **sections: Any) -> axrt.Engine:
+    return axrt.initialize(model(*extra), config=configured(4, **sections))
+
+
+def train(engine: axrt.Engine, steps: int) -> None:
+    for step in range(steps):
+        engine.train_batch(iter(BATCHES(step)))
+
+
+def a_layer_raises() -> None:
+    with engine(axrt.LayerSpec(FailsAt, 6), parallel={"partition": [0, 1, 3]}) as e:
+        train(e, 3)
+
+
+def a_layer_raises_and_the_user_catches_it() -> None:
+    with engine(axrt.LayerSpec(FailsAt, 6), parallel={"partition": [0, 1, 3]}) as e:
+        try:
+            train(e, 3)
+        except RuntimeError:
+            time.sleep(60)
+
+
+def a_thread_raises() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == 1:
+            threading.Thread(target=lambda: 1 // 0).start()
+        train(e, 100_000)
+
+
+def the_users_code_raises() -> None:
+    e = engine()
+    train(e, 1)
+    if e.rank == 1:
+        raise LookupError("the user's own mistake")
+    train(e, 100_000)
+
+
+def the_loss_is_not_a_number() -> None:
+    with engine() as e:
+        e.train_batch(iter(BATCHES(0)))
+        items = BATCHES(1)
+        items[2] = (torch.full((4, 8), float("nan")), items[2][1])
+        e.train_batch(iter(items))
+
+
+def a_rank_leaves_early() -> None:
+    with engine() as e:
+        train(e, 1 if e.rank == 1 else 2)
+
+
+def a_rank_exits() -> None:
+    e = engine()
+    train(e, 1)
+    if e.rank == 1:
+        sys.exit(3)
+    train(e, 2)
+
+
+def a_rank_exits_inside() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == 1:
+            sys.exit(3)
+        train(e, 100_000)
+
+
+def the_configuration_is_wrong() -> None:
+    engine(schedule={"polcy": "1f1b"})
+
+
+def too_many_stages() -> None:
+    engine(parallel={"pipe": 3})
+
+
+def all_is_well() -> None:
+    with engine() as e:
+        train(e, 2)
+    print(f"rank {e.rank} is done")
+
+
+def nobody_closes() -> None:
+    e = engine()
+    train(e, 2)
+    print(f"rank {e.rank} is done")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
