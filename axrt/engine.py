@@ -128,7 +128,7 @@ class Engine:
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
-        atexit.register(self.close)
+        world.at_exit(self.close)
 
     @property
     def is_main(self) -> bool:

@@ -4,14 +4,16 @@ When launcher and library do not fit, N processes come up as N worlds of one and
 model; so what the launcher's environment says is held against what MPI says.
 """
 
+import atexit
 import ctypes
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -94,6 +96,9 @@ class World:
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:
         return LocalWorld(1).alone()
 
+    def at_exit(self, close: Callable[[], None]) -> None:
+        """Call this when the process ends, should nobody have done so."""
+
     def fail(self, error: BaseException) -> NoReturn:
         """This rank cannot go on: end the job."""
         raise error
@@ -127,10 +132,11 @@ class MpiWorld(World):
         query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
         return bool(query and query())
 
+    def at_exit(self, close: Callable[[], None]) -> None:
+        atexit.register(close)  # the others must hear that this rank has gone
+
     def install_hooks(self) -> None:
         """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait."""
-        import threading
-
         sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = lambda arguments: self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} failed"))
 

@@ -1,0 +1,252 @@
+"""What an engine promises besides bits."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from axrt import engine as engine_module
+from axrt.compute import OnCpu, Run
+from axrt.observe.observer import Observer
+from axrt.scheduler.message import Message
+from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.task import Kind, Task
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .models import perceptron
+from .reference import configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+
+MICROBATCHES = 4
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+
+
+def made(transport: Transport, model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Engine:
+    return axrt.initialize(model or perceptron(), config=configured(MICROBATCHES, **sections), transport=transport)
+
+
+def alone(model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Engine:
+    return made(LocalWorld(1).alone(), model, **sections)
+
+
+class Delayed(OnCpu):
+    """Runs a task when it is started and tells its end some looks later, with room for two: what a GPU looks like to the loop."""
+
+    def __init__(self) -> None:
+        self._running: deque[tuple[Task, int]] = deque()
+        self._looks = 0
+
+    @property
+    def idle(self) -> bool:
+        return len(self._running) < 2
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def start(self, task: Task, run: Run) -> None:
+        run(task)
+        self._running.append((task, self._looks + 3))
+
+    def finished(self) -> list[Task]:
+        self._looks += 1
+        ended = []
+        while self._running and self._running[0][1] <= self._looks:
+            ended.append(self._running.popleft()[0])
+        return ended
+
+    def drain(self) -> None:
+        self._running.clear()
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "compute_on", lambda device: Delayed())
+    model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
+    outcome = together(LocalWorld(3, seed=4).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 3, config)))
+    assert outcome == train_in_plain_torch(perceptron(), BATCHES, 3)
+
+
+class Watch(Observer):
+    """Keeps what happened, and the most microbatches between forward and backward."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self.messages: list[Message] = []
+        self.in_flight = self.most = 0
+
+    def started(self, task: Task) -> None:
+        self.tasks.append(task)
+        self.in_flight += (task.kind is Kind.FORWARD) - (task.kind is Kind.BACKWARD)
+        self.most = max(self.most, self.in_flight)
+
+    def sent(self, rank: int, message: Message) -> None:
+        self.messages.append(message)
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_running_engine_keeps_its_policys_bound(policy: str) -> None:
+    def rank_main(transport: Transport) -> Watch:
+        watch = Watch()
+        config = configured(MICROBATCHES, schedule={"policy": policy})
+        with axrt.initialize(perceptron(), config=config, transport=transport, observers=[watch]) as engine:
+            for step in range(3):
+                engine.train_batch(iter(BATCHES(step)))
+        return watch
+
+    for rank, watch in enumerate(LocalWorld(3, seed=2).run(rank_main)):
+        assert 0 < watch.most <= named(policy).stash_bound(rank, 3, MICROBATCHES)
+        assert len(watch.tasks) == 3 * (2 * MICROBATCHES + 1)
+
+
+def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
+    reference = train_in_plain_torch(perceptron(), BATCHES, 2)
+
+    def rank_main(transport: Transport) -> list[float]:
+        losses = []
+        with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=transport) as engine:
+            for step in range(2):
+                for short in range(MICROBATCHES):
+                    with pytest.raises(StopIteration, match=f"ended within step {step}"):
+                        engine.train_batch(iter(BATCHES(step)[:short]))
+                assert engine.step == step
+                losses.append(engine.train_batch(iter(BATCHES(step))).loss)
+        return losses
+
+    for seed in range(3):
+        assert LocalWorld(3, seed).run(rank_main) == [reference.losses] * 3
+
+
+def adamw(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named, lr=1e-2)
+
+
+def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
+    model.eval()
+    with torch.no_grad():
+        losses = [float(functional.cross_entropy(model(inputs), target)) for inputs, target in items]
+    model.train()
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: int, policy: str) -> None:
+    items = BATCHES(99) + BATCHES(98)[:3]
+    expected = plain_evaluation(perceptron().sequential(7), items)
+    reference = train_in_plain_torch(perceptron(), BATCHES, 2)
+
+    def rank_main(transport: Transport) -> list[float]:
+        config = configured(MICROBATCHES, schedule={"policy": policy})
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            before = engine.eval_batch(iter(items))
+            assert (before.loss, before.microbatches, engine.step) == (expected, len(items), 0)
+            losses = [engine.train_batch(iter(BATCHES(0))).loss]
+            between = engine.eval_batch(iter(items))
+            assert between.loss != expected
+            assert engine.eval_batch(iter(items)).loss == between.loss
+            assert engine.eval_batch(iter([])).microbatches == 0
+            losses.append(engine.train_batch(iter(BATCHES(1))).loss)
+        return losses
+
+    assert LocalWorld(ranks, seed=5).run(rank_main) == [reference.losses] * ranks
+
+
+def test_only_the_rank_that_reads_touches_the_batches() -> None:
+    def rank_main(transport: Transport) -> bool:
+        with made(transport) as engine:
+            engine.train_batch(iter(BATCHES(0)) if engine.reads else None)
+            return engine.reads
+
+    assert LocalWorld(3).run(rank_main) == [True, False, False]
+
+
+def test_the_gradient_norm_is_known_on_the_main_rank() -> None:
+    def rank_main(transport: Transport) -> float | None:
+        with made(transport) as engine:
+            return engine.train_batch(iter(BATCHES(0))).grad_norm
+
+    main, other = LocalWorld(2).run(rank_main)
+    assert main is not None
+    assert other is None
+
+
+def test_frozen_models_train_without_parameters_and_without_an_optimizer() -> None:
+    class Still(nn.Module):
+        def forward(self, value: Tensor) -> Tensor:
+            return value * 2
+
+    model = axrt.PipelineModule([Still(), Still()], lambda outputs, target: outputs.mean())
+    losses = LocalWorld(2).run(lambda transport: made(transport, model).train_batch(iter(BATCHES(0))).loss)
+    assert losses[0] == losses[1]
+
+
+def test_the_configuration_names_optimizer_and_schedule() -> None:
+    with alone(optimizer={"name": "sgd", "lr": 0.5, "warmup_steps": 2}) as engine:
+        rates = [engine.train_batch(iter(BATCHES(step))).lr for step in range(3)]
+    assert rates == [0.25, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        (None, "batches is None on the rank that reads"),
+        ([torch.zeros(2)], r"microbatch 0 is a Tensor; expected a pair"),
+        ([({1}, torch.zeros(2))], "set cannot travel between stages"),
+    ],
+)
+def test_batches_that_are_none_or_no_pairs_are_refused(item: Any, text: str) -> None:
+    with alone() as engine, pytest.raises((axrt.DataError, TypeError), match=text):
+        engine.train_batch(item)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_is_placed() -> None:
+    items = BATCHES(0)
+    items[2] = (items[2][0] * float("inf"), items[2][1])
+    with pytest.raises(axrt.NonFiniteLossError, match="at step 0, stage 0, microbatch 2"):
+        alone().train_batch(iter(items))
+
+
+def test_a_loss_of_several_numbers_is_refused() -> None:
+    model = axrt.PipelineModule([nn.Linear(16, 5)], lambda outputs, target: outputs)
+    with pytest.raises(TypeError, match="expected a tensor with one element"):
+        alone(model).train_batch(iter(BATCHES(0)))
+
+
+def test_a_closed_engine_says_so() -> None:
+    engine = alone()
+    engine.close()
+    engine.close()
+    with pytest.raises(axrt.AxrtError, match="this engine is closed"):
+        engine.train_batch(iter(BATCHES(0)))
+
+
+def test_an_exception_of_a_layer_names_rank_step_and_task() -> None:
+    def broken(value: Tensor) -> Tensor:
+        raise RuntimeError("broken")
+
+    model = axrt.PipelineModule([nn.Linear(16, 16), broken, nn.Linear(16, 5)], functional.cross_entropy)
+    with pytest.raises(RuntimeError, match="broken") as caught:
+        alone(model).train_batch(iter(BATCHES(0)))
+    assert caught.value.__notes__ == ["on rank 0, step 0, task F0.0"]
+
+
+def test_parameters_shared_between_stages_are_refused_and_within_a_stage_are_fine() -> None:
+    shared = nn.Linear(16, 16)
+    model = axrt.PipelineModule([shared, nn.Linear(16, 16), shared, nn.Linear(16, 5)], functional.cross_entropy)
+    refuse: Callable[[Transport], object] = lambda transport: made(transport, model)  # noqa: E731
+    with pytest.raises(axrt.ConfigError, match="shared between stage 0 and stage 1"):
+        LocalWorld(2).run(refuse)
+    LocalWorld(2).run(lambda transport: made(transport, model, parallel={"partition": [0, 3, 4]}))
+
+
+def test_two_engines_live_in_one_process() -> None:
+    with alone() as one, alone(run={"seed": 9}) as other:
+        first = [one.train_batch(iter(BATCHES(0))).loss, other.train_batch(iter(BATCHES(0))).loss]
+    assert first[0] != first[1]
+    assert first[0] == train_in_plain_torch(perceptron(), BATCHES, 1).losses[0]

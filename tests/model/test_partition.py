@@ -1,0 +1,112 @@
+"""Where layers are cut into stages."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import axrt
+from axrt.model.layers import num_parameters
+from axrt.model.partition import balanced, boundaries
+
+LAYERS = [nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()]
+
+
+def test_uniform_gives_every_stage_as_many_layers() -> None:
+    assert boundaries(LAYERS, 3, "uniform") == [0, 2, 4, 6]
+    assert boundaries(LAYERS, 4, "uniform") == [0, 1, 2, 4, 6]
+
+
+def test_parameters_gives_every_stage_as_many_parameters() -> None:
+    assert boundaries(LAYERS, 2, "parameters") == [0, 1, 6]
+
+
+def test_type_counts_the_layers_whose_class_matches() -> None:
+    assert boundaries(LAYERS, 3, "type:linear") == [0, 1, 3, 6]
+
+
+def test_boundaries_may_be_given_and_may_leave_a_stage_empty() -> None:
+    assert boundaries(LAYERS, 3, [0, 2, 2, 6]) == [0, 2, 2, 6]
+
+
+@pytest.mark.parametrize(
+    ("method", "stages", "text"),
+    [
+        ("uniform", 7, "6 layers cannot fill 7 stages"),
+        ("type:conv", 2, "finds nothing to balance"),
+        ("fair", 2, "expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries"),
+        ([0, 4, 2, 6], 3, "expected 4 rising numbers from 0 to 6"),
+        ([0, 6], 2, "does not cut 6 layers into 2 stages"),
+    ],
+)
+def test_a_cut_that_does_not_fit_is_refused(method: object, stages: int, text: str) -> None:
+    with pytest.raises(axrt.ConfigError, match=text):
+        boundaries(LAYERS, stages, method)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=10).filter(any), st.integers(1, 10))
+def test_no_cut_is_better_than_the_balanced_one(weights: list[int], stages: int) -> None:
+    if stages > len(weights):
+        return
+    cuts = balanced(weights, stages)
+    assert cuts[0] == 0
+    assert cuts[-1] == len(weights)
+    assert all(a < b for a, b in pairwise(cuts))
+    assert heaviest(weights, cuts) == min(heaviest(weights, other) for other in all_cuts(len(weights), stages))
+
+
+def heaviest(weights: list[int], cuts: list[int]) -> int:
+    return max(sum(weights[a:b]) for a, b in pairwise(cuts))
+
+
+def all_cuts(layers: int, stages: int, first: int = 0) -> list[list[int]]:
+    if stages == 1:
+        return [[first, layers]]
+    return [[first, *rest] for cut in range(first + 1, layers - stages + 2) for rest in all_cuts(layers, stages - 1, cut)]
+
+
+def test_parameters_of_a_specification_are_counted_without_building_it() -> None:
+    assert num_parameters(axrt.LayerSpec(nn.Linear, 10**5, 10**5)) == 10**10 + 10**5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"layers": []}, "at least one layer"),
+        ({"layers": [3]}, "layer 0 is 3; expected a module"),
+        ({"topology": object()}, "topology is not taken: set \\[parallel\\]"),
+        ({"activation_checkpoint_interval": 1}, "expected 0"),
+        ({"seed_layers": False}, "expected True"),
+    ],
+)
+def test_what_a_pipeline_module_does_not_do_is_refused(arguments: dict[str, object], text: str) -> None:
+    with pytest.raises(axrt.ConfigError, match=text):
+        axrt.PipelineModule(**{"layers": LAYERS, "loss_fn": functional.mse_loss, **arguments})  # type: ignore[arg-type]
+
+
+def test_num_stages_is_checked_against_the_ranks() -> None:
+    model = axrt.PipelineModule(LAYERS, functional.mse_loss, num_stages=2)
+    assert model.boundaries(2) == [0, 3, 6]
+    with pytest.raises(axrt.ConfigError, match="the run has 3 pipeline ranks"):
+        model.boundaries(3)
+
+
+def test_a_sequential_is_taken_apart_and_a_specification_takes_modules_only() -> None:
+    assert len(axrt.PipelineModule(nn.Sequential(*LAYERS), functional.mse_loss).layers) == 6
+    with pytest.raises(TypeError, match="takes a subclass of torch.nn.Module"):
+        axrt.LayerSpec(functional.relu)  # type: ignore[arg-type]
+
+
+def test_the_weights_of_a_specification_depend_on_seed_and_place_alone() -> None:
+    one = axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 2, 2)] * 2, functional.mse_loss).sequential(3).state_dict()
+    other = axrt.PipelineModule([nn.ReLU(), axrt.LayerSpec(nn.Linear, 2, 2)], functional.mse_loss).sequential(3).state_dict()
+    assert one["1.weight"].tolist() == other["1.weight"].tolist()
+    assert one["0.weight"].tolist() != one["1.weight"].tolist()
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert axrt.seed_of(0, 0, 0, 0) == 5809880761037817570
+    assert len({axrt.seed_of(s, t, k, layer) for s in range(3) for t in range(3) for k in range(3) for layer in range(3)}) == 81

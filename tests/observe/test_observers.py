@@ -1,0 +1,49 @@
+"""What a run shows and says."""
+
+import pytest
+
+from axrt.observe.diagnosis import WaitDiagnosis
+from axrt.observe.progress import Live, Plain, Quiet, progress_for
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import named
+from axrt.scheduler.state import RankState
+
+
+def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
+    state = RankState(Linear(3), named("1f1b"), 1, microbatches=1)
+    state.ask_step()
+    now, said = [0.0], list[str]()
+    diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
+    for second in (30, 61, 90, 125, 200):
+        now[0] = second
+        diagnosis.waiting(state)
+    diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
+    now[0] = 262
+    diagnosis.waiting(state)
+    assert len(said) == 3
+    assert said[0].startswith("rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks gradient from rank 2;")
+    assert said[1].startswith("rank 1 has waited 125 s")
+    assert said[2].endswith("last heard: activation 0 for stage 1 from rank 0")
+
+
+def test_the_live_display_shows_step_loss_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    with Live(steps=10) as show:
+        show.step(5, loss=2.5, tokens_per_s=12345)
+        show.say("step 5: [something] that stays")
+    shown = capsys.readouterr().out
+    for text in ("5/10", "loss 2.500", "12,345 tokens/s", "step 5: [something] that stays"):
+        assert text in shown
+
+
+def test_the_plain_display_ends_with_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with Plain(steps=2) as show:
+        show.step(1, loss=2.5, tokens_per_s=10)
+        show.step(2, loss=2.25, tokens_per_s=10)
+    assert capsys.readouterr().out == "step 2/2  loss 2.250  10 tokens/s  0 s left\n"
+
+
+def test_a_pipe_gets_plain_lines_and_off_gets_none() -> None:
+    assert type(progress_for("off", 1)) is Quiet
+    assert type(progress_for("plain", 1)) is Plain
+    assert type(progress_for("live", 1)) is Live

@@ -1,0 +1,103 @@
+"""What a configuration takes, and how it refuses."""
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from axrt import Config, ConfigError
+from axrt.mesh import Mesh
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("model.layer=3", "there is no key model.layer; did you mean model.layers?"),
+        ("modle.layers=3", "there is no section modle; did you mean model?"),
+        ("zzz.layers=3", "there is no section zzz; expected one of model, data"),
+        ("run.steps=fast", "run.steps = 'fast' is a string; expected an integer"),
+        ("run.steps=1.5", "run.steps = 1.5 is a number; expected an integer"),
+        ("run.share_gpu=1", "run.share_gpu = 1 is an integer; expected true or false"),
+        ("run.steps=0", "run.steps = 0; expected at least 1"),
+        ("optimizer.betas=[0.9, 2]", r"expected at least 0 and at most 1"),
+        ("optimizer.betas=[0.9]", r"optimizer.betas = \[0.9\]; expected two numbers"),
+        ("model.dropout=-0.1", "model.dropout = -0.1; expected at least 0 and at most 0.999"),
+        ("optimizer.lr=nan", "optimizer.lr = nan; expected at least 0"),
+        ("schedule.policy=1f2b", "expected one of 1f1b, axonn, eager-1f1b, gpipe .*; did you mean '1f1b'?"),
+        ("schedule.in_flight=2", "schedule.in_flight: policy 1f1b has a bound of its own"),
+        ("schedule.global_batch=7", "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8"),
+        ("precision.compute=bfloat16", "precision.compute = 'bfloat16'; expected one of float32"),
+        ("parallel.data=2", "parallel.data = 2; expected at least 1 and at most 1"),
+        ("model.width=100", "model.width = 100 is no multiple of 2 x model.heads = 8; set it to 104"),
+        ("model.vocab=200", "data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"),
+        ("parallel.partition=[0, 1.5]", "parallel.partition .* expected a string or a list, each an integer"),
+        ("run=3", "'run=3' is no override; expected section.key=value"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(override: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Config.read({}, [override])
+
+
+def test_a_schedule_that_has_no_steps_to_fall_is_refused() -> None:
+    with pytest.raises(ConfigError, match="optimizer.warmup_steps = 9 of run.steps = 9"):
+        Config.read({"optimizer": {"schedule": "linear", "warmup_steps": 9}, "run": {"steps": 9}})
+
+
+def test_code_is_checked_like_a_file() -> None:
+    from axrt.config import Run
+
+    with pytest.raises(ConfigError, match="run.steps = -1; expected at least 1"):
+        Run(steps=-1)
+
+
+def test_overrides_lie_over_the_file_and_a_bare_word_is_a_string(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("[run]\nsteps = 3\nseed = 4\n")
+    config = Config.read(file, ["run.steps=5", "run.out=runs/x", "parallel.partition=[0, 1, 2]"])
+    assert (config.run.steps, config.run.seed, config.run.out, config.parallel.partition) == (5, 4, "runs/x", (0, 1, 2))
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.toml: No such file or directory"):
+        Config.read(tmp_path / "nowhere.toml")
+    (tmp_path / "bad.toml").write_text("run = [")
+    with pytest.raises(ConfigError, match="bad.toml is not TOML"):
+        Config.read(tmp_path / "bad.toml")
+
+
+def test_a_section_must_be_a_section() -> None:
+    with pytest.raises(ConfigError, match=r"\[run\] is an integer; expected a section"):
+        Config.read({"run": 3})
+
+
+def test_a_configuration_is_frozen_and_reads_itself_back() -> None:
+    config = Config.read({"schedule": {"microbatches": 3}})
+    assert Config.read(config) == Config.read(config.as_dict()) == config
+    with pytest.raises(FrozenInstanceError):
+        config.run = config.run  # type: ignore[misc]
+
+
+def test_every_key_has_a_meaning() -> None:
+    config = Config()
+    for section in fields(config):
+        for item in fields(getattr(config, section.name)):
+            assert item.metadata["meaning"], f"{section.name}.{item.name}"
+
+
+def test_the_examples_are_good() -> None:
+    for path in (ROOT / "examples").glob("*.toml"):
+        Config.read(path)
+
+
+def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:
+    with pytest.raises(ConfigError, match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1; expected one of 6 x 1, 3 x 2"):
+        Mesh.of(rank=0, size=6, pipe=4, data=1)
+    assert Mesh.of(rank=4, size=6, pipe=0, data=2) == Mesh(rank=4, pipe=3, data=2)
+
+
+def test_consecutive_ranks_are_one_pipeline() -> None:
+    mesh = Mesh(rank=4, pipe=3, data=2)
+    assert (mesh.data_rank, mesh.pipe_rank, [mesh.rank_of(r) for r in range(3)]) == (1, 1, [3, 4, 5])

@@ -1,0 +1,63 @@
+"""How ranks come up, read from environments that launchers make."""
+
+import pytest
+
+from axrt import ConfigError, LaunchError
+from axrt.device import device_of
+from axrt.launch import Told, check_world, told
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            Told("Open MPI's mpirun", 1, 4, 1),
+        ),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, Told("mpirun (PMI)", 2, 4, 0)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, Told("srun", 3, 8, 1)),
+        # A batch script carries SLURM_NTASKS, and everything that is started from it.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
+        # Open MPI starts its daemons through srun, and ranks inherit the daemons' variables.
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
+            Told("Open MPI's mpirun", 5, 8, None),
+        ),
+    ],
+)
+def test_what_a_launcher_says(environment: dict[str, str], expected: Told | None) -> None:
+    assert told(environment) == expected
+
+
+def test_a_world_as_the_launcher_meant_it_is_fine() -> None:
+    check_world(None, rank=0, size=1)
+    check_world(Told("srun", 3, 8, 1), rank=3, size=8)
+
+
+def test_many_worlds_of_one_are_refused() -> None:
+    with pytest.raises(LaunchError, match="srun started this process as rank 3 of 8, but MPI came up as rank 0 of 1"):
+        check_world(Told("srun", 3, 8, 1), rank=0, size=1)
+
+
+def test_ranks_of_a_node_take_its_gpus_in_turn() -> None:
+    node = [["a", "b", "c"]] * 3
+    assert [str(device_of("auto", rank, node, share=False)) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+def test_a_launcher_may_show_each_rank_one_gpu_of_its_own() -> None:
+    node = [["a"], ["b"]]
+    assert [str(device_of("cuda", rank, node, share=False)) for rank in range(2)] == ["cuda:0", "cuda:0"]
+
+
+def test_more_ranks_than_gpus_share_only_with_leave() -> None:
+    node = [["a"], ["a"]]
+    with pytest.raises(ConfigError, match=r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = true"):
+        device_of("auto", 0, node, share=False)
+    assert str(device_of("auto", 1, node, share=True)) == "cuda:0"
+
+
+def test_without_gpus_the_cpu_computes_unless_cuda_was_asked_for() -> None:
+    assert str(device_of("auto", 0, [[]], share=False)) == "cpu"
+    with pytest.raises(ConfigError, match="run.device = 'cuda', but torch sees no GPU here"):
+        device_of("cuda", 0, [[]], share=False)
