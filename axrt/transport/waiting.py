@@ -1,8 +1,9 @@
-"""How a rank waits without burning a core: look often at first, then ever more rarely.
+"""How a rank waits without burning a core: each pause is a hundredth of the time it has waited already.
 
-A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are shared
-costs the others milliseconds. So between two looks the rank sleeps, at first so briefly that a message is
-seen within 0.2 ms, and after a while without any longer, up to a millisecond.
+A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are shared costs
+the others milliseconds. So between two looks the rank sleeps, in proportion: what a message waits for its
+receiver to look is at most a hundredth of what the receiver has waited for the message. The pauses are bounded
+from below, where a sleep costs more than it saves, and from above, so that a long silence does not dull the ear.
 """
 
 import ctypes
@@ -10,24 +11,24 @@ import sys
 import time
 
 _PR_SET_TIMERSLACK = 29
+_SHARE = 0.01
 
 
 class Patience:
     """The pauses of one waiting rank.
 
     Args:
-        shortest_s: the pause while messages flow.
-        longest_s: the pause after a long silence.
-        alert_s: for so long after the last message the pauses stay short.
+        shortest_s: below this a sleep is all overhead (about 25 microseconds).
+        longest_s: at this, looking costs some 3 % of a core.
     """
 
-    def __init__(self, shortest_s: float = 100e-6, longest_s: float = 1e-3, alert_s: float = 1.0) -> None:
-        self._shortest_s, self._longest_s, self._alert_s = shortest_s, longest_s, alert_s
+    def __init__(self, shortest_s: float = 20e-6, longest_s: float = 800e-6) -> None:
+        self._shortest_s, self._longest_s = shortest_s, longest_s
         self._since = time.perf_counter()
         self._spins = 0
 
     def reset(self) -> None:
-        """Something has come."""
+        """Something has come, or there was something to do."""
         self._since = time.perf_counter()
         self._spins = 0
 
@@ -35,8 +36,8 @@ class Patience:
         """Nothing has come; the first few times return at once."""
         self._spins += 1
         if self._spins > 3:
-            silent_s = time.perf_counter() - self._since
-            time.sleep(self._shortest_s if silent_s < self._alert_s else self._longest_s)
+            waited_s = time.perf_counter() - self._since
+            time.sleep(min(max(self._shortest_s, _SHARE * waited_s), self._longest_s))
 
 
 def sharpen_sleep() -> None:

@@ -1,7 +1,7 @@
 """How a payload lies on the wire.
 
 Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat from microbatch to
-microbatch, so their bytes are made once and looked up afterwards, on both sides.
+microbatch, so their bytes, and what follows from them, are made once and looked up afterwards, on both sides.
 
 Strides travel, because kernels choose their way by them and so the last bits depend on them. What goes over
 the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order of memory.
@@ -20,7 +20,7 @@ from axrt.payload import Place
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How a tensor lies in memory.
+    """What a tensor is, and how it lies in memory.
 
     Args:
         dtype: element type.
@@ -38,15 +38,43 @@ class Spec:
     def of(cls, tensor: Tensor) -> "Spec":
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
 
-    @property
-    def wire_shape(self) -> tuple[int, ...]:
-        """The shape without repetition: a dimension of stride 0 holds one value."""
-        return tuple(1 if stride == 0 and size > 1 else size for size, stride in zip(self.shape, self.strides, strict=True))
 
-    @property
-    def num_bytes(self) -> int:
-        """What travels."""
-        return math.prod(self.wire_shape) * self.dtype.itemsize
+class Layout:
+    """How a tensor of some spec travels; worked out once.
+
+    Args:
+        spec: of the tensor.
+    Attributes:
+        num_bytes: what travels.
+    """
+
+    __slots__ = ("_in_memory", "_order", "_plain", "_wire_shape", "num_bytes", "spec")
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self._wire_shape = _without_repetition(spec.shape, spec.strides)
+        self._order = _memory_order(self._wire_shape, spec.strides)
+        self._in_memory = [self._wire_shape[d] for d in self._order]
+        self._plain = self._wire_shape == spec.shape and spec.strides == _contiguous(spec.shape)
+        self.num_bytes = math.prod(self._wire_shape) * spec.dtype.itemsize
+
+    def allocate(self, device: torch.device) -> Tensor:
+        """Memory for what arrives: `num_bytes` from its `data_ptr` on. To be given to `settle` once the bytes have come."""
+        tensor = torch.empty(self._in_memory, dtype=self.spec.dtype, device=device)
+        return tensor if self._plain else tensor.permute(sorted(range(len(self._order)), key=self._order.__getitem__))
+
+    def settle(self, tensor: Tensor) -> Tensor:
+        """Give what has arrived the sender's shape, strides and wish for a gradient; copies only where the sender's memory had gaps."""
+        if not self._plain:
+            tensor = self._as_sent(tensor)
+        return tensor.requires_grad_() if self.spec.requires_grad else tensor
+
+    def _as_sent(self, tensor: Tensor) -> Tensor:
+        spec = self.spec
+        if not _same_memory(tensor, spec.strides):
+            gapped = torch.empty_strided(self._wire_shape, spec.strides, dtype=spec.dtype, device=tensor.device)
+            tensor = gapped.copy_(tensor)
+        return tensor.as_strided(spec.shape, spec.strides)
 
 
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
@@ -62,56 +90,38 @@ def _describe_tensors(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def read_description(description: bytes) -> tuple[object, tuple[Spec, ...]]:
-    """The inverse of `describe`. The bytes come from a rank of the same job, which runs the same code."""
+def read_description(description: bytes) -> tuple[object, list[Layout]]:
+    """The skeleton and the layouts that `describe` has described. The bytes come from a rank of the same job, which runs the same code."""
     skeleton, specs = pickle.loads(description)
-    return skeleton, specs
+    return skeleton, [Layout(spec) for spec in specs]
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The values that travel, in the order of the sender's memory; the tensor's own memory where that has no gaps.
-
-    Returns:
-        shape (number of bytes,), uint8, on the tensor's device.
-    """
+    """A tensor whose memory, from its `data_ptr` on, is what travels; the given one's own where that has no gaps."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
-        narrow = tensor.as_strided(Spec.of(tensor).wire_shape, tensor.stride())
+        narrow = tensor.as_strided(_without_repetition(tuple(tensor.shape), tensor.stride()), tensor.stride())
         tensor = narrow.permute(_memory_order(tuple(narrow.shape), narrow.stride())).contiguous()
-    tensor = tensor.resolve_conj().resolve_neg()
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)  # not view(-1): that keeps the stride of a lone element
+    return tensor.resolve_conj().resolve_neg()
 
 
-def allocate(spec: Spec, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for a tensor that is about to arrive.
-
-    Returns:
-        The tensor, to be given to `settle` once its bytes have come, and the bytes to receive into, shape (num_bytes,), uint8.
-    """
-    shape = spec.wire_shape
-    order = _memory_order(shape, spec.strides)
-    flat = torch.empty(math.prod(shape), dtype=spec.dtype, device=device)
-    in_order = flat.view([shape[d] for d in order])
-    return in_order.permute(sorted(range(len(order)), key=order.__getitem__)), flat.view(torch.uint8)
-
-
-def settle(narrow: Tensor, spec: Spec) -> Tensor:
-    """Give what has arrived the sender's shape, strides and wish for a gradient; copies only where the sender's memory had gaps."""
-    if not _same_memory(narrow, spec):
-        gapped = torch.empty_strided(spec.wire_shape, spec.strides, dtype=spec.dtype, device=narrow.device)
-        narrow = gapped.copy_(narrow)
-    if narrow.stride() != spec.strides or narrow.shape != spec.shape:
-        narrow = narrow.as_strided(spec.shape, spec.strides)
-    return narrow.requires_grad_(spec.requires_grad)
-
-
-def _same_memory(narrow: Tensor, spec: Spec) -> bool:
-    """The strides differ only where they move nothing: in dimensions of size one, or in an empty tensor."""
-    if narrow.numel() == 0:
-        return True
-    return all(size == 1 or mine == its for size, mine, its in zip(narrow.shape, narrow.stride(), spec.strides, strict=True))
+def _without_repetition(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with one value where a dimension of stride 0 repeats it."""
+    return tuple(1 if stride == 0 and size > 1 else size for size, stride in zip(shape, strides, strict=True))
 
 
 def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
     """Dimensions from the outermost in memory to the innermost; those of size one go outermost, where they move nothing."""
     return sorted(range(len(shape)), key=lambda d: (shape[d] != 1, -strides[d]))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a fresh tensor."""
+    return torch.empty(shape, device="meta").stride()
+
+
+def _same_memory(tensor: Tensor, strides: tuple[int, ...]) -> bool:
+    """These strides differ from the tensor's only where they move nothing: in dimensions of size one, or in an empty tensor."""
+    if tensor.numel() == 0:
+        return True
+    return all(size == 1 or mine == its for size, mine, its in zip(tensor.shape, tensor.stride(), strides, strict=True))

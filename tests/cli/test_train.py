@@ -114,7 +114,7 @@ def test_a_model_of_the_users_own_trains_and_a_scheduler_py_beside_it_does_no_ha
         ("mine", "expected 'package.module:function'"),
         ("nowhere_at_all:build", "No module named 'nowhere_at_all'"),
         ("json:nothing", "nothing is not in json"),
-        ("json:dumps", "dumps returned str; expected a function that returns a PipelineModule"),
+        ("builtins:repr", "repr returned str; expected a function that returns a PipelineModule"),
     ],
 )
 def test_a_factory_that_gives_no_model_is_refused(factory: str, text: str) -> None:

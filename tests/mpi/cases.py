@@ -84,8 +84,8 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
 class SlowStaging(Direct):
     """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be reused only then."""
 
-    def outgoing(self, flat: Tensor) -> tuple[Tensor, Ready]:
-        return flat.clone(), self._after_some_looks()
+    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        return tensor.clone(), self._after_some_looks()
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
         return tensor.clone(), self._after_some_looks()

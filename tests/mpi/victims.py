@@ -104,6 +104,13 @@ def the_configuration_is_wrong() -> None:
     engine(schedule={"polcy": "1f1b"})
 
 
+def one_rank_disagrees() -> None:
+    from axrt.launch import told
+
+    said = told()
+    engine(run={"steps": 0} if said and said.rank == 1 else {})
+
+
 def too_many_stages() -> None:
     engine(parallel={"pipe": 3})
 
