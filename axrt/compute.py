@@ -8,7 +8,8 @@ event, so the loop never waits for the device and keeps a few tasks ahead of it.
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +31,10 @@ class Compute(Protocol):
     @property
     def busy(self) -> bool:
         """Tasks have started whose end was not told."""
+        ...
+
+    def current(self) -> AbstractContextManager[Any]:
+        """While the loop runs: what it copies on the device is in order with the tasks."""
         ...
 
     def start(self, task: Task, run: Run) -> None: ...
@@ -55,6 +60,9 @@ class OnCpu:
     @property
     def busy(self) -> bool:
         return bool(self._ended)
+
+    def current(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def start(self, task: Task, run: Run) -> None:
         run(task)
@@ -83,11 +91,14 @@ class OnCuda:
     def busy(self) -> bool:
         return bool(self._running)
 
+    def current(self) -> AbstractContextManager[Any]:
+        self._stream.wait_stream(torch.cuda.current_stream())  # what the user has put there, weights above all
+        return torch.cuda.stream(self._stream)
+
     def start(self, task: Task, run: Run) -> None:
-        with torch.cuda.stream(self._stream):
-            run(task)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
+        run(task)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
         self._running.append((task, event))
 
     def finished(self) -> list[Task]:

@@ -42,7 +42,7 @@ class Model(_Section):
     factory: str = _key("", "'package.module:function' that takes the Config and returns a PipelineModule; '' = the built-in model")
     layers: int = _key(4, "transformer blocks", least=1)
     width: int = _key(128, "features of a token", least=1)
-    heads: int = _key(4, "attention heads; width is a multiple", least=1)
+    heads: int = _key(4, "attention heads; width is a multiple of twice as many", least=1)
     context: int = _key(128, "tokens in a sequence", least=1)
     vocab: int = _key(256, "different tokens", least=1)
     dropout: float = _key(0.0, "probability; 0 = off", least=0, most=0.999)
@@ -52,7 +52,10 @@ class Model(_Section):
 class Data(_Section):
     """What it is trained on."""
 
-    source: str = _key("stdlib", "a text file, a directory, or 'stdlib': the source of Python's own standard library")
+    source: str = _key(
+        "stdlib",
+        "a text file, a directory (paths are relative to where the command runs), or 'stdlib': the source of Python's own standard library",
+    )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
     tokenizer: str = _key("bytes", "how text becomes tokens", choices=("bytes",))
     held_out: float = _key(0.05, "share of the files (of one file: of its end) kept for validation; 0 = none", least=0, most=0.5)
@@ -112,7 +115,7 @@ class Run(_Section):
     """The run itself."""
 
     steps: int = _key(1000, "optimizer steps", least=1)
-    seed: int = _key(0, "of weights, dropout and the order of samples", least=0)
+    seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
     device: str = _key("auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda"))
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
@@ -181,7 +184,10 @@ def _apply(override: str, tree: dict[str, Any]) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word
-    tree.setdefault(section, {})[key] = value
+    keys = tree.setdefault(section, {})
+    if not isinstance(keys, dict):
+        raise ConfigError(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
+    keys[key] = value
 
 
 def _section(name: str, kind: type[Any], keys: Any) -> Any:
@@ -214,7 +220,7 @@ def _type_name(kind: Any) -> str:
         int: "an integer",
         float: "a number",
         str: "a string",
-        bool: "true or false",
+        bool: "a boolean (true or false)",
         tuple: "a list",
         list: "a list",
         dict: "a section",
@@ -228,16 +234,15 @@ def _type_name(kind: Any) -> str:
 
 def _check_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["choices"] and value not in limits["choices"]:
-        near = difflib.get_close_matches(str(value), limits["choices"], n=1)
+        near = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{key} = {value!r}; expected one of {', '.join(limits['choices'])} ({limits['meaning']}){hint}")
     for one in value if isinstance(value, tuple) else (value,):
         too_small = limits["least"] is not None and not one >= limits["least"]
-        too_large = limits["most"] is not None and not one <= limits["most"]
+        too_large = (limits["most"] is not None and not one <= limits["most"]) or one == float("inf")
         if too_small or too_large:
-            bounds = [f"at least {limits['least']}"] * (limits["least"] is not None) + [f"at most {limits['most']}"] * (
-                limits["most"] is not None
-            )
+            bounds = [f"at least {limits['least']}"] * (limits["least"] is not None)
+            bounds += [f"at most {limits['most']}"] if limits["most"] is not None else ["finite"] * too_large
             raise ConfigError(f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})")
 
 

@@ -1,23 +1,24 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
-import atexit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
-from axrt.errors import AxrtError, ConfigError
+from axrt.errors import AxrtError, ConfigError, DataError
 from axrt.hands import EvaluationHands, Hands, TrainingHands
 from axrt.launch import World, join
 from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
-from axrt.model.layers import build
+from axrt.model.layers import build, name_of
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
@@ -50,8 +51,8 @@ class StepResult:
     step: int
     lr: float
     skipped: bool
-    _loss: Callable[[], float]
-    _grad_norm: Callable[[], float | None]
+    _loss: Callable[[], float] = field(repr=False)
+    _grad_norm: Callable[[], float | None] = field(repr=False)
 
     @property
     def loss(self) -> float:
@@ -73,7 +74,7 @@ class EvalResult:
     """
 
     microbatches: int
-    _loss: Callable[[], float]
+    _loss: Callable[[], float] = field(repr=False)
 
     @property
     def loss(self) -> float:
@@ -117,11 +118,12 @@ class Engine:
         self.device = device_of(
             config.run.device, world.node_rank, world.visible_on_node(visible_gpus(config.run.device)), config.run.share_gpu
         )
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         self._generator = BorrowedGenerator(config.run.seed, self.device)
         self._stages = {stage: self._build(model, stage, cuts) for stage in self._placement.stages_of(self._mesh.pipe_rank)}
         self._optimizers = {index: StageOptimizer(stage.named_parameters(), factory, schedule) for index, stage in self._stages.items()}
-        self._schedule = schedule
-        self._tally = Tally(stages=self._placement.stages)
+        self._tally = Tally(stages=self._placement.stages if self.is_main else 0)
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         watching = (*observers, WaitDiagnosis(rank))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
@@ -129,6 +131,7 @@ class Engine:
         self._training = self._new_training()
         self._closed = False
         world.at_exit(self.close)
+        world.where = lambda: f"step {self.step}, task {self._loop.task or 'none yet'}"
 
     @property
     def is_main(self) -> bool:
@@ -164,7 +167,7 @@ class Engine:
 
         Args:
             batches: an iterator of this replica's microbatches, (inputs, targets); `schedule.microbatches` are drawn, on pipe
-                rank 0 only. Other ranks ignore it.
+                rank 0 only, and the next call goes on where this one stopped. Other ranks ignore it.
         Returns:
             When this rank's tasks of the step are done, the optimizer included. There is no barrier.
         Raises:
@@ -173,14 +176,24 @@ class Engine:
         """
         session, state = self._training, self._training.state
         with self._working():
+            if self.reads and not isinstance(batches, Iterator):
+                raise DataError(
+                    f"batches is of type {type(batches).__name__}; expected an iterator, made once before the first step, such as "
+                    "iter(loader): anything else would give the same first microbatches in every step"
+                )
             state.ask_step()
             session.reader = self._reader(batches)
-            self._loop.run(session, lambda: state.finished or state.end is not None)
-            whole = state.end is None
+            self._loop.run(session, lambda: state.finished or state.cut_short)
+            whole = not state.cut_short
             if not whole:
                 self._drop_step()
         if not whole:
-            raise StopIteration(f"the batches ended within step {self.step}")
+            assert state.end is not None
+            microbatches = self.config.schedule.microbatches
+            raise StopIteration(
+                f"the batches ended after {state.end % microbatches} of the {microbatches} microbatches of step {self.step}, which was "
+                "dropped. Catch StopIteration to go on with another iterator"
+            )
         self.step += 1
         return self._step_result(session.generation, self.step - 1)
 
@@ -198,14 +211,15 @@ class Engine:
             self._loop.run(Session(generation, state, hands, self._reader(batches)), lambda: state.finished)
             if last in self._stages:
                 self._tell_all(generation, Message(Meaning.LOSS, last, 0), hands.losses)
-        return EvalResult(state.end or 0, lambda: self._await(lambda: self._tally.loss(generation, 0)))
+        outcome = self._tally.claim(generation, 0, norms=False)
+        return EvalResult(state.end or 0, lambda: self._await(lambda: outcome.loss, "the loss of an evaluation"))
 
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._loop.leave()
 
@@ -213,11 +227,11 @@ class Engine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
         self._closed = True
-        atexit.unregister(self.close)
+        self._world.not_at_exit(self.close)
         self._world.fail(error)
 
     # Building.
@@ -226,7 +240,8 @@ class Engine:
         first, end = cuts[index], cuts[index + 1]
         layers = [build(model.layers[place], place, self.config.run.seed).to(self.device) for place in range(first, end)]
         loss_fn = model.loss_fn if index == self._placement.stages - 1 else None
-        return Stage(index, layers, first, loss_fn, self._mesh.data * self.config.schedule.microbatches, self._generator)
+        mesh = self._mesh
+        return Stage(layers, first, loss_fn, self.config.schedule.microbatches, self._generator, mesh.data_rank, mesh.data)
 
     def _new_training(self) -> Session:
         microbatches, generation, last = self.config.schedule.microbatches, self._generation, self._placement.stages - 1
@@ -236,7 +251,7 @@ class Engine:
             microbatches,
             last,
             lambda step, losses: self._tell_all(generation, Message(Meaning.LOSS, last, step), losses),
-            lambda step, stage, norms: self._tell(_MAIN, generation, Message(Meaning.NORM, stage, step), norms),
+            lambda step, stage, norms: self._loop.tell(_MAIN, Parcel(generation, Message(Meaning.NORM, stage, step), norms)),
         )
         state = RankState(self._placement, self._policy, self._mesh.pipe_rank, microbatches, first_step=self.step)
         return Session(generation, state, hands, self._reader(None))
@@ -246,24 +261,17 @@ class Engine:
 
     def _drop_step(self) -> None:
         """Begin the step again under a new generation: what is still under way for the old one means nothing any more."""
-        self._loop.forget(self._training)
+        self._generation += 1
+        self._loop.forget(older_than=self._generation)
         for stage in self._stages.values():
             stage.drop()
-        self._generation += 1
         self._training = self._new_training()
 
     # What concerns ranks, not sessions.
 
     def _tell_all(self, generation: int, message: Message, payload: Any) -> None:
         for rank in range(self._transport.size):
-            self._tell(rank, generation, message, payload)
-
-    def _tell(self, rank: int, generation: int, message: Message, payload: Any) -> None:
-        parcel = Parcel(generation, message, payload)
-        if rank == self.rank:
-            self._hear_rank(rank, parcel)
-        else:
-            self._transport.send(rank, parcel)
+            self._loop.tell(rank, Parcel(generation, message, payload))
 
     def _hear_rank(self, source: int, parcel: Parcel) -> None:
         generation, (meaning, stage, step), payload = parcel
@@ -273,20 +281,20 @@ class Engine:
             self._tally.hear_norms(generation, step, stage, payload)
 
     def _step_result(self, generation: int, step: int) -> StepResult:
-        initial = [optimizer.initial_lr for optimizer in self._optimizers.values() if optimizer.initial_lr is not None]
-        lr = initial[0] * self._schedule(step) if initial else float("nan")
+        rates = [optimizer.lr for optimizer in self._optimizers.values() if optimizer.lr is not None]
+        outcome = self._tally.claim(generation, step, norms=True)
         return StepResult(
             step=step,
-            lr=lr,
+            lr=rates[0] if rates else float("nan"),
             skipped=False,
-            _loss=lambda: self._await(lambda: self._tally.loss(generation, step)),
-            _grad_norm=lambda: self._await(lambda: self._tally.grad_norm(generation, step)) if self.is_main else None,
+            _loss=lambda: self._await(lambda: outcome.loss, f"the loss of step {step}"),
+            _grad_norm=lambda: self._await(lambda: outcome.grad_norm, f"the gradient norm of step {step}") if self.is_main else None,
         )
 
-    def _await(self, value: Callable[[], float | None]) -> float:
+    def _await(self, value: Callable[[], float | None], what: str) -> float:
         if value() is None:
             with self._ending_the_job_on_failure():
-                self._loop.listen(lambda: value() is not None)
+                self._loop.listen(lambda: value() is not None, what)
         known = value()
         assert known is not None
         return known
@@ -296,24 +304,30 @@ class Engine:
     @contextmanager
     def _working(self) -> Iterator[None]:
         if self._closed:
-            raise AxrtError("this engine is closed; expected calls before close() or inside the with block")
+            raise AxrtError("this engine is closed, or has failed; expected calls before close() or inside the with block")
         with self._ending_the_job_on_failure(), self._generator.borrowed():
             yield
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        for stage in self._stages.values():
-            stage.layers.eval()
-        yield
-        for stage in self._stages.values():
-            stage.layers.train()
+        modules = [module for stage in self._stages.values() for module in stage.layers.modules()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
     @contextmanager
     def _ending_the_job_on_failure(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            error.add_note(f"on rank {self.rank}, step {self.step}, task {self._loop.task or 'none yet'}")
+            self._closed = True
+            if not isinstance(error, AxrtError):  # ours say where by themselves
+                error.add_note(f"on rank {self.rank}, {self._world.where()}")
             self._world.fail(error)
 
 
@@ -334,7 +348,8 @@ def initialize(
         lr_schedule: `lr_schedule(step)` is a factor on the learning rate; None takes that of `[optimizer]` along with its
             optimizer, and a constant one otherwise.
         config: a TOML file, a dict of the same sections, or a `Config`.
-        transport: to the other ranks, instead of the one that the launcher's environment asks for.
+        transport: to the other ranks, instead of the one that the launcher's environment asks for; meant for tests, since a rank
+            that fails then raises and does not end the others.
         observers: told of every event of this rank's loop.
     Raises:
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
@@ -349,6 +364,7 @@ def initialize(
     factory = optimizer or optimizer_factory(settings.optimizer)
     schedule = lr_schedule or (constant if optimizer else named_schedule(settings.optimizer, settings.run.steps))
     try:
+        world.check_alike({**settings.as_dict(), "model layers": dict(enumerate(map(name_of, model.layers)))})
         return Engine(model, factory, schedule, settings, world, transport, observers)
     except BaseException as error:
         world.fail(error)

@@ -22,4 +22,4 @@ class NonFiniteLossError(AxrtError):
 
 
 class PeerLeftError(AxrtError):
-    """A rank has closed its engine while this one still waits for it."""
+    """A rank has closed its engine, or is in another call, while this one still waits for it."""

@@ -117,7 +117,7 @@ class TrainingHands:
     def _settle_loss(self, task: Task) -> None:
         loss = float(self._losses_on_device.pop(task.microbatch))
         step, microbatch = divmod(task.microbatch, self._microbatches)
-        check_finite(loss, step, task.stage, microbatch)
+        check_finite(loss, f"step {step}, stage {task.stage}, microbatch {microbatch}")
         self._losses.append(loss)
         if len(self._losses) == self._microbatches:
             self._tell_loss(step, self._losses)
@@ -136,7 +136,8 @@ class EvaluationHands:
         self._stages = stages
         self._last_stage = last_stage
         self._mail = _Mail(stages)
-        self._losses: list[torch.Tensor] = []
+        self._on_device: dict[int, torch.Tensor] = {}
+        self.losses: list[float] = []  # of the microbatches in order, on the rank that holds the last stage
         self.put, self.payload_of = self._mail.put, self._mail.payload_of
 
     def run(self, task: Task) -> None:
@@ -145,14 +146,12 @@ class EvaluationHands:
         inputs, target = self._mail.take(Meaning.ACTIVATION, task), self._mail.take(Meaning.TARGET, task)
         outputs = self._stages[task.stage].evaluate(task.microbatch, inputs, target)
         if task.stage == self._last_stage:
-            self._losses.append(outputs.to("cpu", non_blocking=True))
+            self._on_device[task.microbatch] = outputs.to("cpu", non_blocking=True)
         else:
             self._mail.put(Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch), outputs)
 
     def settle(self, task: Task) -> None:
-        pass
-
-    @property
-    def losses(self) -> list[float]:
-        """Of the microbatches in order, on the rank that holds the last stage; empty elsewhere."""
-        return [float(loss) for loss in self._losses]
+        if task.microbatch in self._on_device:
+            loss = float(self._on_device.pop(task.microbatch))
+            check_finite(loss, f"evaluation microbatch {task.microbatch}, stage {task.stage}")
+            self.losses.append(loss)

@@ -6,6 +6,7 @@ model; so what the launcher's environment says is held against what MPI says.
 
 import atexit
 import ctypes
+import faulthandler
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 70, 2, 130
 _PR_SET_PDEATHSIG = 1
+_START_S = 300.0
 _ALL_AGREE_S = 5.0
 _LAST_WORDS_S = 0.3  # Open MPI drops what a rank has printed when another one ends first
 _NO_MPI = """no MPI library could be loaded ({reason}). Install one into this environment, either of
@@ -65,9 +67,11 @@ _VARIABLES = (
 
 def told(environment: Mapping[str, str] = os.environ) -> Told | None:
     """What the launcher says, None where there is none."""
+    locals_ = [environment[local_rank] for _, _, _, local_rank in _VARIABLES if local_rank in environment]
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
-            local = environment.get(local_rank)
+            # srun --mpi=pmi2 sets PMI_RANK and no local rank of that family; its own variable says it.
+            local = environment.get(local_rank, locals_[0] if locals_ else None)
             return Told(launcher, int(environment[rank]), int(environment[size]), None if local is None else int(local))
     return None
 
@@ -86,9 +90,9 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
 class World:
     """One process alone: nobody to talk to, nobody to take along when it fails."""
 
-    rank = 0
-    size = 1
-    node_rank = 0
+    def __init__(self) -> None:
+        self.rank, self.size, self.node_rank = 0, 1, 0
+        self.where: Callable[[], str] = lambda: "before the first step"  # what this rank is at, for a failure's text
 
     def visible_on_node(self, mine: list[str]) -> list[list[str]]:
         """What each rank of this node says to `mine`, in order."""
@@ -97,8 +101,14 @@ class World:
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:
         return LocalWorld(1).alone()
 
+    def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
+        """Raise `ConfigError` on every rank where some rank's settings are others."""
+
     def at_exit(self, close: Callable[[], None]) -> None:
-        """Call this when the process ends, should nobody have done so."""
+        """Where others must hear that this rank has gone: call this when the process ends."""
+
+    def not_at_exit(self, close: Callable[[], None]) -> None:
+        """No need any more."""
 
     def fail(self, error: BaseException) -> NoReturn:
         """This rank cannot go on: end the job."""
@@ -109,6 +119,7 @@ class MpiWorld(World):
     """This process among the ranks of an MPI job."""
 
     def __init__(self, mpi: Any) -> None:
+        super().__init__()
         self._mpi = mpi
         self.comm: MPI.Comm = mpi.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -133,38 +144,56 @@ class MpiWorld(World):
         query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
         return bool(query and query())
 
+    def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
+        flat = {f"{section}.{key}": value for section, keys in settings.items() for key, value in keys.items()}
+        everyones: list[dict[str, Any]] = self.comm.allgather(flat)
+        first = everyones[0]
+        for rank, theirs in enumerate(everyones):
+            for key in sorted(key for key in first.keys() | theirs.keys() if first.get(key) != theirs.get(key)):
+                found = f"{key} is {first.get(key)!r} on rank 0 and {theirs.get(key)!r} on rank {rank}"
+                raise ConfigError(f"{found}; expected the same on every rank")
+
     def at_exit(self, close: Callable[[], None]) -> None:
-        atexit.register(close)  # the others must hear that this rank has gone
+        atexit.register(close)
+
+    def not_at_exit(self, close: Callable[[], None]) -> None:
+        atexit.unregister(close)
 
     def install_hooks(self) -> None:
         """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait."""
         sys.excepthook = lambda kind, error, trace: self.fail(error)
-        threading.excepthook = lambda arguments: self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} failed"))
+        threading.excepthook = self._thread_failed
+
+    def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type is not SystemExit:  # which ends a thread and nothing else
+            self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} has failed"))
 
     def fail(self, error: BaseException) -> NoReturn:
         if not self._failed:  # the first failure speaks; ending may raise others
             self._failed = True
-            if isinstance(error, ConfigError):
-                self._leave_together(error)
-            self._speak(error)
+            said = False
+            if isinstance(error, ConfigError | StopIteration):
+                said = self._leave_together(f"axrt: {error}", EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+            if not said:
+                self._speak(error)
             self.comm.Abort(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED)
         os._exit(EXIT_FAILED)
 
-    def _leave_together(self, error: ConfigError) -> None:
-        """Every rank has found the same mistake: rank 0 prints it, the others wait until it has, all leave.
+    def _leave_together(self, text: str, code: int) -> bool:
+        """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
 
-        Returns if some rank does not come along: then the mistake is not everyone's (a node without a GPU, say).
+        Returns if some rank does not come along: then it is not everyone's (a node without a GPU, say); and whether it was said.
         """
         if self.rank == 0:
-            print(f"axrt: {error}", file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
         request, deadline = self.comm.Ibarrier(), time.monotonic() + _ALL_AGREE_S
         while not request.Test():
             if time.monotonic() > deadline:
-                return
+                return self.rank == 0
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
         self._mpi.Finalize()
-        os._exit(EXIT_BAD_CONFIG)
+        os._exit(code)
 
     def _speak(self, error: BaseException) -> None:
         here = f"rank {self.rank} of {self.size} on {socket.gethostname()}"
@@ -174,7 +203,7 @@ class MpiWorld(World):
             notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", []))
             text = f"axrt: {here}: {error}{notes}\n"
         else:
-            text = f"axrt: {here} has failed and ends the job\n" + "".join(traceback.format_exception(error))
+            text = f"axrt: {here} has failed at {self.where()} and ends the job\n" + "".join(traceback.format_exception(error))
         sys.stderr.write(text)
         sys.stderr.flush()
         sys.stdout.flush()
@@ -191,12 +220,17 @@ def join(transport: str = "auto", device: str = "auto") -> World:
         LaunchError: no MPI library, or a library that does not fit the launcher.
     """
     said = told()
+    if transport == "local" and said is not None and said.size > 1:
+        raise LaunchError(
+            f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; expected auto or mpi. "
+            "Start one process, or leave run.transport away"
+        )
     if transport == "local" or (transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules):
         return World()
     if said is not None and said.local_rank is not None and device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
     try:
-        from mpi4py import MPI
+        MPI = _start_mpi_with_every_rank()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise LaunchError(_NO_MPI.format(reason=str(error).splitlines()[0])) from None
     check_world(said, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
@@ -207,6 +241,20 @@ def join(transport: str = "auto", device: str = "auto") -> World:
     world = MpiWorld(MPI)
     world.install_hooks()
     return world
+
+
+def _start_mpi_with_every_rank() -> Any:
+    """MPI starts when every rank has come this far.
+
+    One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog outside of Python
+    can end that, with the trace of this function.
+    """
+    faulthandler.dump_traceback_later(_START_S, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        from mpi4py import MPI
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    return MPI
 
 
 def _die_with_launcher() -> None:

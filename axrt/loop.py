@@ -71,51 +71,74 @@ class Loop:
         self._observers = observers
         self._session: Session | None = None
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
+        self._oldest = 0  # parcels of older generations are dead
         self._left: set[int] = set()
+        self._elsewhere: set[int] = set()  # ranks that have spoken of another session since this one was entered
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
         """Run tasks of the session until `done`."""
-        self._enter(session)
-        moved = True
-        while not done():
-            waiting = not moved and not self._compute.busy
-            moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
-            if waiting and not moved:
-                self._wait(session.state)
-        self._transport.flush()
+        with self._compute.current():
+            self._enter(session)
+            moved = True
+            while not done():
+                waiting = not moved and not self._compute.busy
+                moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
+                if waiting and not moved:
+                    self._wait(session.state)
+            self._transport.flush()
 
-    def listen(self, until: Callable[[], bool]) -> None:
-        """Hear what comes, and run nothing, until the condition holds."""
-        while not until():
-            self._hear(block=True)
+    def listen(self, until: Callable[[], bool], what: str) -> None:
+        """Hear what comes, and run nothing, until the condition holds; `what` is waited for."""
+        for observer in self._observers:
+            observer.entered()
+        with self._compute.current():
+            while not until():
+                if not self._hear(block=True):
+                    for observer in self._observers:
+                        observer.waiting(lambda: what)
+
+    def tell(self, rank: int, parcel: Parcel) -> None:
+        """Say something that concerns a rank and not a session; what this rank tells itself it hears at once."""
+        if rank == self._transport.rank:
+            self._hear_rank(rank, parcel)
+        else:
+            self._send(rank, parcel)
 
     def leave(self) -> None:
         """Tell every rank that nothing more will come from here, and wait until each has said the same."""
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
-            self._transport.send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
-        self.listen(lambda: self._left.issuperset(others))
+            self._send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
+        # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their memory must stay until they have.
+        self.listen(lambda: self._left.issuperset(others) and not self._transport.receiving, "the other ranks to close their engines")
         self._transport.close()
 
-    def forget(self, session: Session) -> None:
-        """Drop the session's tasks and whatever still comes for it."""
+    def forget(self, older_than: int) -> None:
+        """Drop what is under way, and whatever came or still comes for generations before this one."""
         self._compute.drain()
-        self._for_later.pop(session.generation, None)
         self._session = None
+        self._oldest = older_than
+        for generation in [g for g in self._for_later if g < older_than]:
+            del self._for_later[generation]
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
         """Say something true: to this rank's brain, or to the rank that holds the stage."""
         if message.stage in session.state.lanes:
             self._take(session, message, payload)
         else:
-            rank = self._mesh.rank_of(session.state.placement.rank_of(message.stage))
-            self._transport.send(rank, Parcel(session.generation, message, payload))
-            for observer in self._observers:
-                observer.sent(rank, message)
+            self._send(self._mesh.rank_of(session.state.placement.rank_of(message.stage)), Parcel(session.generation, message, payload))
+
+    def _send(self, rank: int, parcel: Parcel) -> None:
+        self._transport.send(rank, parcel)
+        for observer in self._observers:
+            observer.sent(rank, parcel.message)
 
     def _enter(self, session: Session) -> None:
         self._session = session
+        self._elsewhere.clear()
+        for observer in self._observers:
+            observer.entered()
         for parcel in self._for_later.pop(session.generation, []):
             self._take(session, parcel.message, parcel.payload)
 
@@ -130,8 +153,9 @@ class Loop:
                 self._hear_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
                 self._take(self._session, parcel.message, parcel.payload)
-            elif self._session is None or parcel.generation > self._session.generation or not self._session.state.trains:
+            elif parcel.generation >= self._oldest:
                 self._for_later[parcel.generation].append(parcel)
+                self._elsewhere.add(source)
         return bool(arrived)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
@@ -170,10 +194,12 @@ class Loop:
     def _wait(self, state: RankState) -> None:
         """Nothing has moved and nothing can start here: whoever owes something must still be there."""
         for observer in self._observers:
-            observer.waiting(state)
-        if self._left and not self._transport.receiving:
-            for lack in state.waiting_for():
-                if lack.owed_by is not None and self._mesh.rank_of(lack.owed_by) in self._left:
-                    raise PeerLeftError(
-                        f"{lack}, which has closed its engine. Every rank must make the same calls of train_batch and eval_batch"
-                    )
+            observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()))
+        if self._transport.receiving:
+            return
+        # A rank that has left, or is in another call, has sent what it owed here, in order: nothing more will come.
+        for lack in state.waiting_for() if self._left | self._elsewhere else ():
+            rank = None if lack.owed_by is None else self._mesh.rank_of(lack.owed_by)
+            if rank in self._left | self._elsewhere:
+                what = "has closed its engine" if rank in self._left else "has gone on to another call"
+                raise PeerLeftError(f"{lack}, which {what}. Every rank must make the same calls of train_batch and eval_batch")

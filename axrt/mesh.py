@@ -32,10 +32,9 @@ class Mesh:
             ConfigError: the ranks do not factor into pipe x data.
         """
         if size % data or (pipe and pipe * data != size):
-            factors = [f"{size // d} x {d}" for d in range(1, size + 1) if size % d == 0]
             raise ConfigError(
-                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or '?'} x {data}; expected one of "
-                f"{', '.join(factors)}. Start {max(pipe, 1) * data} ranks, or set parallel.pipe = 0 to take what there is"
+                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
+                f"Start {max(pipe, 1) * data} ranks, or set parallel.pipe = 0 to take what there is"
             )
         return cls(rank, pipe or size // data, data)
 

@@ -39,7 +39,8 @@ class BatchReader:
             ranks = range(self._placement.ranks)
             return [(Message(Meaning.END, self._placement.stages_of(rank)[0], number), None) for rank in ranks]
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise DataError(f"microbatch {number} is a {type(item).__name__}; expected a pair (inputs, targets)")
+            size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise DataError(f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)")
         inputs, target = item
         last = self._placement.stages - 1
         return [(Message(Meaning.ACTIVATION, 0, number), self._here(inputs)), (Message(Meaning.TARGET, last, number), self._here(target))]

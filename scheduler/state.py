@@ -171,17 +171,24 @@ class RankState:
             return all(lane.finished[Kind.STEP] * self.microbatches >= self.asked for lane in self.lanes.values())
         return self.end is not None and all(lane.finished[Kind.BACKWARD] >= self.end for lane in self.lanes.values())
 
+    @property
+    def cut_short(self) -> bool:
+        """The reader has ended within a step that was asked for; that step cannot be finished."""
+        return self.trains and self.end is not None and self.end < self.asked
+
     def microbatch_to_read(self) -> int | None:
-        """The number that this rank's reader should read now: it keeps one ahead of stage 0."""
+        """The number that this rank's reader should read now: one ahead of stage 0, within the step that is open there."""
         lane = self.lanes.get(0)
-        if lane is None or self.end is not None or lane.count[Meaning.ACTIVATION] >= self.asked:
+        if lane is None or self.end is not None:
             return None
         read = lane.count[Meaning.ACTIVATION]
-        return read if read == lane.count[Kind.FORWARD] else None
+        return read if read == lane.count[Kind.FORWARD] and read < min(self.asked, lane.count[Gate.WEIGHTS]) else None
 
     def deliver(self, message: Message) -> None:
         """Take in what became true elsewhere."""
         if message.meaning is Meaning.END:
+            if self.end is not None:
+                raise IllegalMove(f"the end was told before: {self.end} microbatches, and now {message.microbatch}")
             self.end = message.microbatch
             return
         self._check_delivery(message)

@@ -17,7 +17,7 @@ from axrt.data.text import load
 from axrt.data.windows import Windows
 from axrt.engine import Engine, StepResult, initialize
 from axrt.errors import AxrtError, ConfigError
-from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, join
+from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, join
 from axrt.model import PipelineModule
 from axrt.models.gpt import gpt
 from axrt.observe.metrics import RunFiles
@@ -37,6 +37,9 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     """
     try:
         _train(file, overrides)
+    except KeyboardInterrupt:
+        click.echo("axrt: interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
     except AxrtError as error:  # alone; in a job of several ranks a failure has ended the job already
         click.echo(f"axrt: {error}", err=True)
         sys.exit(EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
@@ -67,7 +70,7 @@ class _Data:
 
     @classmethod
     def load(cls, config: Config) -> "_Data":
-        corpus = load(config.data, config.model.context)
+        corpus = load(config.data, config.model.context, config.model.vocab)
         training = Windows(corpus.training, config.model.context, config.run.seed)
         held_out = Windows(corpus.held_out, config.model.context, config.run.seed) if config.data.held_out else None
         return cls(training.batches(config.schedule.microbatches, config.schedule.microbatch_size), held_out, config)
@@ -148,7 +151,9 @@ def _model(config: Config) -> PipelineModule:
             raise ConfigError(f"model.factory = {config.model.factory!r}; expected 'package.module:function'")
         factory = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"model.factory = {config.model.factory!r}: {error}; expected a module that can be imported from here") from None
+        raise ConfigError(
+            f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported from {os.getcwd()}"
+        ) from None
     model = factory(config) if callable(factory) else None
     if not isinstance(model, PipelineModule):
         found = f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
@@ -158,7 +163,5 @@ def _model(config: Config) -> PipelineModule:
 
 def _describe(engine: Engine) -> str:
     config, size = engine.config, engine.config.schedule
-    return (
-        f"axrt: {engine.pipe_size} pipeline ranks, policy {size.policy}, {size.microbatches} microbatches of {size.microbatch_size} "
-        f"x {config.model.context} tokens a step, {config.run.steps} steps on {engine.device}"
-    )
+    batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step"
+    return f"axrt: ranks in the pipeline: {engine.pipe_size}, policy {size.policy}, {batch}, {config.run.steps} steps on {engine.device}"

@@ -24,21 +24,22 @@ class Corpus:
     held_out: Tokens
 
 
-def load(config: Data, context: int) -> Corpus:
+def load(config: Data, context: int, vocab: int = 256) -> Corpus:
     """Read what `[data]` names.
 
     Args:
         config: the section.
         context: tokens a sequence; each part must hold at least one and its next token.
+        vocab: how many different tokens the model knows.
     Raises:
-        DataError: nothing there, nothing in it, or too little.
+        DataError: nothing there, nothing in it, too little, or tokens that the model does not know.
     """
     if config.source == "stdlib":
         library = Path(sysconfig.get_paths()["stdlib"])
         corpus = _of_files(library, [p for p in library.glob("**/*.py") if not _NOT_SOURCE & set(p.relative_to(library).parts)], config)
     elif Path(config.source).is_dir():
         root = Path(config.source)
-        corpus = _of_files(root, [p for p in root.glob(config.files) if p.is_file()], config)
+        corpus = _of_files(root, _matching(root, config.files), config)
     else:
         corpus = _of_one_file(Path(config.source), config)
     for name, tokens in (("to train on", corpus.training), *([("held out", corpus.held_out)] if config.held_out else [])):
@@ -47,7 +48,16 @@ def load(config: Data, context: int) -> Corpus:
                 f"data.source = {config.source!r} has {len(tokens)} bytes {name}; expected more than model.context = {context}. "
                 "Give it more text, or lower model.context or data.held_out"
             )
+        if int(tokens.max()) >= vocab:
+            raise DataError(f"data.source = {config.source!r} has token {tokens.max()} {name}; expected less than model.vocab = {vocab}")
     return corpus
+
+
+def _matching(root: Path, pattern: str) -> list[Path]:
+    try:
+        return [path for path in root.glob(pattern) if path.is_file()]
+    except (NotImplementedError, ValueError) as error:
+        raise DataError(f"data.files = {pattern!r}: {error}; expected a pattern inside data.source, such as '**/*.txt'") from None
 
 
 def _of_files(root: Path, paths: Iterable[Path], config: Data) -> Corpus:
@@ -82,4 +92,4 @@ def _read(paths: Iterable[Path]) -> Iterator[bytes]:
         try:
             yield path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}; expected a readable text file (data.source)") from None
+            raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable text file (data.source)") from None

@@ -69,9 +69,17 @@ def build(layer: Layer, index: int, seed: int) -> nn.Module:
     return layer if isinstance(layer, nn.Module) else Function(layer)
 
 
+def _without_memory(layer: LayerSpec) -> nn.Module:
+    try:
+        with torch.device("meta"):
+            return layer.build()
+    except (RuntimeError, NotImplementedError):  # its constructor looks at values
+        return layer.build()
+
+
 def num_parameters(layer: Layer) -> int:
-    """How many elements the parameters of a layer have, counted without allocating them."""
+    """How many elements the parameters of a layer have, counted without allocating them where its constructor allows that."""
     if isinstance(layer, LayerSpec):
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            layer = layer.build()
+        with torch.random.fork_rng(devices=[]):
+            layer = _without_memory(layer)
     return sum(p.numel() for p in layer.parameters()) if isinstance(layer, nn.Module) else 0

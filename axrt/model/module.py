@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, build
+from .layers import Layer, LayerSpec, build
 from .partition import boundaries
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -23,7 +23,8 @@ class PipelineModule:
         loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one element.
         partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel] partition` overrides it.
         num_stages: checked against the number of pipeline ranks where given.
-        seed_layers: weights always depend on (seed, layer); only True is accepted.
+        seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is accepted. A module given as it is
+            keeps the weights that it has on the rank that holds it: seed torch before you make it.
         activation_checkpoint_interval: not implemented yet; only 0 is accepted.
         topology: refused; `[parallel]` says how ranks are laid out.
     Raises:
@@ -48,7 +49,7 @@ class PipelineModule:
         if not self.layers:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):
-            if not callable(layer) and not hasattr(layer, "build"):
+            if isinstance(layer, type) or not (callable(layer) or isinstance(layer, LayerSpec)):
                 raise ConfigError(f"layer {index} is {layer!r}; expected a module, a LayerSpec or a function")
         if topology is not None:
             raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")

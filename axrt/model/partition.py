@@ -54,7 +54,10 @@ def _weight_by(method: str) -> Callable[[Layer], float]:
     if method == "parameters":
         return num_parameters
     if method.startswith("type:"):
-        pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+        try:
+            pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
+        except re.error as error:
+            raise ConfigError(f"parallel.partition is {method!r}, which is no regular expression: {error}") from None
         return lambda layer: bool(pattern.search(name_of(layer)))
     raise ConfigError(
         f"parallel.partition is {method!r}; expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries such as [0, 4, 8]"

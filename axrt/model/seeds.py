@@ -34,40 +34,35 @@ def initial_seed_of(seed: int, layer: int) -> int:
     return seed_of(seed, _INITIALISATION, 0, layer)
 
 
-def generator_of(device: torch.device) -> torch.Generator:
-    """Torch's own generator of a device, the one that dropout draws from."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return torch.cuda.default_generators[index]
-    return torch.default_generator
-
-
 class BorrowedGenerator:
-    """Torch's generator of one device, ours while tasks run and the user's otherwise.
+    """Torch's own generators, ours while tasks run and the user's otherwise: the CPU's, and that of the GPU where there is one.
 
     Args:
         seed: of the run.
-        device: whose generator.
+        device: where tasks run.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
-        self._generator = generator_of(device)
-        self._users: torch.Tensor | None = None
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[device.index or 0])
+        self._users: list[torch.Tensor] | None = None
 
     def before_layer(self, step: int, microbatch: int, layer: int) -> None:
         """Make what `layer` draws depend on these numbers alone."""
         # Through the generator itself: torch.manual_seed visits every device, at a hundred times the cost.
-        self._generator.manual_seed(seed_of(self._seed, step, microbatch, layer))
+        for generator in self._generators:
+            generator.manual_seed(seed_of(self._seed, step, microbatch, layer))
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
         """While tasks run: afterwards the user's state is back."""
-        self._users = self._generator.get_state()
+        self._users = self._states()
         try:
             yield
         finally:
-            self._generator.set_state(self._users)
+            self._set(self._users)
             self._users = None
 
     @contextmanager
@@ -76,8 +71,15 @@ class BorrowedGenerator:
         if self._users is None:
             yield
             return
-        self._generator.set_state(self._users)
+        self._set(self._users)
         try:
             yield
         finally:
-            self._users = self._generator.get_state()
+            self._users = self._states()
+
+    def _states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)

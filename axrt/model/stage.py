@@ -28,25 +28,37 @@ Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(slots=True)
+class _Inflow:
+    """What passes the inlet of a stage. It must not know the graph's roots: the graph holds it, and that circle nothing would collect.
+
+    Args:
+        arrived: tensors that want a gradient, until the inlet has taken them.
+        gradients: theirs, once the inlet has caught them.
+    """
+
+    arrived: tuple[Tensor, ...] = ()
+    gradients: Gradients = ()
+
+
+@dataclass(slots=True)
 class _Stashed:
     """What a microbatch needs for its backward."""
 
-    arrived: tuple[Tensor, ...] = ()  # until the inlet has taken them
-    gradients: Gradients = ()  # what the inlet has caught
+    inflow: _Inflow
     roots: list[GradientEdge] = field(default_factory=list)
 
 
 class _Inlet(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, stashed: _Stashed, anchor: Tensor) -> tuple[Tensor, ...]:
-        ctx.stashed = stashed
+    def forward(ctx: Any, inflow: _Inflow, anchor: Tensor) -> tuple[Tensor, ...]:
+        ctx.inflow = inflow
         ctx.set_materialize_grads(False)
-        tensors, stashed.arrived = stashed.arrived, ()
+        tensors, inflow.arrived = inflow.arrived, ()
         return tensors
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
-        ctx.stashed.gradients = gradients
+        ctx.inflow.gradients = gradients
         return None, None
 
 
@@ -54,31 +66,34 @@ class Stage:
     """Consecutive layers on one device.
 
     Args:
-        index: of the stage, 0 first.
         layers: its modules, already on the device; training mode.
         first_layer: the place of its first layer in the model.
         loss_fn: on the last stage, None elsewhere.
-        microbatches: per step and over all replicas; a microbatch's loss is divided by it before its backward.
+        microbatches: per step and replica.
+        replica: of the pipeline, this one.
+        replicas: how many there are.
         generator: set before each layer.
     """
 
     def __init__(
         self,
-        index: int,
         layers: Sequence[nn.Module],
         first_layer: int,
         loss_fn: LossFunction | None,
         microbatches: int,
         generator: BorrowedGenerator,
+        replica: int = 0,
+        replicas: int = 1,
     ) -> None:
-        self.index = index
         self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(layers, first_layer)})
         self._first_layer = first_layer
         self._loss_fn = loss_fn
-        self._microbatches = microbatches
+        self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
         self._generator = generator
         self._stash: dict[int, _Stashed] = {}
         self._anchor = torch.empty(0, requires_grad=True)
+        self._parameters = [parameter for _, parameter in self.named_parameters()]
+        self._own_memory = {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(`layer.name`, parameter) of every parameter that is trained, in model order; the names are those of `sequential`."""
@@ -94,16 +109,16 @@ class Stage:
         Returns:
             What travels on, detached; on the last stage the loss, a tensor with one element.
         """
-        stashed = self._stash[number] = _Stashed()
-        outputs = self._run_layers(number, self._through_inlet(inputs, stashed))
+        stashed = self._stash[number] = _Stashed(_Inflow())
+        outputs = self._run_layers(number, self._through_inlet(inputs, stashed.inflow))
         if self._loss_fn is not None:
             loss = self._loss(outputs, target)
             if loss.requires_grad:
-                stashed.roots = [get_gradient_edge(loss / self._microbatches)]
+                stashed.roots = [get_gradient_edge(loss / (self._replicas * self._microbatches))]
             return loss.detach()
         skeleton, tensors = flatten(outputs)
         stashed.roots = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
-        return unflatten(skeleton, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors])
+        return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors])
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of microbatch `number`, adding to the parameters' `.grad`.
@@ -120,8 +135,10 @@ class Stage:
         if self._loss_fn is None:
             pairs = [(root, g) for root, g in zip(stashed.roots, gradients or (), strict=True) if g is not None]
         if pairs:
+            fresh = [parameter for parameter in self._parameters if parameter.grad is None]
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        return stashed.gradients
+            _keep_apart(fresh, stashed.inflow.gradients)
+        return stashed.inflow.gradients
 
     @torch.no_grad()
     def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
@@ -132,11 +149,12 @@ class Stage:
     def drop(self) -> None:
         """Forget every microbatch under way and what it has added to gradients."""
         self._stash.clear()
-        for _, parameter in self.named_parameters():
+        for parameter in self._parameters:
             parameter.grad = None
 
     def _run_layers(self, number: int, value: Any) -> Any:
         step, microbatch = divmod(number, self._microbatches)
+        microbatch += self._replica * self._microbatches
         for place, layer in enumerate(self.layers.values(), self._first_layer):
             self._generator.before_layer(step, microbatch, place)
             value = layer(value)
@@ -146,24 +164,49 @@ class Stage:
         assert self._loss_fn is not None
         loss = self._loss_fn(outputs, target)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise TypeError(f"loss_fn returned {loss!r}; expected a tensor with one element, the mean over the microbatch")
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise TypeError(f"loss_fn returned {found}; expected a tensor with one element, the mean over the microbatch")
         return loss
 
-    def _through_inlet(self, inputs: Any, stashed: _Stashed) -> Any:
+    def _to_send(self, tensor: Tensor) -> Tensor:
+        """Detached, and not this stage's own weights or buffers: those change while the network may still be reading."""
+        out = tensor.detach()
+        if _memory(out) in self._own_memory:
+            out = out.clone()
+        return out.requires_grad_(tensor.requires_grad)
+
+    def _through_inlet(self, inputs: Any, inflow: _Inflow) -> Any:
         skeleton, tensors = flatten(inputs)
         wanting = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
         if not wanting:
             return inputs
-        stashed.arrived = tuple(tensors[place].detach() for place in wanting)
-        for place, tensor in zip(wanting, _Inlet.apply(stashed, self._anchor), strict=True):  # type: ignore[no-untyped-call]
+        inflow.arrived = tuple(tensors[place].detach() for place in wanting)
+        inflow.gradients = (None,) * len(wanting)  # as long as no gradient flows back to them
+        for place, tensor in zip(wanting, _Inlet.apply(inflow, self._anchor), strict=True):  # type: ignore[no-untyped-call]
             tensors[place] = tensor
         return unflatten(skeleton, tensors)
 
 
-def check_finite(loss: float, step: int, stage: int, microbatch: int) -> None:
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
+    """Give parameters whose first gradient came just now memory of their own where they share it with a gradient that travels on.
+
+    Torch takes a first gradient over as it is, and it may be a view of an activation's; the next backward would add to
+    what the network is still reading.
+    """
+    travelling = {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()
+    for parameter in fresh if travelling else ():
+        if parameter.grad is not None and _memory(parameter.grad) in travelling:
+            parameter.grad = parameter.grad.clone()
+
+
+def check_finite(loss: float, where: str) -> None:
     """Raise `NonFiniteLossError` unless the loss is a number."""
     if not math.isfinite(loss):
         raise NonFiniteLossError(
-            f"the loss is {loss} at step {step}, stage {stage}, microbatch {microbatch}; expected a finite number. "
+            f"the loss is {loss} at {where} (all counted from 0); expected a finite number. "
             "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
         )

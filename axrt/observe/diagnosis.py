@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 from axrt.scheduler.message import Message
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Task
 
 from .observer import Observer
@@ -37,6 +36,9 @@ class WaitDiagnosis(Observer):
         self._last = "nothing yet"
         self._event()
 
+    def entered(self) -> None:
+        self._event()
+
     def arrived(self, source: int, message: Message) -> None:
         self._last = f"{message} from rank {source}"
         self._event()
@@ -47,13 +49,15 @@ class WaitDiagnosis(Observer):
     def finished(self, task: Task) -> None:
         self._event()
 
-    def waiting(self, state: RankState) -> None:
+    def waiting(self, what: Callable[[], str]) -> None:
         waited_s = self._now() - self._since
         if waited_s < self._next_s:
             return
         self._next_s *= 2
-        lacks = "; ".join(str(lack) for lack in state.waiting_for()) or "nothing that it knows of"
-        self._say(f"rank {self._rank} has waited {waited_s:.0f} s: {lacks}; last heard: {self._last}")
+        self._say(
+            f"axrt: rank {self._rank} has waited {waited_s:.0f} s: {what() or 'nothing that it knows of'}; last heard: {self._last}. "
+            "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: its cap, freed by a backward)"
+        )
 
     def _event(self) -> None:
         self._since, self._next_s = self._now(), self._patience_s

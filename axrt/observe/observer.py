@@ -1,12 +1,16 @@
 """What the loop tells its observers; each overrides what it cares for, and none may change what happens."""
 
+from collections.abc import Callable
+
 from axrt.scheduler.message import Message
-from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Task
 
 
 class Observer:
     """Hears of every event of one rank's loop, at the time it happens."""
+
+    def entered(self) -> None:
+        """The user has called, and the loop begins."""
 
     def arrived(self, source: int, message: Message) -> None:
         """A message from another rank."""
@@ -16,5 +20,5 @@ class Observer:
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
-    def waiting(self, state: RankState) -> None:
-        """Nothing can be started before something arrives; told again and again while that lasts."""
+    def waiting(self, what: Callable[[], str]) -> None:
+        """Nothing can be done before something arrives; told again and again while that lasts. `what` says what is lacking."""

@@ -32,9 +32,9 @@ class StageOptimizer:
         self._initial_lrs = [group["lr"] for group in self._groups]
 
     @property
-    def initial_lr(self) -> float | None:
-        """Of the first parameter group; None where there is none."""
-        return float(self._initial_lrs[0]) if self._initial_lrs else None
+    def lr(self) -> float | None:
+        """Of the first parameter group, in the last step; None where there is none."""
+        return float(self._groups[0]["lr"]) if self._groups else None
 
     def norms(self) -> Tensor:
         """The 2-norm of each gradient, in model order; shape (number of parameters with a gradient,)."""

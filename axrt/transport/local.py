@@ -150,9 +150,6 @@ class LocalTransport:
     def close(self) -> None:
         pass
 
-    def abort(self, code: int) -> None:
-        raise SystemExit(code)
-
 
 def _copied(tensor: Tensor) -> Tensor:
     """What the wire would do: the sender's strides, memory of its own."""

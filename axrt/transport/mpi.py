@@ -16,7 +16,7 @@ large messages move only inside MPI calls, so every poll also asks after what is
 
 import ctypes
 import struct
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,6 +81,7 @@ class MpiTransport:
         self._going: deque[_Going] = deque()
         self._sending: list[MPI.Request] = []
         self._lent: list[object] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._envelopes: dict[int, deque[tuple[bytearray, MPI.Request]]] = defaultdict(deque)  # by source, in order
         self._coming: list[_Coming] = []
         self._patience = Patience()
         sharpen_sleep()
@@ -98,7 +99,7 @@ class MpiTransport:
         self._take_envelopes()
         self._send_what_is_ready()
         self._let_go_of_sent()
-        arrived = self._completed() if self._coming else []
+        arrived = self._completed()
         if arrived or not block:
             self._patience.reset()
         else:
@@ -107,7 +108,7 @@ class MpiTransport:
 
     @property
     def receiving(self) -> bool:
-        return bool(self._coming)
+        return bool(self._coming) or any(self._envelopes.values())
 
     def flush(self) -> None:
         while self._going:
@@ -119,9 +120,6 @@ class MpiTransport:
         self._sending.clear()
         self._lent.clear()
         self._comm.Free()
-
-    def abort(self, code: int) -> None:
-        self._comm.Abort(code)
 
     def _send_what_is_ready(self) -> None:
         """In the order of `send`: an envelope and its tensors are matched by order alone."""
@@ -156,8 +154,11 @@ class MpiTransport:
                 misses += 1
                 continue
             envelope = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([envelope, MPI.BYTE])
-            self._coming.append(self._open(envelope, status.Get_source()))
+            # Not Recv: a large envelope would wait in there for its sender to look.
+            self._envelopes[status.Get_source()].append((envelope, message.Irecv([envelope, MPI.BYTE])))
+        for source, envelopes in self._envelopes.items():
+            while envelopes and envelopes[0][1].Test():
+                self._coming.append(self._open(envelopes.popleft()[0], source))
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
         generation, code, stage, microbatch, length = _HEADER.unpack_from(envelope)
@@ -203,7 +204,8 @@ def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:
 
 
 def _bytes_of(tensor: Tensor) -> bytes:
-    return ctypes.string_at(tensor.cpu().data_ptr(), tensor.nbytes) if tensor.nbytes else b""
+    on_cpu = tensor.cpu()  # by name: the bytes are read from its memory
+    return ctypes.string_at(on_cpu.data_ptr(), on_cpu.nbytes) if on_cpu.nbytes else b""
 
 
 def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:

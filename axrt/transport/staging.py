@@ -52,7 +52,8 @@ class Direct:
 class Pinned:
     """Through pinned CPU memory, asynchronously.
 
-    A message is sent when its task has finished on the device, so a copy waits for nothing but the copies before it.
+    Called while the stream that computes is the current one: what goes out may have been laid out anew there just now, and what
+    comes in will be used there.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -61,19 +62,21 @@ class Pinned:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+        self._stream.wait_stream(torch.cuda.current_stream())
         return self._copy(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
         pinned = tensor.pin_memory()
-        return self._copy(pinned, torch.empty_like(pinned, device=self._device, pin_memory=False))  # strides kept
+        with torch.cuda.stream(self._stream):  # memory of this stream's: nothing that still runs elsewhere has it
+            target = torch.empty_like(pinned, device=self._device, pin_memory=False)
+        target.record_stream(torch.cuda.current_stream())
+        return self._copy(pinned, target)
 
     def _copy(self, source: Tensor, target: Tensor) -> tuple[Tensor, Ready]:
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
-        # The caching allocators may hand memory out again only after this stream is done with it.
-        for tensor in (source, target):
-            if tensor.is_cuda:
-                tensor.record_stream(self._stream)
+        if source.is_cuda:
+            source.record_stream(self._stream)  # its memory may be handed out again only when this copy is done
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
 

@@ -51,13 +51,9 @@ class Transport(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything sent is the network's business: the rank may then do without polling for a while."""
+        """Return when everything sent is in the network's hands, no copy of ours is still to come; large messages may still want polls."""
         ...
 
     def close(self) -> None:
         """Complete what was sent. The peers keep polling until they close too."""
-        ...
-
-    def abort(self, code: int) -> None:
-        """End every rank of the job with this exit code."""
         ...

@@ -85,9 +85,9 @@ class BareRank:
     """What one rank must ask of torch and MPI for a step of empty layers, and nothing else."""
 
     def __init__(self, ranks: int) -> None:
-        from axrt.model.stage import _Inlet, _Stashed
+        from axrt.model.stage import _Inflow, _Inlet
 
-        self._inlet, self._stashed = _Inlet, _Stashed
+        self._inlet, self._inflow = _Inlet, _Inflow
         self._anchor, self._value = torch.empty(0, requires_grad=True), torch.zeros(SHAPE)
         self._comm: Any = None
         if ranks > 1:
@@ -104,7 +104,7 @@ class BareRank:
 
     def _forward(self) -> Tensor:
         arrived = self._value if self._first else self._received()
-        (value,) = self._inlet.apply(self._stashed(arrived=(arrived.detach(),)), self._anchor)  # type: ignore[no-untyped-call]
+        (value,) = self._inlet.apply(self._inflow(arrived=(arrived.detach(),)), self._anchor)  # type: ignore[no-untyped-call]
         torch.default_generator.manual_seed(1)
         if self._last:
             loss: Tensor = value[0, 0]

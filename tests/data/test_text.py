@@ -60,6 +60,14 @@ def test_missing_empty_and_short_data_is_refused(tmp_path: Path, name: str, held
         load(Data(source=str(tmp_path / name), held_out=held_out), context=8)
 
 
+def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("abcdefghijklmnopqrst")
+    with pytest.raises(DataError, match="has token 116 to train on; expected less than model.vocab = 100"):
+        load(Data(source=str(tmp_path / "text.txt"), held_out=0), context=4, vocab=100)
+    with pytest.raises(DataError, match="expected a pattern inside data.source"):
+        load(Data(source=str(tmp_path), files="/etc/*"), context=4)
+
+
 def test_targets_are_inputs_one_token_later() -> None:
     inputs, targets = Windows(TOKENS, context=8, seed=0).microbatch(0, 3)
     assert inputs.shape == targets.shape == (3, 8)

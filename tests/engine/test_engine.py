@@ -1,5 +1,6 @@
 """What an engine promises besides bits."""
 
+import gc
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch.nn import functional
 import axrt
 from axrt import engine as engine_module
 from axrt.compute import OnCpu, Run
+from axrt.model.stage import _Inflow, _Stashed
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Message
 from axrt.scheduler.policies import NAMES, named
@@ -112,7 +114,7 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
         with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=transport) as engine:
             for step in range(2):
                 for short in range(MICROBATCHES):
-                    with pytest.raises(StopIteration, match=f"ended within step {step}"):
+                    with pytest.raises(StopIteration, match=f"ended after {short} of the 4 microbatches of step {step}"):
                         engine.train_batch(iter(BATCHES(step)[:short]))
                 assert engine.step == step
                 losses.append(engine.train_batch(iter(BATCHES(step))).loss)
@@ -120,6 +122,25 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
 
     for seed in range(3):
         assert LocalWorld(3, seed).run(rank_main) == [reference.losses] * 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed: int) -> None:
+    def rank_main(transport: Transport) -> list[float]:
+        losses = []
+        with made(transport) as engine:
+            batches = iter(BATCHES(0) + BATCHES(1))
+            losses += [engine.train_batch(batches).loss for _ in range(2)]
+            with pytest.raises(StopIteration, match="after 0 of the 4 microbatches of step 2"):
+                engine.train_batch(batches)
+            assert engine.step == 2
+            losses.append(engine.eval_batch(iter(BATCHES(2))).loss)
+            losses.append(engine.train_batch(iter(BATCHES(3))).loss)
+        return losses
+
+    one, two, three = LocalWorld(3, seed).run(rank_main)
+    assert one == two == three
+    assert len(one) == 4
 
 
 def adamw(named: Any) -> torch.optim.Optimizer:
@@ -155,6 +176,64 @@ def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: in
         return losses
 
     assert LocalWorld(ranks, seed=5).run(rank_main) == [reference.losses] * ranks
+
+
+def test_an_evaluation_leaves_every_module_in_its_mode() -> None:
+    still = nn.BatchNorm1d(16).eval()
+    with alone(axrt.PipelineModule([still, nn.Linear(16, 5)], functional.cross_entropy)) as engine:
+        engine.eval_batch(iter(BATCHES(0)))
+        assert not still.training
+
+
+def test_an_evaluation_refuses_a_loss_that_is_not_a_number() -> None:
+    items = BATCHES(0)
+    items[1] = (items[1][0] * float("inf"), items[1][1])
+    with pytest.raises(axrt.NonFiniteLossError, match="at evaluation microbatch 1, stage 0"):
+        alone().eval_batch(iter(items))
+
+
+def test_an_engine_that_has_failed_cannot_be_called_again() -> None:
+    items = BATCHES(0)
+    items[0] = (items[0][0] * float("inf"), items[0][1])
+    engine = alone()
+    with pytest.raises(axrt.NonFiniteLossError):
+        engine.train_batch(iter(items))
+    with pytest.raises(axrt.AxrtError, match="closed, or has failed"):
+        engine.train_batch(iter(BATCHES(0)))
+
+
+def test_results_may_be_read_long_after_their_step() -> None:
+    model = axrt.PipelineModule([nn.Linear(1, 1)], lambda outputs, target: outputs.sum())
+    items = [(torch.ones(1, 1), torch.zeros(1))]
+    with axrt.initialize(model, config=configured(1), transport=LocalWorld(1).alone()) as engine:
+        results = [engine.train_batch(iter(items)) for _ in range(1100)]
+    assert len({result.loss for result in results}) > 1000
+    assert results[0].grad_norm == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("partition", [[0, 1, 3], [0, 2, 3]])
+def test_a_gradient_may_stop_anywhere(partition: list[int]) -> None:
+    model = axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 16, 16), torch.detach, axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy
+    )
+    config = configured(MICROBATCHES, parallel={"partition": partition})
+    outcome = together(LocalWorld(2).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 2, config)))
+    assert outcome == train_in_plain_torch(model, BATCHES, 2)
+
+
+def test_nothing_of_a_microbatch_stays_behind() -> None:
+    def left() -> int:
+        gc.collect()
+        return sum(isinstance(thing, _Inflow | _Stashed) for thing in gc.get_objects())
+
+    def rank_main(transport: Transport) -> None:
+        with made(transport) as engine:
+            engine.train_batch(iter(BATCHES(0)))
+            with pytest.raises(StopIteration):
+                engine.train_batch(iter(BATCHES(0)[:2]))
+
+    LocalWorld(3).run(rank_main)
+    assert left() == 0
 
 
 def test_only_the_rank_that_reads_touches_the_batches() -> None:
@@ -195,9 +274,11 @@ def test_the_configuration_names_optimizer_and_schedule() -> None:
 @pytest.mark.parametrize(
     ("item", "text"),
     [
-        (None, "batches is None on the rank that reads"),
-        ([torch.zeros(2)], r"microbatch 0 is a Tensor; expected a pair"),
-        ([({1}, torch.zeros(2))], "set cannot travel between stages"),
+        (None, "batches is of type NoneType; expected an iterator"),
+        ([], "batches is of type list; expected an iterator, made once"),
+        (iter([torch.zeros(2)]), r"microbatch 0 is a Tensor; expected a pair"),
+        (iter([(1, 2, 3)]), r"microbatch 0 is a tuple of 3; expected a pair"),
+        (iter([({1}, torch.zeros(2))]), "set cannot travel between stages"),
     ],
 )
 def test_batches_that_are_none_or_no_pairs_are_refused(item: Any, text: str) -> None:
@@ -214,7 +295,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_placed() -> None:
 
 def test_a_loss_of_several_numbers_is_refused() -> None:
     model = axrt.PipelineModule([nn.Linear(16, 5)], lambda outputs, target: outputs)
-    with pytest.raises(TypeError, match="expected a tensor with one element"):
+    with pytest.raises(TypeError, match=r"loss_fn returned a tensor of shape \(6, 5\); expected a tensor with one element"):
         alone(model).train_batch(iter(BATCHES(0)))
 
 

@@ -37,6 +37,7 @@ def test_boundaries_may_be_given_and_may_leave_a_stage_empty() -> None:
     [
         ("uniform", 7, "6 layers cannot fill 7 stages"),
         ("type:conv", 2, "finds nothing to balance"),
+        ("type:(", 2, "which is no regular expression"),
         ("fair", 2, "expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries"),
         ([0, 4, 2, 6], 3, "expected 4 rising numbers from 0 to 6"),
         ([0, 6], 2, "does not cut 6 layers into 2 stages"),

@@ -22,8 +22,8 @@ def victim(name: str, ranks: int = 2) -> Ended:
     [
         ("a_layer_raises", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
         ("a_layer_raises_and_the_user_catches_it", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
-        ("a_thread_raises", "ZeroDivisionError", ""),
-        ("the_users_code_raises", "LookupError: the user's own mistake", ""),
+        ("a_thread_raises", "ZeroDivisionError", "has failed at step"),
+        ("the_users_code_raises", "LookupError: the user's own mistake", "has failed at step 1, task step1.0"),
     ],
 )
 def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(name: str, text: str, task: str) -> None:
@@ -31,7 +31,7 @@ def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(name: 
     assert ended.code != 0
     assert ended.err.count("Traceback") == 1
     assert ended.err.count(text) == 1
-    assert f"rank 1 of 2 on {socket.gethostname()} has failed" in ended.err
+    assert f"rank 1 of 2 on {socket.gethostname()} has failed at step" in ended.err
     assert task in ended.err
 
 
@@ -48,6 +48,19 @@ def test_a_rank_that_makes_fewer_calls_is_named_by_those_who_wait_for_it() -> No
     assert "lacks gradient from rank 1, which has closed its engine" in ended.err
 
 
+def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> None:
+    ended = victim("a_rank_evaluates")
+    assert ended.code != 0
+    assert "from rank 0, which has gone on to another call" in ended.err or "from rank 1, which has gone on to another call" in ended.err
+
+
+def test_batches_that_end_are_told_once() -> None:
+    ended = victim("the_batches_end")
+    assert ended.code == 70
+    assert ended.err.count("the batches ended after 2 of the 4 microbatches of step 1, which was dropped") == 1
+    assert "Traceback" not in ended.err
+
+
 @pytest.mark.parametrize("name", ["a_rank_exits", "a_rank_exits_inside"])
 def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
     assert victim(name).code != 0
@@ -57,6 +70,9 @@ def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
     ("name", "text"),
     [
         ("the_configuration_is_wrong", "there is no key schedule.polcy; did you mean schedule.policy?"),
+        ("configurations_differ", "schedule.microbatches is 4 on rank 0 and 5 on rank 1; expected the same on every rank"),
+        ("models_differ", "model layers.1 is 'Linear' on rank 0 and 'FailsAt' on rank 1"),
+        ("more_stages_than_layers", "1 layers cannot fill 2 stages"),
         ("too_many_stages", "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1"),
     ],
 )
@@ -78,7 +94,7 @@ def test_a_job_that_goes_well_ends_with_code_0_and_says_nothing_of_ours(name: st
 def test_data_that_is_missing_is_the_business_of_the_rank_that_reads() -> None:
     ended = mpirun(2, ["-m", "axrt", "train", "examples/quickstart.toml", "data.source=nowhere.txt"], timeout_s=60)
     assert ended.code != 0
-    assert f"rank 0 of 2 on {socket.gethostname()}: nowhere.txt: No such file or directory" in ended.err
+    assert f"rank 0 of 2 on {socket.gethostname()}: {ROOT / 'nowhere.txt'}: No such file or directory" in ended.err
 
 
 def other_launcher() -> dict[str, str]:
@@ -94,6 +110,12 @@ def test_a_launcher_of_another_kind_than_the_library_is_noticed() -> None:
     ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, other_launcher())
     assert ended.code != 0
     assert "started this process as rank 1 of 2, but MPI came up as rank 0 of 1" in ended.err
+
+
+def test_ranks_that_would_train_apart_are_refused() -> None:
+    ended = victim("two_models_apart")
+    assert ended.code != 0
+    assert "run.transport = 'local' on 2 ranks would train 2 models apart" in ended.err
 
 
 def test_a_mistake_of_one_rank_alone_is_told_by_that_rank() -> None:

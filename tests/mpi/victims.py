@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.launch import told
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)
@@ -104,11 +105,44 @@ def the_configuration_is_wrong() -> None:
     engine(schedule={"polcy": "1f1b"})
 
 
-def one_rank_disagrees() -> None:
-    from axrt.launch import told
-
+def my_rank() -> int:
     said = told()
-    engine(run={"steps": 0} if said and said.rank == 1 else {})
+    return said.rank if said else 0
+
+
+def one_rank_disagrees() -> None:
+    engine(run={"steps": 0} if my_rank() == 1 else {})
+
+
+def configurations_differ() -> None:
+    engine(schedule={"microbatches": 4 + my_rank()})
+
+
+def models_differ() -> None:
+    engine(axrt.LayerSpec(FailsAt, 6) if my_rank() == 1 else axrt.LayerSpec(nn.Linear, 8, 8))
+
+
+def two_models_apart() -> None:
+    engine(run={"transport": "local"})
+
+
+def a_rank_evaluates() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == 0:
+            e.eval_batch(iter(BATCHES(0)))
+        train(e, 1)
+
+
+def the_batches_end() -> None:
+    with engine() as e:
+        batches = iter(BATCHES(0) + BATCHES(1)[:2])
+        for _ in range(3):
+            e.train_batch(batches)
+
+
+def more_stages_than_layers() -> None:
+    axrt.initialize(axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy), config=configured(4))
 
 
 def too_many_stages() -> None:

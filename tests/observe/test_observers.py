@@ -14,17 +14,26 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
     state = RankState(Linear(3), named("1f1b"), 1, microbatches=1)
     state.ask_step()
     now, said = [0.0], list[str]()
+
+    def what() -> str:
+        return "; ".join(str(lack) for lack in state.waiting_for())
+
     diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
     for second in (30, 61, 90, 125, 200):
         now[0] = second
-        diagnosis.waiting(state)
+        diagnosis.waiting(what)
     diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
     now[0] = 262
-    diagnosis.waiting(state)
+    diagnosis.waiting(what)
+    now[0] = 900
+    diagnosis.entered()
+    diagnosis.waiting(what)
     assert len(said) == 3
-    assert said[0].startswith("rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks gradient from rank 2;")
-    assert said[1].startswith("rank 1 has waited 125 s")
-    assert said[2].endswith("last heard: activation 0 for stage 1 from rank 0")
+    assert said[0].startswith(
+        "axrt: rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks gradient from rank 2;"
+    )
+    assert said[1].startswith("axrt: rank 1 has waited 125 s")
+    assert "last heard: activation 0 for stage 1 from rank 0." in said[2]
 
 
 def test_the_live_display_shows_step_loss_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:

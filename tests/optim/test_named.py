@@ -36,7 +36,7 @@ def test_a_stage_without_parameters_has_nothing_to_step() -> None:
 
     empty = StageOptimizer([], never, constant)
     empty.step(0)
-    assert empty.initial_lr is None
+    assert empty.lr is None
     assert empty.norms().numel() == 0
 
 

@@ -24,9 +24,11 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
 class Pipeline:
     """The brains of all ranks, what ran, and the most that was in flight on each."""
 
-    def __init__(self, policy: Policy, ranks: int, microbatches: int, *, steps: int = 1, evaluate: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, ranks: int, microbatches: int, *, steps: int = 1, evaluate: int | None = None, end: int | None = None
+    ) -> None:
         self.placement: Placement = Linear(ranks)
-        self.end = evaluate
+        self.end = evaluate if end is None else end
         trains = evaluate is None
         self.states = [RankState(self.placement, policy, rank, microbatches, trains=trains) for rank in range(ranks)]
         for state in self.states:
@@ -38,7 +40,8 @@ class Pipeline:
     def start(self, rank: int, task: Task) -> None:
         self.states[rank].start(task)
         self.ran[rank].append(task)
-        self.stash[rank] = max(self.stash[rank], self.states[rank].in_flight)
+        started = [task.kind for task in self.ran[rank]]  # counted here, not asked of the state that is tested
+        self.stash[rank] = max(self.stash[rank], started.count(Kind.FORWARD) - started.count(Kind.BACKWARD))
 
     @property
     def finished(self) -> bool:
@@ -52,11 +55,11 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     running: list[list[Task]] = [[] for _ in pipeline.states]
     while True:
         for state in pipeline.states:
-            messages = read(state, pipeline.end)
-            wires += [m for m in messages if m.meaning is not Meaning.ACTIVATION]
-            for message in messages:  # the reader's own stage hears it at once
-                if message.meaning is Meaning.ACTIVATION:
+            for message in read(state, pipeline.end):
+                if message.stage in state.lanes:  # the reader's own stage hears it at once
                     state.deliver(message)
+                else:
+                    wires.append(message)
         moves: list[tuple[str, int]] = [("deliver", i) for i in range(len(wires))]
         moves += [("finish", rank) for rank, tasks in enumerate(running) if tasks]
         moves += [("start", rank) for rank, state in enumerate(pipeline.states) if len(running[rank]) < 2 and state.pick()]

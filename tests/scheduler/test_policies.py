@@ -90,6 +90,19 @@ def test_an_evaluation_of_any_length_ends_and_keeps_the_bound(name: str, ranks: 
         assert stash <= named(name).stash_bound(rank, ranks, microbatches)
 
 
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 11), st.integers())
+@settings(max_examples=200, deadline=None)
+def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
+    name: str, ranks: int, microbatches: int, end: int, seed: int
+) -> None:
+    steps = end // microbatches + 1
+    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end)
+    run_in_random_order(pipeline, seed)
+    assert all(state.cut_short and not state.finished for state in pipeline.states)
+    for ran in pipeline.ran:
+        assert [task.microbatch for task in ran if task.kind is Kind.STEP] == list(range(steps - 1))
+
+
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
 @settings(max_examples=100, deadline=None)
 def test_microbatches_run_in_order_within_a_kind(name: str, ranks: int, microbatches: int, seed: int) -> None:

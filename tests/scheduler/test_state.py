@@ -155,6 +155,16 @@ def test_a_forward_that_its_cap_refuses_waits_for_room() -> None:
     assert "F1.1 lacks room" in [str(lack) for lack in state.waiting_for()]
 
 
+def test_the_end_is_told_once() -> None:
+    state = state_of(rank=1)
+    state.deliver(Message(Meaning.END, 1, 2))
+    assert not state.cut_short  # the step that was asked for is whole
+    with pytest.raises(IllegalMove, match="the end was told before: 2 microbatches, and now 3"):
+        state.deliver(Message(Meaning.END, 1, 3))
+    state.ask_step()
+    assert state.cut_short
+
+
 def test_a_state_may_begin_at_any_step() -> None:
     state = RankState(Linear(3), named("1f1b"), 1, microbatches=2, first_step=5)
     state.ask_step()
