@@ -9,6 +9,7 @@ Everything that has arrived is heard before anything is picked; nothing here dec
 every event and may not change what happens.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,11 +21,12 @@ from axrt.hands import Hands
 from axrt.mesh import Mesh
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.state import RankState
+from axrt.scheduler.state import Lack, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
+_GRACE_S = 2.0  # news that explain why a rank has gone, such as an END, come from another rank, and may come after it
 _TO_A_RANK = (Meaning.LOSS, Meaning.NORM, Meaning.LEAVE)
 
 
@@ -74,6 +76,7 @@ class Loop:
         self._oldest = 0  # parcels of older generations are dead
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()  # ranks that have spoken of another session since this one was entered
+        self._missed_since: float | None = None  # when something was first seen to be owed by a rank that is not there
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -84,7 +87,9 @@ class Loop:
             while not done():
                 waiting = not moved and not self._compute.busy
                 moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
-                if waiting and not moved:
+                if moved:
+                    self._missed_since = None
+                elif waiting:
                     self._wait(session.state)
             self._transport.flush()
 
@@ -195,11 +200,18 @@ class Loop:
         """Nothing has moved and nothing can start here: whoever owes something must still be there."""
         for observer in self._observers:
             observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()))
-        if self._transport.receiving:
+        if self._transport.receiving or not (self._left or self._elsewhere):
             return
-        # A rank that has left, or is in another call, has sent what it owed here, in order: nothing more will come.
-        for lack in state.waiting_for() if self._left | self._elsewhere else ():
-            rank = None if lack.owed_by is None else self._mesh.rank_of(lack.owed_by)
-            if rank in self._left | self._elsewhere:
-                what = "has closed its engine" if rank in self._left else "has gone on to another call"
-                raise PeerLeftError(f"{lack}, which {what}. Every rank must make the same calls of train_batch and eval_batch")
+        missed = [lack for lack in state.waiting_for() if self._is_gone(lack)]
+        if missed and self._missed_since is None:
+            self._missed_since = time.monotonic()
+        elif missed and self._missed_since is not None and time.monotonic() - self._missed_since > _GRACE_S:
+            what = "has closed its engine" if self._rank_owing(missed[0]) in self._left else "has gone on to another call"
+            raise PeerLeftError(f"{missed[0]}, which {what}. Every rank must make the same calls of train_batch and eval_batch")
+
+    def _rank_owing(self, lack: Lack) -> int | None:
+        return None if lack.owed_by is None else self._mesh.rank_of(lack.owed_by)
+
+    def _is_gone(self, lack: Lack) -> bool:
+        """Owed by a rank that has left or is in another call: it has sent, in order, all that it will send for this one."""
+        return self._rank_owing(lack) in self._left | self._elsewhere

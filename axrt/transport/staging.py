@@ -43,7 +43,11 @@ class Direct:
         self.memory = device
 
     def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        return tensor, at_once
+        if not tensor.is_cuda:
+            return tensor, at_once
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()  # it may have been laid out anew on the stream just now
+        return tensor, event.query
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
         return tensor.to(self.memory), at_once

@@ -35,7 +35,7 @@ class View(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Forwards started here whose backward has not finished."""
+        """Forwards started here whose backward has not started."""
         ...
 
     def forwards_left(self, task: Task) -> int:
@@ -53,5 +53,5 @@ class Policy(Protocol):
     def admits(self, task: Task, view: View) -> bool: ...
 
     def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        """At most so many microbatches are in flight on this rank (forward started, backward not finished)."""
+        """At most so many microbatches are in flight on this rank (forward started, backward not)."""
         ...
