@@ -18,12 +18,17 @@ class Place:
     index: int
 
 
+_ONLY = Place(0)
+
+
 def flatten(payload: object) -> tuple[object, list[Tensor]]:
     """Split a payload into its skeleton and its tensors, in order of appearance.
 
     Raises:
         TypeError: a value of a type that cannot travel.
     """
+    if isinstance(payload, Tensor) and payload.layout is torch.strided:
+        return _ONLY, [payload]  # nearly every payload
     tensors: list[Tensor] = []
     return _strip(payload, tensors), tensors
 

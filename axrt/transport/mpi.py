@@ -16,7 +16,7 @@ large messages move only inside MPI calls, so every poll also asks after what is
 
 import ctypes
 import struct
-from collections import defaultdict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,7 +81,8 @@ class MpiTransport:
         self._going: deque[_Going] = deque()
         self._sending: list[MPI.Request] = []
         self._lent: list[object] = []  # what `_sending` reads from, place by place: MPI keeps no reference
-        self._envelopes: dict[int, deque[tuple[bytearray, MPI.Request]]] = defaultdict(deque)  # by source, in order
+        self._status = MPI.Status()
+        self._envelopes: dict[int, deque[tuple[bytearray, MPI.Request]]] = {}  # on their way in, by source, in order
         self._coming: list[_Coming] = []
         self._patience = Patience()
         sharpen_sleep()
@@ -99,7 +100,7 @@ class MpiTransport:
         self._take_envelopes()
         self._send_what_is_ready()
         self._let_go_of_sent()
-        arrived = self._completed()
+        arrived = self._completed() if self._coming else []
         if arrived or not block:
             self._patience.reset()
         else:
@@ -108,7 +109,7 @@ class MpiTransport:
 
     @property
     def receiving(self) -> bool:
-        return bool(self._coming) or any(self._envelopes.values())
+        return bool(self._coming or self._envelopes)
 
     def flush(self) -> None:
         while self._going:
@@ -147,7 +148,7 @@ class MpiTransport:
             del self._sending[place], self._lent[place]
 
     def _take_envelopes(self) -> None:
-        status, misses = MPI.Status(), 0
+        status, misses = self._status, 0
         while misses < _MISSES:
             message = self._comm.Improbe(MPI.ANY_SOURCE, _ENVELOPES, status)
             if message is None:
@@ -155,10 +156,13 @@ class MpiTransport:
                 continue
             envelope = bytearray(status.Get_count(MPI.BYTE))
             # Not Recv: a large envelope would wait in there for its sender to look.
-            self._envelopes[status.Get_source()].append((envelope, message.Irecv([envelope, MPI.BYTE])))
-        for source, envelopes in self._envelopes.items():
+            self._envelopes.setdefault(status.Get_source(), deque()).append((envelope, message.Irecv([envelope, MPI.BYTE])))
+        for source in list(self._envelopes):
+            envelopes = self._envelopes[source]
             while envelopes and envelopes[0][1].Test():
                 self._coming.append(self._open(envelopes.popleft()[0], source))
+            if not envelopes:
+                del self._envelopes[source]
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
         generation, code, stage, microbatch, length = _HEADER.unpack_from(envelope)

@@ -1,8 +1,8 @@
-"""How a rank waits without burning a core: each pause is a hundredth of the time it has waited already.
+"""How a rank waits without burning a core: each pause is a two-hundredth of the time it has waited already.
 
 A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are shared costs
 the others milliseconds. So between two looks the rank sleeps, in proportion: what a message waits for its
-receiver to look is at most a hundredth of what the receiver has waited for the message. The pauses are bounded
+receiver to look is at most a two-hundredth of what the receiver has waited for the message. The pauses are bounded
 from below, where a sleep costs more than it saves, and from above, so that a long silence does not dull the ear.
 """
 
@@ -11,7 +11,7 @@ import sys
 import time
 
 _PR_SET_TIMERSLACK = 29
-_SHARE = 0.01
+_SHARE = 0.005
 
 
 class Patience:
