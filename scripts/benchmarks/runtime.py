@@ -235,14 +235,17 @@ def report(rounds: int, mpirun: str) -> None:
 @click.command()
 @click.option("--mpirun", default="mpirun", help="the launcher")
 @click.option("--rounds", default=5, help="interleaved repetitions")
+@click.option("--freeze/--no-freeze", default=True, help="take what stands at the start out of garbage collection, as `axrt train` does")
 @click.option("--part", type=click.Choice(list(PARTS)), help="run one part here and write its figure to --out.RANK")
 @click.option("--out", type=click.Path(path_type=Path))
-def main(mpirun: str, rounds: int, part: str | None, out: Path | None) -> None:
+def main(mpirun: str, rounds: int, freeze: bool, part: str | None, out: Path | None) -> None:
     """Measure what the runtime itself costs."""
     if part is None:
+        os.environ["FREEZE"] = str(int(freeze))
         report(rounds, mpirun)
         return
-    gc.freeze()  # as `axrt train` does
+    if os.environ.get("FREEZE") == "1":
+        gc.freeze()
     figure = PARTS[part]()
     rank = os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0"))
     assert out is not None
