@@ -17,6 +17,7 @@ FULL_DISK = "#!/bin/sh\necho Filesystem\necho /dev/disk 9 9 1024 99% /\n"
     ("stubs", "mpi", "line"),
     [
         ({}, "lam", "axrt: AXRT_MPI=lam; expected mpich, openmpi or system"),
+        ({}, "system", "axrt: AXRT_MPI=system, but there is no mpirun on the PATH"),
         ({"python3": "#!/bin/sh\nexit 1\n"}, "mpich", "axrt: no Python >= 3.11 found"),
         ({"python3": WITHOUT_VENV}, "mpich", "axrt: python3 has no venv module; install it (Debian: apt install python3-venv)"),
         ({"python3": GOOD_PYTHON, "df": FULL_DISK}, "mpich", "axrt: 1 MiB free in "),
