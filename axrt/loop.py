@@ -9,24 +9,22 @@ Everything that has arrived is heard before anything is picked; nothing here dec
 every event and may not change what happens.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from axrt.attendance import Attendance
 from axrt.compute import Compute
-from axrt.errors import PeerLeftError
 from axrt.hands import Hands
 from axrt.mesh import Mesh
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.state import Lack, RankState
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
-_GRACE_S = 2.0  # news that explain why a rank has gone, such as an END, come from another rank, and may come after it
 _TO_A_RANK = (Meaning.LOSS, Meaning.NORM, Meaning.LEAVE)
 
 
@@ -74,9 +72,7 @@ class Loop:
         self._session: Session | None = None
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
-        self._left: set[int] = set()
-        self._elsewhere: set[int] = set()  # ranks that have spoken of another session since this one was entered
-        self._missed_since: float | None = None  # when something was first seen to be owed by a rank that is not there
+        self._attendance = Attendance(mesh.rank_of)
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -87,9 +83,7 @@ class Loop:
             while not done():
                 waiting = not moved and not self._compute.busy
                 moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
-                if moved:
-                    self._missed_since = None
-                elif waiting:
+                if waiting and not moved:
                     self._wait(session.state)
             self._transport.flush()
 
@@ -116,7 +110,9 @@ class Loop:
         for rank in others:
             self._send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
         # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their memory must stay until they have.
-        self.listen(lambda: self._left.issuperset(others) and not self._transport.receiving, "the other ranks to close their engines")
+        self.listen(
+            lambda: self._attendance.have_all_left(others) and not self._transport.receiving, "the other ranks to close their engines"
+        )
         self._transport.close()
 
     def forget(self, older_than: int) -> None:
@@ -141,7 +137,7 @@ class Loop:
 
     def _enter(self, session: Session) -> None:
         self._session = session
-        self._elsewhere.clear()
+        self._attendance.begin_call()
         for observer in self._observers:
             observer.entered()
         for parcel in self._for_later.pop(session.generation, []):
@@ -153,14 +149,14 @@ class Loop:
             for observer in self._observers:
                 observer.arrived(source, parcel.message)
             if parcel.message.meaning is Meaning.LEAVE:
-                self._left.add(source)
+                self._attendance.has_left(source)
             elif parcel.message.meaning in _TO_A_RANK:
                 self._hear_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
                 self._take(self._session, parcel.message, parcel.payload)
             elif parcel.generation >= self._oldest:
                 self._for_later[parcel.generation].append(parcel)
-                self._elsewhere.add(source)
+                self._attendance.is_elsewhere(source)
         return bool(arrived)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
@@ -200,18 +196,5 @@ class Loop:
         """Nothing has moved and nothing can start here: whoever owes something must still be there."""
         for observer in self._observers:
             observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()))
-        if self._transport.receiving or not (self._left or self._elsewhere):
-            return
-        missed = [lack for lack in state.waiting_for() if self._is_gone(lack)]
-        if missed and self._missed_since is None:
-            self._missed_since = time.monotonic()
-        elif missed and self._missed_since is not None and time.monotonic() - self._missed_since > _GRACE_S:
-            what = "has closed its engine" if self._rank_owing(missed[0]) in self._left else "has gone on to another call"
-            raise PeerLeftError(f"{missed[0]}, which {what}. Every rank must make the same calls of train_batch and eval_batch")
-
-    def _rank_owing(self, lack: Lack) -> int | None:
-        return None if lack.owed_by is None else self._mesh.rank_of(lack.owed_by)
-
-    def _is_gone(self, lack: Lack) -> bool:
-        """Owed by a rank that has left or is in another call: it has sent, in order, all that it will send for this one."""
-        return self._rank_owing(lack) in self._left | self._elsewhere
+        if not self._transport.receiving:
+            self._attendance.check(state.waiting_for)

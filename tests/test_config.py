@@ -93,7 +93,7 @@ def test_every_key_has_a_meaning() -> None:
 
 def test_the_examples_are_good() -> None:
     for path in (ROOT / "examples").glob("*.toml"):
-        Config.read(path)
+        assert Config.read(path).run.out.startswith("runs/")
 
 
 def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:

@@ -47,7 +47,9 @@ def test_the_python_of_the_readme_runs(snippet: str, tmp_path: Path) -> None:
 def test_the_toml_of_the_readme_is_taken(snippet: str) -> None:
     from axrt import Config
 
-    Config.read(tomllib.loads(snippet))
+    keys = tomllib.loads(snippet)
+    read = Config.read(keys).as_dict()
+    assert {section: {key: read[section][key] for key in values} for section, values in keys.items()} == keys
 
 
 def test_the_scripts_and_examples_that_documents_name_exist() -> None:

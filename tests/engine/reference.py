@@ -1,6 +1,6 @@
 """The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's ranks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +115,3 @@ def random_batches(shape: tuple[int, ...], classes: int, microbatches: int) -> C
         ]
 
     return of_step
-
-
-def endless(batches: Callable[[int], Sequence[Item]]) -> Iterator[Item]:
-    step = 0
-    while True:
-        yield from batches(step)
-        step += 1

@@ -54,6 +54,12 @@ def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> N
     assert "from rank 0, which has gone on to another call" in ended.err or "from rank 1, which has gone on to another call" in ended.err
 
 
+def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiting() -> None:
+    ended = victim("a_rank_dies_before_it_begins")
+    assert ended.code != 0
+    assert "_start_mpi_with_every_rank" in ended.err
+
+
 def test_batches_that_end_are_told_once() -> None:
     ended = victim("the_batches_end")
     assert ended.code == 70

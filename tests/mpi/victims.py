@@ -1,5 +1,6 @@
 """Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME."""
 
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt import launch
 from axrt.launch import told
 from tests.engine.reference import configured, random_batches
 
@@ -143,6 +145,14 @@ def the_batches_end() -> None:
 
 def more_stages_than_layers() -> None:
     axrt.initialize(axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy), config=configured(4))
+
+
+def a_rank_dies_before_it_begins() -> None:
+    launch._START_S = 3.0
+    if my_rank() == 1:
+        time.sleep(1)
+        os._exit(0)
+    engine()
 
 
 def too_many_stages() -> None:

@@ -169,4 +169,4 @@ def test_a_state_may_begin_at_any_step() -> None:
     state = RankState(Linear(3), named("1f1b"), 1, microbatches=2, first_step=5)
     state.ask_step()
     state.deliver(activation(1, 10))
-    run(state, "F1.10")
+    assert run(state, "F1.10") == [activation(2, 10)]
