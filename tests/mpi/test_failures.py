@@ -57,7 +57,8 @@ def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> N
 def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiting() -> None:
     ended = victim("a_rank_dies_before_it_begins")
     assert ended.code != 0
-    assert "_start_mpi_with_every_rank" in ended.err
+    # Open MPI's launcher notices by itself; under MPICH our watchdog ends those who wait.
+    assert "_start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
 
 
 def test_batches_that_end_are_told_once() -> None:
