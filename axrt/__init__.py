@@ -3,7 +3,7 @@
 from axrt.config import Config
 from axrt.engine import Engine, EvalResult, StepResult, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, LaunchError, NonFiniteLossError, PeerLeftError
-from axrt.model import LayerSpec, PipelineModule, seed_of
+from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, seed_of
 
 __all__ = [
     "AxrtError",
@@ -18,6 +18,7 @@ __all__ = [
     "PeerLeftError",
     "PipelineModule",
     "StepResult",
+    "TiedLayerSpec",
     "initialize",
     "seed_of",
 ]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from axrt.errors import PeerLeftError
-from axrt.scheduler.state import Lack
+from axrt.scheduler.state import Lack, Place
 
 _GRACE_S = 2.0  # news that explain why a rank has gone, such as an END, come from another rank, and may come after it
 
@@ -17,11 +17,11 @@ class Attendance:
     """Who is there.
 
     Args:
-        rank_of: the rank of the job that has a place in this pipeline.
+        rank_of: the rank of the job that has a place.
         now: a clock in seconds.
     """
 
-    def __init__(self, rank_of: Callable[[int], int], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rank_of: Callable[[Place], int], now: Callable[[], float] = time.monotonic) -> None:
         self._rank_of, self._now = rank_of, now
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import torch
 
+from axrt.scheduler.message import Message
 from axrt.scheduler.task import Task
 
-Run = Callable[[Task], None]
+Made = Callable[[Message], Any]
+Run = Callable[[Task], Made]
 
 _LAUNCH_DEPTH = 2  # one that runs and one behind it; more would only take choices away from the policy
 
@@ -37,7 +39,10 @@ class Compute(Protocol):
         """While the loop runs: what it copies on the device is in order with the tasks."""
         ...
 
-    def start(self, task: Task, run: Run) -> None: ...
+    def start(self, task: Task, run: Run) -> Made:
+        """Put the task behind those that have started; what it makes may be used by those behind it."""
+        ...
+
     def finished(self) -> list[Task]:
         """The tasks that have ended since the last call, in the order they were started."""
         ...
@@ -64,9 +69,10 @@ class OnCpu:
     def current(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def start(self, task: Task, run: Run) -> None:
-        run(task)
+    def start(self, task: Task, run: Run) -> Made:
+        made = run(task)
         self._ended.append(task)
+        return made
 
     def finished(self) -> list[Task]:
         ended, self._ended = self._ended, []
@@ -95,11 +101,12 @@ class OnCuda:
         self._stream.wait_stream(torch.cuda.current_stream())  # what the user has put there, weights above all
         return torch.cuda.stream(self._stream)
 
-    def start(self, task: Task, run: Run) -> None:
-        run(task)
+    def start(self, task: Task, run: Run) -> Made:
+        made = run(task)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         self._running.append((task, event))
+        return made
 
     def finished(self) -> list[Task]:
         ended = []

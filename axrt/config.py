@@ -69,6 +69,7 @@ class Optimizer(_Section):
     lr: float = _key(3e-4, "learning rate at its highest", least=0)
     betas: tuple[float, ...] = _key((0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1)
     momentum: float = _key(0.9, "of sgd; 0 = off", least=0, most=1)
+    clip: float = _key(0.0, "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm", least=0)
     weight_decay: float = _key(0.1, "on parameters of two and more dimensions; 0 = off", least=0)
     schedule: str = _key("constant", "the learning rate after the warm-up, until run.steps", choices=("constant", "linear", "cosine"))
     warmup_steps: int = _key(0, "steps over which the learning rate rises from 0; 0 = off", least=0)
@@ -80,7 +81,10 @@ class Parallel(_Section):
     """How ranks are laid out."""
 
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
-    data: int = _key(1, "replicas of the pipeline; only 1 for now", least=1, most=1)
+    data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
+    order: str = _key(
+        "pipe", "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage", choices=("pipe", "data")
+    )
     partition: str | tuple[int, ...] = _key("", "'uniform', 'parameters', 'type:REGEX' or boundaries [0, 4, 8]; '' = the model's own")
 
 
@@ -107,7 +111,18 @@ class Schedule(_Section):
 class Precision(_Section):
     """The type that is computed in."""
 
-    compute: str = _key("float32", "of activations and products; only float32 for now", choices=("float32",))
+    compute: str = _key(
+        "float32",
+        "of activations and products; bfloat16: by autocast, weights and gradients stay float32",
+        choices=("float32", "bfloat16"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(_Section):
+    """How memory is cut."""
+
+    bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,7 @@ class Config:
     parallel: Parallel = field(default_factory=Parallel)
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = field(default_factory=Precision)
+    memory: Memory = field(default_factory=Memory)
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:

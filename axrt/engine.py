@@ -1,5 +1,6 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,25 +15,25 @@ from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
 from axrt.errors import AxrtError, ConfigError, DataError
-from axrt.hands import EvaluationHands, Hands, TrainingHands
+from axrt.hands import EvaluationHands, TrainingHands
+from axrt.holding import hold
 from axrt.launch import World, join
 from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
-from axrt.model.layers import build, name_of
+from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
-from axrt.model.stage import Stage
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
+from axrt.optim.bucket import OptimizerFactory, Schedule, constant, total_norm
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
-from axrt.optim.step import OptimizerFactory, Schedule, StageOptimizer, constant
 from axrt.reader import BatchReader
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import named as policy_named
 from axrt.scheduler.state import RankState
-from axrt.tally import Tally
+from axrt.tally import Collected, Losses, Tally, mean_loss
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
@@ -44,42 +45,44 @@ class StepResult:
 
     Args:
         step: counted from 0.
+        loss: the mean over the step's microbatches, of all replicas; on every rank.
         lr: learning rate of the first parameter group on this rank; nan where the rank has no parameters.
-        skipped: the step was not applied; never in float32.
+        skipped: the norm of the gradients was infinite or not a number, and no rank has stepped (only where steps are clipped).
     """
 
     step: int
+    loss: float
     lr: float
     skipped: bool
-    _loss: Callable[[], float] = field(repr=False)
     _grad_norm: Callable[[], float | None] = field(repr=False)
 
     @property
-    def loss(self) -> float:
-        """The mean over the step's microbatches, on every rank; reading it may wait for its message."""
-        return self._loss()
-
-    @property
     def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients, on the main rank; None elsewhere. Reading it may wait for its messages."""
+        """The 2-norm of all gradients before clipping: on every rank where steps are clipped; elsewhere on the main rank, where
+        reading it may wait for messages, and None on the others."""
         return self._grad_norm()
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One evaluation.
+    """One evaluation. Reading it may wait for messages."""
 
-    Args:
-        microbatches: how many there were.
-    """
-
-    microbatches: int
-    _loss: Callable[[], float] = field(repr=False)
+    _replicas: Callable[[], list[tuple[Losses, list[Any]]]] = field(repr=False)
 
     @property
     def loss(self) -> float:
-        """The mean over all microbatches, on every rank; nan where there were none. Reading it may wait for its message."""
-        return self._loss()
+        """The mean over all microbatches of all replicas, on every rank; nan where there were none."""
+        return mean_loss([losses for losses, _ in self._replicas()])
+
+    @property
+    def microbatches(self) -> int:
+        """How many there were, of all replicas."""
+        return sum(len(losses.values) for losses, _ in self._replicas())
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What the last layer returned for each microbatch, replica by replica; on the main rank, if they were asked for, else none."""
+        return [output for _, outputs in self._replicas() for output in outputs]
 
 
 class Engine:
@@ -87,7 +90,7 @@ class Engine:
 
     Args:
         model: the same on every rank.
-        factory: makes the optimizer of a stage.
+        factory: makes the optimizer of a bucket.
         schedule: the factor on the learning rate.
         config: checked.
         world: the job.
@@ -110,7 +113,7 @@ class Engine:
         self.rank = rank
         self.step = 0
         self._world = world
-        self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data)
+        self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
         self._placement = Linear(self._mesh.pipe)
         self._policy = policy_named(config.schedule.policy, config.schedule.in_flight)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
@@ -121,9 +124,8 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._generator = BorrowedGenerator(config.run.seed, self.device)
-        self._stages = {stage: self._build(model, stage, cuts) for stage in self._placement.stages_of(self._mesh.pipe_rank)}
-        self._optimizers = {index: StageOptimizer(stage.named_parameters(), factory, schedule) for index, stage in self._stages.items()}
-        self._tally = Tally(stages=self._placement.stages if self.is_main else 0)
+        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule)
+        self._tally = Tally()
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         watching = (*observers, WaitDiagnosis(rank))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
@@ -132,6 +134,9 @@ class Engine:
         self._closed = False
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._loop.task or 'none yet'}"
+        self._read_first: dict[int, str] = {}
+        self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
+        self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
 
     @property
     def is_main(self) -> bool:
@@ -141,7 +146,7 @@ class Engine:
     @property
     def reads(self) -> bool:
         """This rank draws the batches of its replica; the others ignore them."""
-        return 0 in self._stages
+        return 0 in self._holding.stages
 
     @property
     def pipe_size(self) -> int:
@@ -160,7 +165,7 @@ class Engine:
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """This rank's trained parameters by the names of `model.sequential(seed)`."""
-        return [pair for stage in self._stages.values() for pair in stage.named_parameters()]
+        return list(self._holding.named_parameters())
 
     def train_batch(self, batches: Iterable[Any] | None) -> StepResult:
         """Train one step.
@@ -182,11 +187,11 @@ class Engine:
                     "iter(loader): anything else would give the same first microbatches in every step"
                 )
             state.ask_step()
-            session.reader = self._reader(batches)
+            session.reader = self._reader(batches, told=range(self._mesh.data), first=self._first_read)
             self._loop.run(session, lambda: state.finished or state.cut_short)
             whole = not state.cut_short
             if not whole:
-                self._drop_step()
+                self._begin_again()
         if not whole:
             assert state.end is not None
             microbatches = self.config.schedule.microbatches
@@ -195,24 +200,38 @@ class Engine:
                 "dropped. Catch StopIteration to go on with another iterator"
             )
         self.step += 1
-        return self._step_result(session.generation, self.step - 1)
+        return self._step_result(self.step - 1)
 
-    def eval_batch(self, batches: Iterable[Any] | None) -> EvalResult:
+    def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
         """Compute the mean loss over any number of microbatches, without gradients and with dropout off.
 
-        Leaves step, weights and random state alone. Arguments as for `train_batch`; the iterator is drawn to its end.
+        Leaves step, weights and random state alone.
+
+        Args:
+            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0; replicas may have different numbers.
+            outputs: keep what the last layer returns, for the main rank.
         """
         self._generation += 1
-        generation = self._generation
+        generation, mesh = self._generation, self._mesh
         last = self._placement.stages - 1
-        hands = EvaluationHands(self._stages, last)
-        state = RankState(self._placement, self._policy, self._mesh.pipe_rank, self.config.schedule.microbatches, trains=False)
+        hands = EvaluationHands(self._holding.stages, last, mesh.data_rank, keeps_outputs=outputs)
+        state = RankState(
+            self._placement,
+            self._policy,
+            mesh.pipe_rank,
+            self.config.schedule.microbatches,
+            replica=mesh.data_rank,
+            replicas=mesh.data,
+            trains=False,
+        )
+        reader = self._reader(batches, told=(mesh.data_rank,))
         with self._working(), self._evaluating():
-            self._loop.run(Session(generation, state, hands, self._reader(batches)), lambda: state.finished)
-            if last in self._stages:
-                self._tell_all(generation, Message(Meaning.LOSS, last, 0), hands.losses)
-        outcome = self._tally.claim(generation, 0, norms=False)
-        return EvalResult(state.end or 0, lambda: self._await(lambda: outcome.loss, "the loss of an evaluation"))
+            self._loop.run(Session(generation, state, hands, reader), lambda: state.finished)
+            if last in self._holding.stages:
+                for rank in range(self._transport.size):
+                    self._tell(rank, Message(Meaning.EVALUATED, last, 0, mesh.data_rank), (*hands.losses, hands.outputs * (rank == _MAIN)))
+        reports = self._tally.claim((Meaning.EVALUATED, generation, 0), wanted=mesh.data)
+        return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
 
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
@@ -234,70 +253,95 @@ class Engine:
         self._world.not_at_exit(self.close)
         self._world.fail(error)
 
-    # Building.
-
-    def _build(self, model: PipelineModule, index: int, cuts: list[int]) -> Stage:
-        first, end = cuts[index], cuts[index + 1]
-        layers = [build(model.layers[place], place, self.config.run.seed).to(self.device) for place in range(first, end)]
-        loss_fn = model.loss_fn if index == self._placement.stages - 1 else None
-        mesh = self._mesh
-        return Stage(layers, first, loss_fn, self.config.schedule.microbatches, self._generator, mesh.data_rank, mesh.data)
+    # Sessions.
 
     def _new_training(self) -> Session:
-        microbatches, generation, last = self.config.schedule.microbatches, self._generation, self._placement.stages - 1
-        hands: Hands = TrainingHands(
-            self._stages,
-            self._optimizers,
-            microbatches,
-            last,
-            lambda step, losses: self._tell_all(generation, Message(Meaning.LOSS, last, step), losses),
-            lambda step, stage, norms: self._loop.tell(_MAIN, Parcel(generation, Message(Meaning.NORM, stage, step), norms)),
+        microbatches, mesh = self.config.schedule.microbatches, self._mesh
+        hands = TrainingHands(
+            self._holding,
+            replica=mesh.data_rank,
+            replicas=mesh.data,
+            microbatches=microbatches,
+            last_stage=self._placement.stages - 1,
+            clip=self.config.optimizer.clip,
+            tell_norms=self._tell_norms,
         )
-        state = RankState(self._placement, self._policy, self._mesh.pipe_rank, microbatches, first_step=self.step)
-        return Session(generation, state, hands, self._reader(None))
+        state = RankState(
+            self._placement,
+            self._policy,
+            mesh.pipe_rank,
+            microbatches,
+            replica=mesh.data_rank,
+            replicas=mesh.data,
+            buckets=self._holding.holders,
+            clips=self.config.optimizer.clip > 0,
+            first_step=self.step,
+        )
+        self._training_hands = hands
+        return Session(self._generation, state, hands, self._reader(None, told=()))
 
-    def _reader(self, batches: Iterable[Any] | None) -> BatchReader:
-        return BatchReader(batches, self._placement, self.device, self._generator)
+    def _reader(self, batches: Iterable[Any] | None, told: Iterable[int], first: Callable[[str], None] | None = None) -> BatchReader:
+        return BatchReader(batches, self._placement, self._mesh.data_rank, told, self.device, self._generator, first)
 
-    def _drop_step(self) -> None:
-        """Begin the step again under a new generation: what is still under way for the old one means nothing any more."""
+    def _begin_again(self) -> None:
+        """Begin the present step under a new generation: what is still under way for the old one means nothing any more."""
         self._generation += 1
         self._loop.forget(older_than=self._generation)
-        for stage in self._stages.values():
-            stage.drop()
+        self._holding.drop()
         self._training = self._new_training()
 
     # What concerns ranks, not sessions.
 
-    def _tell_all(self, generation: int, message: Message, payload: Any) -> None:
-        for rank in range(self._transport.size):
-            self._loop.tell(rank, Parcel(generation, message, payload))
+    def _tell(self, rank: int, message: Message, payload: Any) -> None:
+        self._loop.tell(rank, Parcel(self._generation, message, payload))
 
     def _hear_rank(self, source: int, parcel: Parcel) -> None:
-        generation, (meaning, stage, step), payload = parcel
-        if meaning is Meaning.LOSS:
-            self._tally.hear_losses(generation, step, payload)
+        generation, (meaning, stage, number, replica, _), payload = parcel
+        if meaning is Meaning.READ:
+            self._read_first[replica] = payload
+            _warn_of_equal_readers(self._read_first, replica)
         else:
-            self._tally.hear_norms(generation, step, stage, payload)
+            self._tally.hear((meaning, generation, number), (replica, stage), payload)
 
-    def _step_result(self, generation: int, step: int) -> StepResult:
-        rates = [optimizer.lr for optimizer in self._optimizers.values() if optimizer.lr is not None]
-        outcome = self._tally.claim(generation, step, norms=True)
-        return StepResult(
-            step=step,
-            lr=rates[0] if rates else float("nan"),
-            skipped=False,
-            _loss=lambda: self._await(lambda: outcome.loss, f"the loss of step {step}"),
-            _grad_norm=lambda: self._await(lambda: outcome.grad_norm, f"the gradient norm of step {step}") if self.is_main else None,
-        )
+    def _tell_norms(self, step: int, stage: int, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
+        if self._mesh.data_rank == 0:  # the others know the same
+            self._tell(_MAIN, Message(Meaning.STEPPED, stage, step), norms)
 
-    def _await(self, value: Callable[[], float | None], what: str) -> float:
-        if value() is None:
+    def _tell_first_read(self, digest: str) -> None:
+        self._first_read = None
+        self._tell(_MAIN, Message(Meaning.READ, 0, 0, self._mesh.data_rank), digest)
+
+    def _share_given_weights(self, given: Sequence[int]) -> None:
+        """Modules that are given as they are may differ between processes: every replica takes the values of the first."""
+        mesh = self._mesh
+        if mesh.data == 1:
+            return
+        for place, layer in [(place, layer) for place, layer in self._holding.layers() if place in given]:
+            values = [*layer.parameters(), *layer.buffers()]
+            if not values:
+                continue
+            if mesh.data_rank == 0:
+                for replica in range(1, mesh.data):
+                    self._tell(mesh.rank_of(replica, mesh.pipe_rank), Message(Meaning.VALUES, 0, place), [v.detach() for v in values])
+                continue
+            (theirs,) = self._await(self._tally.claim((Meaning.VALUES, 0, place), 1), f"the weights of layer {place} from replica 0")
+            with torch.no_grad():
+                for mine, its in zip(values, theirs, strict=True):
+                    mine.copy_(its)
+
+    def _step_result(self, step: int) -> StepResult:
+        outcome = self._training_hands.outcome(step)
+        norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
+        if outcome.norm is None and self.is_main:
+            norms = self._tally.claim((Meaning.STEPPED, self._generation, step), wanted=self._placement.stages)
+            norm = lambda: total_norm(self._await(norms, f"the gradient norm of step {step}"))  # noqa: E731
+        return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
+
+    def _await(self, collected: Collected, what: str) -> list[Any]:
+        if not collected.whole:
             with self._ending_the_job_on_failure():
-                self._loop.listen(lambda: value() is not None, what)
-        known = value()
-        assert known is not None
-        return known
+                self._loop.listen(lambda: collected.whole, what)
+        return collected.in_order()
 
     # Around every call.
 
@@ -310,7 +354,7 @@ class Engine:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        modules = [module for stage in self._stages.values() for module in stage.layers.modules()]
+        modules = [module for _, layer in self._holding.layers() for module in layer.modules()]
         modes = [module.training for module in modules]
         for module in modules:
             module.training = False
@@ -344,7 +388,7 @@ def initialize(
 
     Args:
         model: layers and loss.
-        optimizer: called with this rank's (name, parameter) pairs, a stage at a time, and pure; None takes `[optimizer]`.
+        optimizer: called with (name, parameter) pairs, a bucket of this rank's at a time, and pure; None takes `[optimizer]`.
         lr_schedule: `lr_schedule(step)` is a factor on the learning rate; None takes that of `[optimizer]` along with its
             optimizer, and a constant one otherwise.
         config: a TOML file, a dict of the same sections, or a `Config`.
@@ -370,6 +414,16 @@ def initialize(
         world.fail(error)
 
 
+def _warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
+    twins = [replica for replica, digest in digests.items() if replica != new and digest == digests[new]]
+    if twins:
+        warnings.warn(
+            f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first microbatch; expected each to read its own "
+            "part of the data: give train_batch what engine.data_rank of engine.data_size should see",
+            stacklevel=2,
+        )
+
+
 def _refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
     """Modules given as they are may share parameters within a stage; between stages each rank would train its own copy."""
     stage_of: dict[int, int] = {}
@@ -378,6 +432,6 @@ def _refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
             for parameter in getattr(layer, "parameters", list)():
                 if stage_of.setdefault(id(parameter), stage) != stage:
                     raise ConfigError(
-                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage {stage}; tied weights across stages "
-                        "are not implemented yet. Set parallel.partition so that the layers that share it are in one stage"
+                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage {stage}; expected an "
+                        "axrt.TiedLayerSpec for each layer that shares it, or parallel.partition set so that they are in one stage"
                     )

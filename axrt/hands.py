@@ -1,17 +1,26 @@
 """The hands of a rank: they run the tasks that the brain picks, and keep what messages carry until it is needed.
 
-Two kinds: of the training, and of an evaluation. What is true of microbatches is the brain's; the hands know payloads only.
+Two kinds: of the training, and of an evaluation. What is true is the brain's; the hands know payloads only.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
+from axrt.holding import Holding
 from axrt.model.stage import Stage, check_finite
-from axrt.optim.step import StageOptimizer
+from axrt.optim.bucket import clip_factor, total_norm
+from axrt.scheduler.bucket import Holder, to_holders
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
+from axrt.tally import Losses, mean_loss, total_weight
+
+Payloads = Callable[[Message], Any]  # what goes with each message that follows from a task
+Norms = tuple[Tensor, Tensor]  # places and norms, see `Bucket.norms`
 
 
 class Hands(Protocol):
@@ -21,107 +30,231 @@ class Hands(Protocol):
         """Keep what came with a message until the task that needs it runs."""
         ...
 
-    def run(self, task: Task) -> None:
-        """Do it, on the current device and stream; its inputs are there."""
+    def run(self, task: Task) -> Payloads:
+        """Do it, on the current device and stream; its inputs are there. What it made is for later tasks of this device."""
         ...
 
-    def settle(self, task: Task) -> None:
-        """The task has finished on the device: look at what it made."""
-        ...
-
-    def payload_of(self, message: Message) -> Any:
-        """What goes out with a message that follows from a finished task; given away once."""
+    def settle(self, task: Task) -> Payloads:
+        """The task has finished on the device: what it made may be looked at and leave, and is given away."""
         ...
 
 
 class _Mail:
-    """Payloads by message: those that wait for a task here, and those that wait to go out."""
+    """Payloads that wait for a task, by what they came with."""
 
-    def __init__(self, stages: Mapping[int, Stage]) -> None:
-        self._stages = stages
-        self._in: dict[Message, Any] = {}
-        self._out: dict[Message, Any] = {}
+    def __init__(self) -> None:
+        self._kept: dict[Message, Any] = {}
 
     def put(self, message: Message, payload: Any) -> None:
         if payload is not None:
-            (self._in if message.stage in self._stages else self._out)[message] = payload
+            self._kept[message] = payload
 
-    def take(self, meaning: Meaning, task: Task) -> Any:
-        return self._in.pop(Message(meaning, task.stage, task.microbatch), None)
+    def take(self, meaning: Meaning, stage: int, number: int, replica: int, bucket: int = 0) -> Any:
+        return self._kept.pop(Message(meaning, stage, number, replica, bucket), None)
 
-    def payload_of(self, message: Message) -> Any:
-        return self._out.pop(message, None)
+
+class _OnDevice:
+    """Losses on their way to the host.
+
+    Args:
+        loss, weight: as the loss function returned them.
+    """
+
+    def __init__(self, loss: Tensor, weight: Tensor | float | None) -> None:
+        self._loss = loss.to("cpu", non_blocking=True)
+        self._weight = weight.to("cpu", non_blocking=True) if isinstance(weight, Tensor) else weight
+
+    def read(self, where: str) -> tuple[float, float | None]:
+        """When the device is done: (loss, weight); `NonFiniteLossError` with the place where one is no finite number."""
+        loss, weight = float(self._loss), None if self._weight is None else float(self._weight)
+        check_finite(loss, where)
+        if weight is not None:
+            check_finite(weight, where, what="weight of the loss")
+        return loss, weight
+
+
+def _losses(pairs: Sequence[tuple[float, float | None]]) -> Losses:
+    weights = [weight for _, weight in pairs if weight is not None]
+    return Losses([loss for loss, _ in pairs], weights or None)
+
+
+class StepOutcome(NamedTuple):
+    """What a rank knows of a step when it has done it.
+
+    Args:
+        loss: the mean over all microbatches.
+        norm: the 2-norm of all gradients, where steps are clipped.
+        skipped: the norm was no finite number, and no rank has stepped.
+    """
+
+    loss: float
+    norm: float | None
+    skipped: bool
+
+
+@dataclass(slots=True)
+class _Step:
+    """What has come of a step, and what its buckets have said."""
+
+    losses: dict[int, Losses] = field(default_factory=dict)
+    norm: float | None = None
+    norms: dict[int, dict[int, list[Norms]]] = field(default_factory=lambda: defaultdict(dict))  # by stage and bucket
+
+    def in_order(self) -> list[Losses]:
+        return [self.losses[replica] for replica in sorted(self.losses)]
 
 
 class TrainingHands:
-    """Forward, backward and step, each on a stage of this rank.
+    """Forward and backward on a stage of this rank, what adds gradients up, and the step of a bucket.
 
     Args:
-        stages: of this rank, by number.
-        optimizers: one a stage.
-        microbatches: per step.
+        holding: stages and buckets of this rank.
+        replica, replicas: which one of how many.
+        microbatches: per step and replica.
         last_stage: the number of the stage that computes the loss.
-        tell_loss: called with (step, losses in order of microbatches) when the last loss of a step is known.
-        tell_norms: called with (step, stage, norms) when a stage's gradients are complete.
+        clip: the largest norm of all gradients; 0: no limit.
+        tell_norms: called with (step, stage, norms) when all buckets of a stage have stepped without a vote.
     """
 
     def __init__(
         self,
-        stages: Mapping[int, Stage],
-        optimizers: Mapping[int, StageOptimizer],
+        holding: Holding,
+        *,
+        replica: int,
+        replicas: int,
         microbatches: int,
         last_stage: int,
-        tell_loss: Callable[[int, list[float]], None],
-        tell_norms: Callable[[int, int, torch.Tensor], None],
+        clip: float,
+        tell_norms: Callable[[int, int, Norms], None],
     ) -> None:
-        self._stages = stages
-        self._optimizers = optimizers
+        self._stages, self._buckets, self._held = holding.stages, holding.buckets, holding.held
+        self._replica, self._replicas = replica, replicas
         self._microbatches = microbatches
         self._last_stage = last_stage
-        self._tell_loss = tell_loss
+        self._clip = clip
         self._tell_norms = tell_norms
-        self._mail = _Mail(stages)
-        self._losses_on_device: dict[int, torch.Tensor] = {}
-        self._losses: list[float] = []
-        self._norms: dict[Task, torch.Tensor] = {}
-        self._run = {Kind.FORWARD: self._forward, Kind.BACKWARD: self._backward, Kind.STEP: self._step}
-        self.put, self.payload_of = self._mail.put, self._mail.payload_of
+        self._mail = _Mail()
+        self._made: dict[Task, Payloads] = {}
+        self._on_device: dict[int, _OnDevice] = {}
+        self._losses: list[tuple[float, float | None]] = []
+        self._steps: dict[int, _Step] = defaultdict(_Step)
+        self._run: dict[Kind, Callable[[Task], Payloads]] = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.REDUCE: self._reduce,
+            Kind.NORM: self._norm,
+            Kind.VOTE: self._vote,
+            Kind.STEP: self._step,
+        }
 
-    def run(self, task: Task) -> None:
-        self._run[task.kind](task)
-
-    def settle(self, task: Task) -> None:
-        if task.kind is Kind.FORWARD and task.stage == self._last_stage:
-            self._settle_loss(task)
-        elif task.kind is Kind.STEP:
-            self._tell_norms(task.microbatch, task.stage, self._norms.pop(task))
-
-    def _forward(self, task: Task) -> None:
-        inputs, target = self._mail.take(Meaning.ACTIVATION, task), self._mail.take(Meaning.TARGET, task)
-        outputs = self._stages[task.stage].forward(task.microbatch, inputs, target)
-        if task.stage == self._last_stage:
-            self._losses_on_device[task.microbatch] = outputs.to("cpu", non_blocking=True)
+    def put(self, message: Message, payload: Any) -> None:
+        if message.meaning is Meaning.LOSS:
+            step, replica = divmod(message.number, self._replicas)
+            self._steps[step].losses[replica] = Losses(*payload)
+        elif message.meaning is Meaning.VOTE:
+            self._steps[message.number].norm = payload
         else:
-            self._mail.put(Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch), outputs)
+            self._mail.put(message, payload)
 
-    def _backward(self, task: Task) -> None:
-        gradients = self._stages[task.stage].backward(task.microbatch, self._mail.take(Meaning.GRADIENT, task))
-        if task.stage > 0:
-            self._mail.put(Message(Meaning.GRADIENT, task.stage - 1, task.microbatch), gradients)
+    def run(self, task: Task) -> Payloads:
+        made = self._made[task] = self._run[task.kind](task)
+        return made
 
-    def _step(self, task: Task) -> None:
-        optimizer = self._optimizers[task.stage]
-        self._norms[task] = optimizer.norms()
-        optimizer.step(task.microbatch)
+    def settle(self, task: Task) -> Payloads:
+        made = self._made.pop(task)
+        if task.kind is Kind.FORWARD and task.stage == self._last_stage:
+            return self._settle_loss(task)
+        if task.kind is Kind.STEP and not self._clip:
+            self._settle_norms(task)
+        return made
 
-    def _settle_loss(self, task: Task) -> None:
-        loss = float(self._losses_on_device.pop(task.microbatch))
+    def outcome(self, step: int) -> StepOutcome:
+        """Of a step that this rank has done; forgotten when told."""
+        of = self._steps.pop(step)
+        return StepOutcome(mean_loss(of.in_order()), of.norm, of.norm is not None and not _is_finite(of.norm))
+
+    def _forward(self, task: Task) -> Payloads:
+        _, stage, number, _ = task
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
+        target = self._mail.take(Meaning.TARGET, stage, number, self._replica)
+        outputs = self._stages[stage].forward(number, inputs, target)
+        if stage == self._last_stage:
+            self._on_device[number] = _OnDevice(*outputs)
+        return lambda message: outputs
+
+    def _backward(self, task: Task) -> Payloads:
+        _, stage, number, _ = task
+        gradients = self._stages[stage].backward(number, self._mail.take(Meaning.GRADIENT, stage, number, self._replica))
+        if (number + 1) % self._microbatches:
+            return lambda message: gradients
+        parts = self._parts(stage, number // self._microbatches)
+        return lambda message: parts[message] if message.meaning is Meaning.PART else gradients
+
+    def _parts(self, stage: int, step: int) -> dict[Message, Any]:
+        """The parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
+        parts: dict[Message, Any] = {}
+        for index, (bucket, (holders, _, _)) in enumerate(zip(self._buckets[stage], self._held[stage], strict=True)):
+            if len(holders) > 1:
+                messages = to_holders(Meaning.PART, holders, Holder(self._replica, stage, index), step)
+                parts.update(zip(messages, bucket.parts(len(holders)), strict=True))
+        return parts
+
+    def _reduce(self, task: Task) -> Payloads:
+        total = self._buckets[task.stage][task.bucket].add_up(self._from_holders(Meaning.PART, task))
+        return lambda message: total
+
+    def _norm(self, task: Task) -> Payloads:
+        found = [norms for bucket in range(len(self._buckets[task.stage])) for norms in self._complete(task._replace(bucket=bucket))]
+        norms = _joined(found)
+        return lambda message: norms
+
+    def _vote(self, task: Task) -> Payloads:
+        stages = self._last_stage + 1
+        numbers = range(task.microbatch * stages, (task.microbatch + 1) * stages)
+        norm = total_norm([self._mail.take(Meaning.NORM, 0, number, self._replica) for number in numbers])
+        return lambda message: norm
+
+    def _step(self, task: Task) -> Payloads:
+        bucket, of = self._buckets[task.stage][task.bucket], self._steps[task.microbatch]
+        if not self._clip:
+            of.norms[task.stage][task.bucket] = self._complete(task)
+            bucket.step(task.microbatch)
+        elif of.norm is not None and _is_finite(of.norm):
+            bucket.scale(clip_factor(of.norm, self._clip))
+            bucket.step(task.microbatch)
+        else:
+            bucket.forget_gradients()
+        return lambda message: None
+
+    def _complete(self, task: Task) -> list[Norms]:
+        """Make the gradient of a bucket that of all microbatches of all holders; its norms, where they count."""
+        bucket, of = self._buckets[task.stage][task.bucket], self._steps[task.microbatch]
+        held = self._held[task.stage][task.bucket]
+        if len(held.holders) > 1:
+            bucket.take_sums(self._from_holders(Meaning.SUM, task))
+        weight = total_weight(of.in_order())
+        if weight is not None:
+            bucket.scale(1 / weight)
+        return [bucket.norms()] if held.counts else []
+
+    def _from_holders(self, meaning: Meaning, task: Task) -> list[Any]:
+        """What each holder of the task's bucket has sent for it, in the order of holders."""
+        holders = len(self._held[task.stage][task.bucket].holders)
+        numbers = range(task.microbatch * holders, (task.microbatch + 1) * holders)
+        return [self._mail.take(meaning, task.stage, number, self._replica, task.bucket) for number in numbers]
+
+    def _settle_loss(self, task: Task) -> Payloads:
         step, microbatch = divmod(task.microbatch, self._microbatches)
-        check_finite(loss, f"step {step}, stage {task.stage}, microbatch {microbatch}")
-        self._losses.append(loss)
+        self._losses.append(self._on_device.pop(task.microbatch).read(f"step {step}, stage {task.stage}, microbatch {microbatch}"))
         if len(self._losses) == self._microbatches:
-            self._tell_loss(step, self._losses)
-            self._losses = []
+            losses, self._losses = _losses(self._losses), []
+            return lambda message: tuple(losses)
+        return lambda message: None
+
+    def _settle_norms(self, task: Task) -> None:
+        norms = self._steps[task.microbatch].norms[task.stage]
+        if len(norms) == len(self._buckets[task.stage]):
+            self._tell_norms(task.microbatch, task.stage, _joined([pair for bucket in norms.values() for pair in bucket]))
 
 
 class EvaluationHands:
@@ -130,28 +263,54 @@ class EvaluationHands:
     Args:
         stages: of this rank, by number, in evaluation mode.
         last_stage: the number of the stage that computes the loss.
+        replica: this rank's.
+        keeps_outputs: of every microbatch, on the rank that holds the last stage.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], last_stage: int) -> None:
+    def __init__(self, stages: Mapping[int, Stage], last_stage: int, replica: int, keeps_outputs: bool) -> None:
         self._stages = stages
         self._last_stage = last_stage
-        self._mail = _Mail(stages)
-        self._on_device: dict[int, torch.Tensor] = {}
-        self.losses: list[float] = []  # of the microbatches in order, on the rank that holds the last stage
-        self.put, self.payload_of = self._mail.put, self._mail.payload_of
+        self._replica = replica
+        self._keeps_outputs = keeps_outputs
+        self._mail = _Mail()
+        self._made: dict[Task, Payloads] = {}
+        self._on_device: dict[int, _OnDevice] = {}
+        self._losses: list[tuple[float, float | None]] = []
+        self.outputs: list[Any] = []  # of the microbatches in order
+        self.put = self._mail.put
 
-    def run(self, task: Task) -> None:
-        if task.kind is not Kind.FORWARD:
-            return
-        inputs, target = self._mail.take(Meaning.ACTIVATION, task), self._mail.take(Meaning.TARGET, task)
-        outputs = self._stages[task.stage].evaluate(task.microbatch, inputs, target)
-        if task.stage == self._last_stage:
-            self._on_device[task.microbatch] = outputs.to("cpu", non_blocking=True)
-        else:
-            self._mail.put(Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch), outputs)
+    @property
+    def losses(self) -> Losses:
+        """Of the microbatches in order, on the rank that holds the last stage."""
+        return _losses(self._losses)
 
-    def settle(self, task: Task) -> None:
-        if task.microbatch in self._on_device:
-            loss = float(self._on_device.pop(task.microbatch))
-            check_finite(loss, f"evaluation microbatch {task.microbatch}, stage {task.stage}")
-            self.losses.append(loss)
+    def run(self, task: Task) -> Payloads:
+        made = self._made[task] = self._forward(task) if task.kind is Kind.FORWARD else lambda message: None
+        return made
+
+    def settle(self, task: Task) -> Payloads:
+        if task.kind is Kind.FORWARD and task.stage == self._last_stage:
+            where = f"evaluation microbatch {task.microbatch}, stage {task.stage}"
+            self._losses.append(self._on_device.pop(task.microbatch).read(where))
+        return self._made.pop(task)
+
+    def _forward(self, task: Task) -> Payloads:
+        _, stage, number, _ = task
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
+        target = self._mail.take(Meaning.TARGET, stage, number, self._replica)
+        outputs = self._stages[stage].evaluate(number, inputs, target)
+        if stage == self._last_stage:
+            outputs, loss = outputs
+            self._on_device[number] = _OnDevice(*loss)
+            if self._keeps_outputs:
+                self.outputs.append(outputs)
+        return lambda message: outputs
+
+
+def _joined(parts: Sequence[Norms]) -> Norms:
+    places, norms = ([pair[which] for pair in parts] for which in (0, 1))
+    return (torch.cat(places), torch.cat(norms)) if parts else (torch.empty(0, dtype=torch.int64), torch.empty(0))
+
+
+def _is_finite(norm: float) -> bool:
+    return norm - norm == 0

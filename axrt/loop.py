@@ -19,13 +19,12 @@ from axrt.compute import Compute
 from axrt.hands import Hands
 from axrt.mesh import Mesh
 from axrt.observe.observer import Observer
-from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.message import TO_A_RANK, Meaning, Message
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
-_TO_A_RANK = (Meaning.LOSS, Meaning.NORM, Meaning.LEAVE)
 
 
 @dataclass(slots=True)
@@ -72,7 +71,7 @@ class Loop:
         self._session: Session | None = None
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
-        self._attendance = Attendance(mesh.rank_of)
+        self._attendance = Attendance(lambda place: mesh.rank_of(*place))
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -125,10 +124,11 @@ class Loop:
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
         """Say something true: to this rank's brain, or to the rank that holds the stage."""
-        if message.stage in session.state.lanes:
+        if session.state.is_here(message):
             self._take(session, message, payload)
         else:
-            self._send(self._mesh.rank_of(session.state.placement.rank_of(message.stage)), Parcel(session.generation, message, payload))
+            rank = self._mesh.rank_of(message.replica, session.state.placement.rank_of(message.stage))
+            self._send(rank, Parcel(session.generation, message, payload))
 
     def _send(self, rank: int, parcel: Parcel) -> None:
         self._transport.send(rank, parcel)
@@ -150,7 +150,7 @@ class Loop:
                 observer.arrived(source, parcel.message)
             if parcel.message.meaning is Meaning.LEAVE:
                 self._attendance.has_left(source)
-            elif parcel.message.meaning in _TO_A_RANK:
+            elif parcel.message.meaning in TO_A_RANK:
                 self._hear_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
                 self._take(self._session, parcel.message, parcel.payload)
@@ -174,22 +174,24 @@ class Loop:
     def _start(self, session: Session) -> bool:
         started = False
         while self._compute.idle and (task := session.state.pick()):
-            session.state.start(task)
+            here = session.state.start(task)
             self.task = task
             for observer in self._observers:
                 observer.started(task)
-            self._compute.start(task, session.hands.run)
+            made = self._compute.start(task, session.hands.run)
+            for message in here:
+                session.hands.put(message, made(message))
             started = True
         return started
 
     def _finish(self, session: Session) -> bool:
         finished = self._compute.finished()
         for task in finished:
-            session.hands.settle(task)
+            made = session.hands.settle(task)
             for observer in self._observers:
                 observer.finished(task)
             for message in session.state.finish(task):
-                self.post(session, message, session.hands.payload_of(message))
+                self.post(session, message, made(message))
         return bool(finished)
 
     def _wait(self, state: RankState) -> None:

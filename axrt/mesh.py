@@ -7,20 +7,22 @@ from axrt.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Coordinates of one rank; consecutive ranks are one pipeline.
+    """Coordinates of one rank.
 
     Args:
         rank: in the job.
         pipe: ranks a pipeline.
         data: replicas of the pipeline.
+        order: "pipe": consecutive ranks are one pipeline; "data": consecutive ranks hold the same stages.
     """
 
     rank: int
     pipe: int
     data: int
+    order: str = "pipe"
 
     @classmethod
-    def of(cls, rank: int, size: int, pipe: int, data: int) -> "Mesh":
+    def of(cls, rank: int, size: int, pipe: int, data: int, order: str = "pipe") -> "Mesh":
         """The mesh of a job.
 
         Args:
@@ -28,6 +30,7 @@ class Mesh:
             size: ranks in the job.
             pipe: ranks a pipeline; 0: all that data leaves.
             data: replicas.
+            order: which coordinate consecutive ranks differ in.
         Raises:
             ConfigError: the ranks do not factor into pipe x data.
         """
@@ -36,16 +39,16 @@ class Mesh:
                 f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
                 f"Start {max(pipe, 1) * data} ranks, or set parallel.pipe = 0 to take what there is"
             )
-        return cls(rank, pipe or size // data, data)
+        return cls(rank, pipe or size // data, data, order)
 
     @property
     def pipe_rank(self) -> int:
-        return self.rank % self.pipe
+        return self.rank % self.pipe if self.order == "pipe" else self.rank // self.data
 
     @property
     def data_rank(self) -> int:
-        return self.rank // self.pipe
+        return self.rank // self.pipe if self.order == "pipe" else self.rank % self.data
 
-    def rank_of(self, pipe_rank: int) -> int:
-        """The rank of the job that is `pipe_rank` in this rank's pipeline."""
-        return self.data_rank * self.pipe + pipe_rank
+    def rank_of(self, replica: int, pipe_rank: int) -> int:
+        """The rank of the job that has these coordinates."""
+        return replica * self.pipe + pipe_rank if self.order == "pipe" else pipe_rank * self.data + replica

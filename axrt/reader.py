@@ -1,6 +1,7 @@
 """One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and says so to the stages that need them."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,30 +21,51 @@ class BatchReader:
     Args:
         batches: the user's; only the rank that holds stage 0 touches it.
         placement: says where inputs and targets go.
+        replica: whose inputs these are.
+        told: the replicas that must hear of the end.
         device: where inputs go.
         generator: given back to the user while the iterator runs.
+        first: told the digest of the first microbatch.
     """
 
-    def __init__(self, batches: Iterable[Any] | None, placement: Placement, device: torch.device, generator: BorrowedGenerator) -> None:
+    def __init__(
+        self,
+        batches: Iterable[Any] | None,
+        placement: Placement,
+        replica: int,
+        told: Iterable[int],
+        device: torch.device,
+        generator: BorrowedGenerator,
+        first: Callable[[str], None] | None = None,
+    ) -> None:
         self._batches = batches
         self._iterator: Any = None
         self._placement = placement
+        self._replica = replica
+        self._told = tuple(told)
         self._device = device
         self._generator = generator
+        self._first = first
 
     def __call__(self, number: int) -> list[tuple[Message, Any]]:
         """Microbatch `number` as messages with their payloads, or the news, for every rank, that there is none."""
         with self._generator.returned():
             item = self._draw()
         if item is _EXHAUSTED:
-            ranks = range(self._placement.ranks)
-            return [(Message(Meaning.END, self._placement.stages_of(rank)[0], number), None) for rank in ranks]
+            stages = [self._placement.stages_of(rank)[0] for rank in range(self._placement.ranks)]
+            return [(Message(Meaning.END, stage, number, replica), None) for replica in self._told for stage in stages]
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise DataError(f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)")
+        if self._first is not None:
+            self._first(_digest(item))
+            self._first = None
         inputs, target = item
         last = self._placement.stages - 1
-        return [(Message(Meaning.ACTIVATION, 0, number), self._here(inputs)), (Message(Meaning.TARGET, last, number), self._here(target))]
+        return [
+            (Message(Meaning.ACTIVATION, 0, number, self._replica), self._here(inputs)),
+            (Message(Meaning.TARGET, last, number, self._replica), self._here(target)),
+        ]
 
     def _draw(self) -> Any:
         if self._iterator is None:
@@ -55,3 +77,13 @@ class BatchReader:
     def _here(self, payload: Any) -> Any:
         skeleton, tensors = flatten(payload)
         return unflatten(skeleton, [tensor.to(self._device, non_blocking=True) for tensor in tensors])
+
+
+def _digest(payload: Any) -> str:
+    """Equal for equal payloads, and for no others."""
+    skeleton, tensors = flatten(payload)
+    digest = hashlib.blake2b(repr(skeleton).encode(), digest_size=16)
+    for tensor in tensors:
+        digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

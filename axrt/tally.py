@@ -1,81 +1,79 @@
-"""What is known of past steps: losses from the last stage, gradient norms from every stage; both come as messages."""
+"""What ranks report besides the messages that tasks wait for: collected under a key until whoever asked has all of it."""
 
-import math
-from collections.abc import Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+from axrt.errors import DataError
 
-Key = tuple[int, int]  # generation, step; an evaluation has a generation of its own
+
+class Losses(NamedTuple):
+    """Of microbatches in order, from one replica.
+
+    Args:
+        values: means, or sums where there are weights.
+        weights: of the microbatches, None where the loss function gives none.
+    """
+
+    values: list[float]
+    weights: list[float] | None
+
+
+def mean_loss(replicas: list[Losses]) -> float:
+    """The mean over all microbatches, in float64 and in order; nan where there are none."""
+    values = [value for losses in replicas for value in losses.values]
+    weight = total_weight(replicas)
+    return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
+
+
+def total_weight(replicas: list[Losses]) -> float | None:
+    """The sum of all weights; None where losses are means."""
+    weighted = [losses.weights for losses in replicas if losses.weights is not None]
+    if weighted and len(weighted) < len(replicas):
+        raise DataError("the loss function gave (sum, weight) for some microbatches and a mean for others; expected one of the two for all")
+    total = sum(weight for weights in weighted for weight in weights)
+    if weighted and not 0 < total < float("inf"):
+        raise DataError(f"the weights of all losses sum to {total}; expected a positive number")
+    return total if weighted else None
 
 
 @dataclass(slots=True)
-class Outcome:
-    """Of one step or evaluation.
+class Collected:
+    """What has come under one key.
 
     Args:
-        norms_wanted: how many stages send norms to this rank.
-        loss: the mean over microbatches, None while it is not known.
-        grad_norm: the 2-norm of all gradients, None while a part is missing or none is wanted.
+        wanted: how many parts there will be; None while nobody has asked.
     """
 
-    norms_wanted: int
-    loss: float | None = None
-    grad_norm: float | None = None
-    claimed: bool = False
-    _norms: dict[int, Tensor] = field(default_factory=dict)
+    wanted: int | None = None
+    parts: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def whole(self) -> bool:
-        return self.loss is not None and (self.grad_norm is not None or not self.norms_wanted)
+        return self.wanted is not None and len(self.parts) >= self.wanted
 
-    def hear_norms(self, stage: int, norms: Tensor) -> None:
-        self._norms[stage] = norms.cpu()
-        if len(self._norms) == self.norms_wanted:
-            self.grad_norm = total_norm(self._norms[stage] for stage in sorted(self._norms))
-            self._norms.clear()
+    def in_order(self) -> list[Any]:
+        return [self.parts[part] for part in sorted(self.parts)]  # type: ignore[type-var]
 
 
 class Tally:
-    """Outcomes that are not whole, or that nobody has asked for yet; an outcome that is both belongs to who asked.
+    """Everything that is not whole, or that nobody has asked for yet; what is both belongs to who asked."""
 
-    Args:
-        stages: how many stages send norms to this rank: all to the main rank, none to the others.
-    """
+    def __init__(self) -> None:
+        self._open: dict[Hashable, Collected] = {}
 
-    def __init__(self, stages: int) -> None:
-        self._stages = stages
-        self._open: dict[Key, Outcome] = {}
+    def hear(self, key: Hashable, part: Hashable, payload: Any) -> None:
+        """Part of what is collected under a key has come."""
+        self._open.setdefault(key, Collected()).parts[part] = payload
+        self._let_go(key)
 
-    def hear_losses(self, generation: int, step: int, losses: list[float]) -> None:
-        """The losses of microbatches in order; their mean is taken in float64."""
-        self._outcome(generation, step).loss = sum(losses) / len(losses) if losses else math.nan
-        self._let_go(generation, step)
+    def claim(self, key: Hashable, wanted: int) -> Collected:
+        """What is collected under a key, to be filled as messages come."""
+        collected = self._open.setdefault(key, Collected())
+        collected.wanted = wanted
+        self._let_go(key)
+        return collected
 
-    def hear_norms(self, generation: int, step: int, stage: int, norms: Tensor) -> None:
-        """The norms of one stage's gradients, shape (number of parameters with a gradient,)."""
-        self._outcome(generation, step).hear_norms(stage, norms)
-        self._let_go(generation, step)
-
-    def claim(self, generation: int, step: int, *, norms: bool) -> Outcome:
-        """The outcome of a step, to be filled as messages come; with norms where the step has gradients."""
-        outcome = self._outcome(generation, step)
-        outcome.claimed = True
-        outcome.norms_wanted = self._stages if norms else 0
-        self._let_go(generation, step)
-        return outcome
-
-    def _outcome(self, generation: int, step: int) -> Outcome:
-        return self._open.setdefault((generation, step), Outcome(self._stages))
-
-    def _let_go(self, generation: int, step: int) -> None:
-        outcome = self._open[generation, step]
-        if outcome.claimed and outcome.whole:
-            del self._open[generation, step]
-
-
-def total_norm(parts: Iterable[Tensor]) -> float:
-    """One norm of the norms, in model order, as `torch.nn.utils.clip_grad_norm_` takes it."""
-    together = torch.cat(list(parts))
-    return float(torch.linalg.vector_norm(together)) if together.numel() else 0.0
+    def _let_go(self, key: Hashable) -> None:
+        if self._open[key].whole:
+            del self._open[key]

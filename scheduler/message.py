@@ -1,23 +1,35 @@
-"""A message is *what became true* elsewhere; it is addressed to a stage, and tensors travel beside it."""
+"""A message is *what became true* elsewhere; it is addressed to a stage of a replica, and tensors travel beside it."""
 
 from enum import Enum
 from typing import NamedTuple
 
 
 class Meaning(Enum):
-    """What a message says of its microbatch, to the stage that it is addressed to."""
+    """What a message says to the stage that it is addressed to, and what its `number` counts."""
 
-    ACTIVATION = "activation"  # the stage before has finished its forward (for stage 0: the reader has read)
-    TARGET = "target"  # the reader has read what the loss is computed against
-    GRADIENT = "gradient"  # the stage after has finished its backward
-    END = "end"  # the reader has no more: `microbatch` is how many there are in all
+    ACTIVATION = "activation"  # the stage before has finished its forward (for stage 0: the reader has read); microbatches
+    TARGET = "target"  # the reader has read what the loss is computed against; microbatches
+    GRADIENT = "gradient"  # the stage after has finished its backward; microbatches
+    LOSS = "loss"  # a replica's last stage knows the losses of a step; step x replicas + replica
+    PART = "part"  # a holder of the bucket has its part of this shard's gradient; step x holders + holder
+    SUM = "sum"  # a holder has added up its shard; step x holders + holder
+    NORM = "norm"  # a stage knows the norms of its gradients; step x stages + stage
+    VOTE = "vote"  # the norm of all gradients is known; steps
+    END = "end"  # a reader has no more; how many microbatches there are in all
 
     # To a rank, not to a stage of it: nothing waits for these to run, so the brain does not hear of them.
-    LOSS = "loss"  # the losses of a step, from the last stage to everyone; `microbatch` is the step
-    NORM = "norm"  # the norms of a stage's gradients, to the main rank; `stage` is the sender's, `microbatch` the step
+    VALUES = "values"  # what the weights of a stage are to begin with
+    READ = "read"  # a reader has read its first microbatch
+    STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; the step
+    EVALUATED = "evaluated"  # a replica has evaluated, with these losses
+    SAVED = "saved"  # the sender has written its part of a checkpoint
     LEAVE = "leave"  # the sender has closed its engine and sends nothing more
 
     __hash__ = object.__hash__
+
+
+OF_A_BUCKET = frozenset({Meaning.PART, Meaning.SUM})
+TO_A_RANK = frozenset({Meaning.VALUES, Meaning.READ, Meaning.STEPPED, Meaning.EVALUATED, Meaning.SAVED, Meaning.LEAVE})
 
 
 class Message(NamedTuple):
@@ -25,13 +37,20 @@ class Message(NamedTuple):
 
     Args:
         meaning: what became true.
-        stage: the stage that it is addressed to, where `meaning` says nothing else.
-        microbatch: the running number, as in `Task`, where `meaning` says nothing else.
+        stage: the stage that it is addressed to; of what goes to a rank, the stage that it is about.
+        number: which one, as `meaning` counts.
+        replica: of the pipeline that it is addressed to; of what goes to a rank, the one that it is about.
+        bucket: of the stage, where it concerns one.
     """
 
     meaning: Meaning
     stage: int
-    microbatch: int
+    number: int
+    replica: int = 0
+    bucket: int = 0
 
     def __str__(self) -> str:
-        return f"{self.meaning.value} {self.microbatch} for stage {self.stage}"
+        bucket = f" bucket {self.bucket}" if self.meaning in OF_A_BUCKET else ""
+        return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (
+            f" of replica {self.replica}" if self.replica else ""
+        )

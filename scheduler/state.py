@@ -1,32 +1,46 @@
 """What one rank knows, what it may do next, and what follows when it has done it.
 
-A *lane* is a stage on this rank, kept as a row of counters: microbatches of all steps are numbered on
-(n = step * m + k), so "how far" says everything and no task objects or graphs are kept. Within a kind and
-a lane, tasks run in order; the *head* of a kind is the first that has not started. A head is ready when
-every counter that it needs has passed its number:
+What is known is kept in lanes of counters (see `lane.py`), one for each stage on this rank and one for each bucket of such a
+stage. What the head of each kind needs, and what follows from it (t is the step, m its microbatches, S the stages,
+g the holders of the bucket):
 
-    head        needs, on the same lane                                         then
-    ----------  --------------------------------------------------------------  -------------------------
-    F  s.n      activation n has come; on the last stage target n too;          activation n to stage s+1
-                the weights are open (step n // m - 1 was applied)
-    B  s.n      F s.n has started; gradient n has come (not on the last stage)  gradient n to stage s-1
-    step s.t    B of every microbatch of step t has started                     weights open for step t+1
+    head            needs                                                              then
+    --------------  -----------------------------------------------------------------  --------------------------
+    F      s.n      activation n; on the last stage target n too; the weights are      activation n to stage s+1;
+                    open (all buckets of s have done step n // m - 1)                  the last stage's last of a step:
+                                                                                       a loss to every stage there is
+    B      s.n      F s.n has started; gradient n (not on the last stage)              gradient n to stage s-1; the last
+                                                                                       of a step: a part to each holder
+                                                                                       of each shared bucket
+    reduce s.t/b    (g > 1 only) a part from each of the g holders                     a sum to each holder
+    norm   s.t      (clipped steps only) every bucket of s is whole; all losses        a norm to stage 0
+    vote   0.t      (clipped steps only) a norm from each of the S stages              a vote to every stage
+    step   s.t/b    the vote; without clipping: bucket b is whole, and all losses      weights open for step t+1
 
-A need on the same lane or rank is met when its task has *started*: what runs on one device runs in the
-order it was started. A message leaves when its task has *finished*. On a CPU the two moments coincide.
+A bucket is *whole* when a sum has come from each of its g holders or, where g = 1, when the last B of step t has started.
+*All losses* are those of every replica: they say by what the gradient is to be divided, and that all went well.
 
-`deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient before its
-forward, a step that is neither this one nor the next, a task that is not a ready head) raises
-`IllegalMove` with the lane's story and changes nothing.
+A need on the same rank is met when its task has *started*: what runs on one device runs in the order it was
+started. A message leaves when its task has *finished*; so does a loss, to this rank as well, since the host needs
+its value. On a CPU the two moments coincide.
 
-Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two steps are
-alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox downstream.
+`deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient before its forward, a step that
+is neither this one nor the next, a task that is not a ready head) raises `IllegalMove` with the lane's story
+and changes nothing.
+
+Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two steps are alive on
+a lane; and a policy's cap bounds the forwards in flight, hence every mailbox downstream.
 """
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import NamedTuple
 
+from . import message as messages
+from . import task as tasks
+from .bucket import Holder, Holders, held_by_replicas, to_holders
+from .lane import Counter, Gate, Lane, Need
 from .message import Meaning, Message
 from .placement import Placement
 from .policies.policy import Policy
@@ -37,18 +51,18 @@ class IllegalMove(AssertionError):
     """An event that cannot happen; nothing was changed. The text tells the lane's story."""
 
 
-class Gate(Enum):
-    """What opens forwards besides messages: the weights of the step are in place."""
-
-    WEIGHTS = "weights"
-
-    __hash__ = object.__hash__
-
-
-Counter = Kind | Meaning | Gate
-
 UNLIMITED = sys.maxsize
-_TO_A_LANE = (Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT)
+_URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
+
+
+class Place(NamedTuple):
+    """A rank by its coordinates."""
+
+    replica: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}" + (f" of replica {self.replica}" if self.replica else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,89 +72,72 @@ class Lack:
     Args:
         task: the head.
         what: the counter that has not come far enough, or "room" where the policy's cap says no.
-        owed_by: the rank that owes it; None where it is this rank's own.
+        owed_by: who owes it; None where it is this rank itself.
     """
 
     task: Task
     what: str
-    owed_by: int | None
+    owed_by: Place | None
 
     def __str__(self) -> str:
-        return f"{self.task} lacks {self.what}" + ("" if self.owed_by is None else f" from rank {self.owed_by}")
-
-
-class Lane:
-    """One stage on one rank: how far everything has come."""
-
-    __slots__ = ("count", "early", "finished", "needs", "stage")
-
-    def __init__(self, stage: int, last: bool, trains: bool, microbatches: int) -> None:
-        self.stage = stage
-        self.needs: dict[Kind, tuple[Counter, ...]] = {
-            Kind.FORWARD: (Meaning.ACTIVATION, *((Meaning.TARGET,) if last else ()), Gate.WEIGHTS),
-            Kind.BACKWARD: (Kind.FORWARD, *(() if last else (Meaning.GRADIENT,))),
-            **({Kind.STEP: (Kind.BACKWARD,)} if trains else {}),
-        }
-        self.count: dict[Counter, int] = dict.fromkeys((*self.needs, *_TO_A_LANE), 0)
-        self.count[Gate.WEIGHTS] = microbatches if trains else UNLIMITED
-        self.early: dict[Meaning, set[int]] = {meaning: set() for meaning in _TO_A_LANE}
-        self.finished: dict[Kind, int] = dict.fromkeys(self.needs, 0)
-
-    def begin_at(self, step: int, microbatches: int) -> None:
-        """Set every counter as if the first `step` steps had been done."""
-        for counter in self.count:
-            self.count[counter] = step * microbatches
-        self.count[Gate.WEIGHTS] += microbatches
-        self.count[Kind.STEP] = step
-        self.finished = {kind: self.count[kind] for kind in self.finished}
-
-    def has(self, meaning: Meaning, microbatch: int) -> bool:
-        return microbatch < self.count[meaning] or microbatch in self.early[meaning]
-
-    def arrive(self, meaning: Meaning, microbatch: int) -> None:
-        """Messages may overtake each other; the counter is the part that has come without a gap."""
-        early = self.early[meaning]
-        early.add(microbatch)
-        while self.count[meaning] in early:
-            early.remove(self.count[meaning])
-            self.count[meaning] += 1
-
-    def __str__(self) -> str:
-        ran = ", ".join(f"{kind.value} {self.count[kind]} started {self.finished[kind]} finished" for kind in self.needs)
-        came = ", ".join(
-            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "") for meaning, early in self.early.items()
-        )
-        return f"stage {self.stage}: {ran}; came: {came}"
+        return f"{self.task} lacks {self.what}" + ("" if self.owed_by is None else f" from {self.owed_by}")
 
 
 class RankState:
     """The brain of one rank.
 
     Args:
-        placement: which rank holds which stage.
+        placement: which rank of a pipeline holds which stage.
         policy: what runs first, and which may start.
         rank: this rank's place in the pipeline.
-        microbatches: per step, at least 1.
+        microbatches: per step and replica, at least 1.
+        replica: of the pipeline, this rank's.
+        replicas: how many there are.
+        buckets: for each stage of this rank the holders of its buckets, at least one bucket; None: one a stage, held by
+            every replica.
+        clips: steps wait for a vote on the norm of all gradients.
         first_step: the step to begin with; its number only, no history is needed.
-        trains: False for an evaluation: any number of microbatches, told by the reader's END, no optimizer
-            step; backwards carry nothing but keep order, caps and bounds those of training.
+        trains: False for an evaluation: any number of microbatches, told by the reader's END, nothing to step; backwards
+            carry nothing but keep order, caps and bounds those of training.
     """
 
     def __init__(
-        self, placement: Placement, policy: Policy, rank: int, microbatches: int, *, first_step: int = 0, trains: bool = True
+        self,
+        placement: Placement,
+        policy: Policy,
+        rank: int,
+        microbatches: int,
+        *,
+        replica: int = 0,
+        replicas: int = 1,
+        buckets: Mapping[int, Sequence[Holders]] | None = None,
+        clips: bool = False,
+        first_step: int = 0,
+        trains: bool = True,
     ) -> None:
         self.placement = placement
         self.policy = policy
         self.rank = rank
         self.ranks = placement.ranks
         self.microbatches = microbatches
+        self.replica = replica
+        self.replicas = replicas
+        self.clips = clips
         self.trains = trains
         self.asked = first_step * microbatches if trains else UNLIMITED
         self.end: int | None = None
-        self.lanes = {stage: Lane(stage, stage == placement.stages - 1, trains, microbatches) for stage in placement.stages_of(rank)}
+        stages = placement.stages_of(rank)
+        held = buckets or {stage: (held_by_replicas(stage, 0, replicas),) for stage in stages}
+        self.holders = {stage: tuple(held[stage]) if trains else () for stage in stages}
+        self.lanes = {stage: self._stage_lane(stage) for stage in stages}
+        self.buckets = {
+            stage: tuple(self._bucket_lane(stage, number, len(holders)) for number, holders in enumerate(self.holders[stage]))
+            for stage in stages
+        }
+        for stage in stages:
+            self._link(stage)
         if first_step:
-            for lane in self.lanes.values():
-                lane.begin_at(first_step, microbatches)
+            self._begin_at(first_step)
 
     # What a policy may look at (policies.policy.View).
 
@@ -168,12 +165,13 @@ class RankState:
     def finished(self) -> bool:
         """Everything asked for is done on this rank."""
         if self.trains:
-            return all(lane.finished[Kind.STEP] * self.microbatches >= self.asked for lane in self.lanes.values())
+            steps = self.asked // self.microbatches
+            return all(bucket.finished[Kind.STEP] >= steps for buckets in self.buckets.values() for bucket in buckets)
         return self.end is not None and all(lane.finished[Kind.BACKWARD] >= self.end for lane in self.lanes.values())
 
     @property
     def cut_short(self) -> bool:
-        """The reader has ended within a step that was asked for; that step cannot be finished."""
+        """A reader has ended within a step that was asked for; that step cannot be finished."""
         return self.trains and self.end is not None and self.end < self.asked
 
     def microbatch_to_read(self) -> int | None:
@@ -184,105 +182,235 @@ class RankState:
         read = lane.count[Meaning.ACTIVATION]
         return read if read == lane.count[Kind.FORWARD] and read < min(self.asked, lane.count[Gate.WEIGHTS]) else None
 
+    def is_here(self, message: Message) -> bool:
+        """The message is addressed to a stage of this rank."""
+        return message.replica == self.replica and message.stage in self.lanes
+
     def deliver(self, message: Message) -> None:
         """Take in what became true elsewhere."""
         if message.meaning is Meaning.END:
-            if self.end is not None:
-                raise IllegalMove(f"the end was told before: {self.end} microbatches, and now {message.microbatch}")
-            self.end = message.microbatch
+            self._hear_end(message)
             return
         self._check_delivery(message)
-        self.lanes[message.stage].arrive(message.meaning, message.microbatch)
+        self._lane_of(message).arrive(message.meaning, message.number)
 
     def pick(self) -> Task | None:
-        """The policy's choice among the heads that may run now. A step comes first: it opens forwards and waits for nobody."""
-        heads = [self._head(lane, kind) for lane in self.lanes.values() for kind in lane.needs if self._is_ready(lane, kind)]
-        ready = [head for head in heads if self._is_admitted(head)]
+        """The policy's choice among the heads that may run now. What ends a step comes first: it waits for nobody, and others for it."""
+        heads = [
+            Task(kind, stage, lane.count[kind])
+            for stage, lane in self.lanes.items()
+            for kind in (Kind.FORWARD, Kind.BACKWARD)
+            if lane.is_ready(kind)
+        ]
+        ready = [head for head in heads if self.policy.admits(head, self)]
+        for stage, lane in self.lanes.items():
+            if self.trains and lane.count[Kind.BACKWARD] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
+                ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]
         return min(ready, key=self._precedence, default=None)
 
-    def start(self, task: Task) -> None:
-        """The task runs from now on; what it makes true on this rank holds at once."""
-        lane = self.lanes.get(task.stage)
-        if lane is None or task != self._head(lane, task.kind) or not self._is_ready(lane, task.kind):
+    def start(self, task: Task) -> list[Message]:
+        """The task runs from now on; what it makes true on this rank holds at once, and is returned."""
+        lane = self._lane_of_task(task)
+        if lane is None or task.microbatch != lane.count[task.kind] or not lane.is_ready(task.kind):
             raise IllegalMove(f"{task} cannot start: {self._story(task.stage)}")
         lane.count[task.kind] += 1
         if task.kind is Kind.STEP:
-            lane.count[Gate.WEIGHTS] += self.microbatches
-        for message in self._consequences(task):
-            if message.stage in self.lanes:
-                self.deliver(message)
+            steps = min(bucket.count[Kind.STEP] for bucket in self.buckets[task.stage])
+            self.lanes[task.stage].count[Gate.WEIGHTS] = (steps + 1) * self.microbatches
+        here = [message for message in self._consequences(task) if self._is_at_once(message)]
+        for message in here:
+            self.deliver(message)
+        return here
 
     def finish(self, task: Task) -> list[Message]:
-        """The task has run; what follows on other ranks."""
-        lane = self.lanes.get(task.stage)
+        """The task has run; what follows that was not true at its start: on other ranks, and the losses."""
+        lane = self._lane_of_task(task)
         if lane is None or not lane.finished[task.kind] == task.microbatch < lane.count[task.kind]:
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
         lane.finished[task.kind] += 1
-        return [message for message in self._consequences(task) if message.stage not in self.lanes]
+        return [message for message in self._consequences(task) if not self._is_at_once(message)]
 
     def waiting_for(self) -> list[Lack]:
-        """For every head that was asked for and may not run now: what it lacks, and which rank owes it."""
+        """For every head that was asked for and may not run now: what it lacks, and who owes it."""
         wanted = self.asked if self.end is None else min(self.asked, self.end)
-        lacks = []
-        for lane in self.lanes.values():
-            for head in [self._head(lane, kind) for kind in lane.needs]:
-                last = self._last_of(head.kind, head.microbatch)
-                if last >= wanted:
-                    continue
-                missing = [counter for counter in lane.needs[head.kind] if lane.count[counter] <= last]
-                lacks += [Lack(head, counter.value, self._owner(counter, lane.stage)) for counter in missing]
-                if not missing and not self._is_admitted(head):
-                    lacks.append(Lack(head, "room", None))
+        lacks: list[Lack] = []
+        for stage, lane in self.lanes.items():
+            for kind in (Kind.FORWARD, Kind.BACKWARD):
+                head = Task(kind, stage, lane.count[kind])
+                if head.microbatch < wanted:
+                    lacks += self._lacks(lane, head) or ([] if self.policy.admits(head, self) else [Lack(head, "room", None)])
+            lacks += [
+                lack
+                for of, head in self._once_a_step(stage)
+                if head.microbatch * self.microbatches < wanted
+                for lack in self._lacks(of, head)
+            ]
         return lacks
 
-    # Comparisons.
+    # Lanes.
 
-    def _head(self, lane: Lane, kind: Kind) -> Task:
-        return Task(kind, lane.stage, lane.count[kind])
+    def _stage_lane(self, stage: int) -> Lane:
+        m, stages = self.microbatches, self.placement.stages
+        clips = self.trains and self.clips
+        kinds = (Kind.FORWARD, Kind.BACKWARD, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
+        per_step: dict[Counter, int] = {
+            **dict.fromkeys((Kind.FORWARD, Kind.BACKWARD, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
+            **dict.fromkeys((Kind.NORM, Kind.VOTE, Meaning.VOTE), 1),
+            Meaning.LOSS: self.replicas,
+            Meaning.NORM: stages,
+        }
+        meanings = [counter for counter in per_step if isinstance(counter, Meaning)]
+        lane = Lane(f"stage {stage}", per_step, meanings, kinds)
+        lane.count[Gate.WEIGHTS] = m if self.trains else UNLIMITED
+        return lane
 
-    def _last_of(self, kind: Kind, number: int) -> int:
-        """The last microbatch that a task concerns: a step needs the backwards of all of its own."""
-        return number if kind is not Kind.STEP else (number + 1) * self.microbatches - 1
+    def _bucket_lane(self, stage: int, number: int, holders: int) -> Lane:
+        kinds = (*((Kind.REDUCE,) * (holders > 1)), Kind.STEP)
+        meanings = (Meaning.PART, Meaning.SUM)
+        per_step: dict[Counter, int] = {**dict.fromkeys(kinds, 1), **dict.fromkeys(meanings, holders)}
+        return Lane(f"stage {stage} bucket {number}", per_step, meanings, kinds)
 
-    def _is_ready(self, lane: Lane, kind: Kind) -> bool:
-        """The lane's head of that kind has all it needs."""
-        count = lane.count
-        last = self._last_of(kind, count[kind])
-        for counter in lane.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
-            if count[counter] <= last:
-                return False
-        return True
+    def _link(self, stage: int) -> None:
+        """What each kind of head on a stage and its buckets needs."""
+        lane, last = self.lanes[stage], stage == self.placement.stages - 1
+        inputs: list[Counter] = [Meaning.ACTIVATION, *[Meaning.TARGET] * last, Gate.WEIGHTS]
+        back: list[Counter] = [Kind.FORWARD, *[Meaning.GRADIENT] * (not last)]
+        lane.needs[Kind.FORWARD] = tuple(Need(lane, counter) for counter in inputs)
+        lane.needs[Kind.BACKWARD] = tuple(Need(lane, counter) for counter in back)
+        losses, voted = Need(lane, Meaning.LOSS), Need(lane, Meaning.VOTE)
+        whole = {
+            bucket: Need(bucket, Meaning.SUM) if Kind.REDUCE in bucket.needs else Need(lane, Kind.BACKWARD)
+            for bucket in self.buckets[stage]
+        }
+        for bucket in self.buckets[stage]:
+            if Kind.REDUCE in bucket.needs:
+                bucket.needs[Kind.REDUCE] = (Need(bucket, Meaning.PART),)
+            bucket.needs[Kind.STEP] = (voted,) if self.clips else (whole[bucket], losses)
+        if Kind.NORM in lane.needs:
+            lane.needs[Kind.NORM] = (*dict.fromkeys(whole.values()), losses)
+        if Kind.VOTE in lane.needs:
+            lane.needs[Kind.VOTE] = (Need(lane, Meaning.NORM),)
 
-    def _is_admitted(self, head: Task) -> bool:
-        return head.kind is Kind.STEP or self.policy.admits(head, self)
+    def _begin_at(self, step: int) -> None:
+        for stage, lane in self.lanes.items():
+            lane.begin_at(step)
+            lane.count[Gate.WEIGHTS] += self.microbatches
+            for bucket in self.buckets[stage]:
+                bucket.begin_at(step)
+
+    def _once_a_step(self, stage: int) -> Iterator[tuple[Lane, Task]]:
+        """The heads of what comes once a step, of a stage and its buckets."""
+        for number, bucket in enumerate(self.buckets[stage]):
+            for kind in bucket.needs:
+                yield bucket, Task(kind, stage, bucket.count[kind], number)
+        lane = self.lanes[stage]
+        for kind in lane.needs:
+            if kind in tasks.ONCE_A_STEP:
+                yield lane, Task(kind, stage, lane.count[kind])
+
+    def _lane_of(self, message: Message) -> Lane:
+        of_a_bucket = message.meaning in messages.OF_A_BUCKET
+        return self.buckets[message.stage][message.bucket] if of_a_bucket else self.lanes[message.stage]
+
+    def _lane_of_task(self, task: Task) -> Lane | None:
+        if task.kind not in tasks.OF_A_BUCKET:
+            lane = self.lanes.get(task.stage)
+        else:
+            buckets = self.buckets.get(task.stage, ())
+            lane = buckets[task.bucket] if task.bucket < len(buckets) else None
+        return lane if lane is not None and task.kind in lane.needs else None
 
     def _precedence(self, task: Task) -> tuple[int, ...]:
-        return (0,) if task.kind is Kind.STEP else (1, *self.policy.key(task, self))
+        if task.kind in tasks.ONCE_A_STEP:
+            return (0, _URGENCY[task.kind], task.stage, task.bucket)
+        return (1, *self.policy.key(task, self))
+
+    # What follows.
 
     def _consequences(self, task: Task) -> list[Message]:
-        if task.kind is Kind.FORWARD and task.stage < self.placement.stages - 1:
-            return [Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch)]
-        if task.kind is Kind.BACKWARD and task.stage > 0:
-            return [Message(Meaning.GRADIENT, task.stage - 1, task.microbatch)]
+        kind, stage, number, bucket = task
+        if kind is Kind.FORWARD:
+            if stage < self.placement.stages - 1:
+                return [Message(Meaning.ACTIVATION, stage + 1, number, self.replica)]
+            return self._losses(number)
+        if kind is Kind.BACKWARD:
+            back = [Message(Meaning.GRADIENT, stage - 1, number, self.replica)] if stage > 0 else []
+            return back + self._parts(stage, number) if self._ends_a_step(number) else back
+        if kind is Kind.REDUCE:
+            return self._to_holders(Meaning.SUM, stage, bucket, number)
+        if kind is Kind.NORM:
+            return [Message(Meaning.NORM, 0, number * self.placement.stages + stage, self.replica)]
+        if kind is Kind.VOTE:
+            return [Message(Meaning.VOTE, other, number, self.replica) for other in range(self.placement.stages)]
         return []
 
-    def _owner(self, counter: Counter, stage: int) -> int | None:
-        senders: dict[Counter, int] = {Meaning.ACTIVATION: max(stage - 1, 0), Meaning.TARGET: 0, Meaning.GRADIENT: stage + 1}
-        rank = self.placement.rank_of(senders.get(counter, stage))
-        return None if rank == self.rank else rank
+    def _is_at_once(self, message: Message) -> bool:
+        return message.meaning is not Meaning.LOSS and self.is_here(message)
+
+    def _ends_a_step(self, microbatch: int) -> bool:
+        return self.trains and (microbatch + 1) % self.microbatches == 0
+
+    def _losses(self, microbatch: int) -> list[Message]:
+        """The last forward of a step: its losses are of interest to every stage of every replica."""
+        if not self._ends_a_step(microbatch):
+            return []
+        number = microbatch // self.microbatches * self.replicas + self.replica
+        return [Message(Meaning.LOSS, stage, number, replica) for replica in range(self.replicas) for stage in range(self.placement.stages)]
+
+    def _parts(self, stage: int, microbatch: int) -> list[Message]:
+        """The last backward of a step makes this rank's part of every shared bucket whole."""
+        step = microbatch // self.microbatches
+        shared = [bucket for bucket, holders in enumerate(self.holders[stage]) if len(holders) > 1]
+        return [message for bucket in shared for message in self._to_holders(Meaning.PART, stage, bucket, step)]
+
+    def _to_holders(self, meaning: Meaning, stage: int, bucket: int, step: int) -> list[Message]:
+        return to_holders(meaning, self.holders[stage][bucket], Holder(self.replica, stage, bucket), step)
+
+    # Refusals.
+
+    def _lacks(self, lane: Lane, head: Task) -> list[Lack]:
+        return [Lack(head, need.counter.value, self._owner(need, head)) for need in lane.missing(head.kind)]
+
+    def _owner(self, need: Need, head: Task) -> Place | None:
+        """Who owes the next of what a head needs."""
+        replica, stage, next_number = self.replica, head.stage, need.lane.count[need.counter]
+        if need.counter in (Meaning.PART, Meaning.SUM):
+            holders = next(held for lane, held in zip(self.buckets[stage], self.holders[stage], strict=True) if lane is need.lane)
+            replica, stage, _ = holders[next_number % len(holders)]
+        elif need.counter is Meaning.LOSS:
+            replica, stage = next_number % self.replicas, self.placement.stages - 1
+        elif need.counter is Meaning.NORM:
+            stage = next_number % self.placement.stages
+        elif need.counter in (Meaning.TARGET, Meaning.VOTE):
+            stage = 0
+        elif need.counter is Meaning.ACTIVATION:
+            stage = max(stage - 1, 0)
+        elif need.counter is Meaning.GRADIENT:
+            stage += 1
+        place = Place(replica, self.placement.rank_of(stage))
+        return None if place == (self.replica, self.rank) else place
+
+    def _hear_end(self, message: Message) -> None:
+        """Training ends where the first reader ends; an evaluation's replicas end each for itself."""
+        if self.end is not None and (not self.trains or message.number // self.microbatches != self.end // self.microbatches):
+            raise IllegalMove(f"the end was told before: {self.end} microbatches, and now {message.number}")
+        self.end = message.number if self.end is None else min(self.end, message.number)
 
     def _check_delivery(self, message: Message) -> None:
-        lane = self.lanes.get(message.stage)
-        if lane is None:
-            raise IllegalMove(f"{message}: rank {self.rank} holds stages {sorted(self.lanes)}")
-        if lane.has(message.meaning, message.microbatch):
+        if not self.is_here(message) or message.bucket >= max(1, len(self.buckets[message.stage])):
+            raise IllegalMove(f"{message}: {Place(self.replica, self.rank)} holds stages {sorted(self.lanes)}")
+        of_stage, lane = self.lanes[message.stage], self._lane_of(message)
+        if lane.has(message.meaning, message.number):
             raise IllegalMove(f"{message} has come before: {lane}")
-        if message.meaning is Meaning.GRADIENT and message.microbatch >= lane.count[Kind.FORWARD]:
+        if message.meaning is Meaning.GRADIENT and message.number >= of_stage.count[Kind.FORWARD]:
             raise IllegalMove(f"{message} before its forward: {lane}")
-        if self.trains and message.microbatch >= lane.count[Gate.WEIGHTS] + self.microbatches:
-            raise IllegalMove(f"{message} is of step {message.microbatch // self.microbatches}, neither this one nor the next: {lane}")
-        if not self.trains and self.end is not None and message.microbatch >= self.end:
+        step = message.number // lane.per_step[message.meaning]
+        if self.trains and step > of_stage.count[Gate.WEIGHTS] // self.microbatches:
+            raise IllegalMove(f"{message} is of step {step}, neither this one nor the next: {lane}")
+        if not self.trains and self.end is not None and message.number >= self.end:
             raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")
 
     def _story(self, stage: int) -> str:
-        return str(self.lanes.get(stage, f"rank {self.rank} holds stages {sorted(self.lanes)}"))
+        if stage not in self.lanes:
+            return f"rank {self.rank} holds stages {sorted(self.lanes)}"
+        return "; ".join(str(lane) for lane in (self.lanes[stage], *self.buckets[stage]))

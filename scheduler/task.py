@@ -2,15 +2,16 @@
 
 It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
 microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a run:
-microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. The optimizer's
-work comes once a step: ``step2.5`` is stage 2 being stepped at the end of step 5.
+microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. What comes once a step
+counts steps instead, and some of it is done bucket by bucket: ``step2.5`` is the first bucket of stage 2 being
+stepped at the end of step 5, ``step2.5/1`` the next bucket.
 """
 
 import re
 from enum import Enum
 from typing import NamedTuple, Self
 
-_NOTATION = re.compile(r"([A-Za-z]+)(\d+)\.(\d+)")
+_NOTATION = re.compile(r"([A-Za-z]+)(\d+)\.(\d+)(?:/(\d+))?")
 
 
 class Kind(Enum):
@@ -18,10 +19,17 @@ class Kind(Enum):
 
     FORWARD = "F"
     BACKWARD = "B"
-    STEP = "step"
+    REDUCE = "reduce"  # add up this holder's shard of a bucket's gradient
+    NORM = "norm"  # the norms of a stage's gradients
+    VOTE = "vote"  # the norm of all gradients, from those of the stages
+    STEP = "step"  # the optimizer's, of a bucket
 
     # Members are singletons, and Enum's own hash, written in Python, is a third of the cost of a pick.
     __hash__ = object.__hash__
+
+
+ONCE_A_STEP = frozenset({Kind.REDUCE, Kind.NORM, Kind.VOTE, Kind.STEP})
+OF_A_BUCKET = frozenset({Kind.REDUCE, Kind.STEP})
 
 
 class Task(NamedTuple):
@@ -30,15 +38,17 @@ class Task(NamedTuple):
     Args:
         kind: what is done.
         stage: 0 holds the first layers; numbered over the whole model.
-        microbatch: the running number over all steps; for ``Kind.STEP`` the number of the step.
+        microbatch: the running number over all steps; for what comes once a step the number of the step.
+        bucket: which one of the stage, for work on a bucket.
     """
 
     kind: Kind
     stage: int
     microbatch: int
+    bucket: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.stage}.{self.microbatch}"
+        return f"{self.kind.value}{self.stage}.{self.microbatch}" + (f"/{self.bucket}" if self.bucket else "")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -47,4 +57,4 @@ class Task(NamedTuple):
         kinds = {kind.value: kind for kind in Kind}
         if match is None or match[1] not in kinds:
             raise ValueError(f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, as in 'F2.7'")
-        return cls(kinds[match[1]], int(match[2]), int(match[3]))
+        return cls(kinds[match[1]], int(match[2]), int(match[3]), int(match[4] or 0))

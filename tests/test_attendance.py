@@ -4,10 +4,10 @@ import pytest
 
 from axrt import PeerLeftError
 from axrt.attendance import Attendance
-from axrt.scheduler.state import Lack
+from axrt.scheduler.state import Lack, Place
 from axrt.scheduler.task import Task
 
-OWED = [Lack(Task.parse("B1.3"), "gradient", 2), Lack(Task.parse("F1.4"), "room", None)]
+OWED = [Lack(Task.parse("B1.3"), "gradient", Place(0, 2)), Lack(Task.parse("F1.4"), "room", None)]
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 
 def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place + 10, clock)
+    attendance = Attendance(lambda place: place.rank + 10, clock)
     attendance.check(lambda: OWED)
     attendance.is_elsewhere(12)
     attendance.check(lambda: OWED)
@@ -32,7 +32,7 @@ def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
 
 def test_what_comes_after_all_was_not_missed() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place, clock)
+    attendance = Attendance(lambda place: place.rank, clock)
     attendance.has_left(2)
     attendance.check(lambda: OWED)
     clock.now = 1.9
@@ -46,7 +46,7 @@ def test_what_comes_after_all_was_not_missed() -> None:
 
 def test_in_the_next_call_everyone_is_there_who_has_not_left() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place, clock)
+    attendance = Attendance(lambda place: place.rank, clock)
     attendance.is_elsewhere(2)
     attendance.begin_call()
     for clock.now in (0.0, 10.0):

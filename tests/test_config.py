@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
         ("schedule.policy=1f2b", "expected one of 1f1b, axonn, eager-1f1b, gpipe .*; did you mean '1f1b'?"),
         ("schedule.in_flight=2", "schedule.in_flight: policy 1f1b has a bound of its own"),
         ("schedule.global_batch=7", "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8"),
-        ("precision.compute=bfloat16", "precision.compute = 'bfloat16'; expected one of float32"),
-        ("parallel.data=2", "parallel.data = 2; expected at least 1 and at most 1"),
+        ("precision.compute=float16", "precision.compute = 'float16'; expected one of float32, bfloat16"),
+        ("parallel.data=0", "parallel.data = 0; expected at least 1"),
         ("model.width=100", "model.width = 100 is no multiple of 2 x model.heads = 8; set it to 104"),
         ("model.vocab=200", "data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"),
         ("parallel.partition=[0, 1.5]", "parallel.partition .* expected a string or a list, each an integer"),
@@ -102,6 +102,11 @@ def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:
     assert Mesh.of(rank=4, size=6, pipe=0, data=2) == Mesh(rank=4, pipe=3, data=2)
 
 
-def test_consecutive_ranks_are_one_pipeline() -> None:
-    mesh = Mesh(rank=4, pipe=3, data=2)
-    assert (mesh.data_rank, mesh.pipe_rank, [mesh.rank_of(r) for r in range(3)]) == (1, 1, [3, 4, 5])
+@pytest.mark.parametrize(("order", "coordinates", "mine"), [("pipe", (1, 1), [3, 4, 5]), ("data", (0, 2), [0, 2, 4])])
+def test_consecutive_ranks_are_one_pipeline_or_the_replicas_of_a_stage(order: str, coordinates: tuple[int, int], mine: list[int]) -> None:
+    mesh = Mesh(rank=4, pipe=3, data=2, order=order)
+    assert (mesh.data_rank, mesh.pipe_rank) == coordinates
+    assert [mesh.rank_of(mesh.data_rank, r) for r in range(3)] == mine
+    for rank in range(6):
+        other = Mesh(rank, 3, 2, order)
+        assert mesh.rank_of(other.data_rank, other.pipe_rank) == rank

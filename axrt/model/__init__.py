@@ -1,7 +1,7 @@
 """The model as a pipeline sees it: layers, how they are built and seeded, and how they are cut into stages."""
 
-from .layers import LayerSpec
+from .layers import LayerSpec, TiedLayerSpec
 from .module import PipelineModule
 from .seeds import seed_of
 
-__all__ = ["LayerSpec", "PipelineModule", "seed_of"]
+__all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec", "seed_of"]

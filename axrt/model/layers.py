@@ -1,10 +1,12 @@
 """Layers: modules, specifications of modules that are built where they are needed, and plain functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from axrt.errors import ConfigError
 
 from .seeds import initial_seed_of
 
@@ -47,6 +49,46 @@ class Function(nn.Module):
         return getattr(self.function, "__qualname__", repr(self.function))
 
 
+class TiedLayerSpec(LayerSpec):
+    """A layer that shares a weight with every other layer of the same key, wherever each of them is held.
+
+    Args:
+        key: names what is shared.
+        typename, *args, **kwargs: as for `LayerSpec`.
+        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`.
+        tied_weight_attr: the parameter that is shared, or a list of them; dots lead to parameters of submodules. Its first
+            value, and whether it is trained, are those of the first layer of the key.
+
+    Each layer keeps a copy and an accumulator of its own; their gradients are summed in the order of layers, and every copy
+    is stepped alike.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        typename: type[nn.Module],
+        *args: Any,
+        forward_fn: Callable[[Any, Any], Any] | None = None,
+        tied_weight_attr: str | Sequence[str] = "weight",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(typename, *args, **kwargs)
+        self.key = key
+        self.forward_fn = forward_fn
+        self.tied = (tied_weight_attr,) if isinstance(tied_weight_attr, str) else tuple(tied_weight_attr)
+
+    def build(self) -> nn.Module:
+        module = super().build()
+        return module if self.forward_fn is None else _running(module, self.forward_fn)
+
+
+def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Module:
+    """The module with another forward: of a class of its own, so that its parameters keep their names."""
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, value: forward_fn(self, value), "__module__": kind.__module__})
+    return module
+
+
 Layer = nn.Module | LayerSpec | Callable[[Any], Any]
 
 
@@ -57,16 +99,50 @@ def name_of(layer: Layer) -> str:
     return type(layer).__name__ if isinstance(layer, nn.Module) else getattr(layer, "__name__", type(layer).__name__)
 
 
-def build(layer: Layer, index: int, seed: int) -> nn.Module:
+def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
     """Layer `index` of the model as a module; torch's generator is afterwards where it was.
 
-    A `LayerSpec` is built under the seed of (seed, index). A module is taken as it is.
+    A `LayerSpec` is built under the seed of (seed, index); what it shares with others takes its value from the first of them. A
+    module is taken as it is.
     """
-    if isinstance(layer, LayerSpec):
-        with torch.random.fork_rng(devices=[]):  # built on the CPU, wherever it runs
-            torch.default_generator.manual_seed(initial_seed_of(seed, index))
-            return layer.build()
-    return layer if isinstance(layer, nn.Module) else Function(layer)
+    layer = layers[index]
+    if not isinstance(layer, LayerSpec):
+        return layer if isinstance(layer, nn.Module) else Function(layer)
+    module = _built(layer, index, seed)
+    if isinstance(layer, TiedLayerSpec) and (first := places_of(layers, layer.key)[0]) < index:
+        share(layers, first, _built(layer_of(layers, first), first, seed), index, module)
+    return module
+
+
+def places_of(layers: Sequence[Layer], key: str) -> list[int]:
+    """The layers that share what `key` names."""
+    return [place for place, layer in enumerate(layers) if isinstance(layer, TiedLayerSpec) and layer.key == key]
+
+
+def layer_of(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
+    """The tied layer at that place."""
+    layer = layers[place]
+    assert isinstance(layer, TiedLayerSpec)
+    return layer
+
+
+def share(layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module) -> None:
+    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place` too."""
+    names, other_names = layer_of(layers, place).tied, layer_of(layers, other_place).tied
+    for name, other_name in zip(names, other_names, strict=True):
+        parameter, (parent, _, attribute) = module.get_parameter(name), other_name.rpartition(".")
+        if other.get_parameter(other_name).shape != parameter.shape:
+            raise ConfigError(
+                f"layers {place} and {other_place} are tied by key {layer_of(layers, place).key!r}, but {name} of the one has shape "
+                f"{tuple(parameter.shape)} and {other_name} of the other {tuple(other.get_parameter(other_name).shape)}; expected the same"
+            )
+        setattr(other.get_submodule(parent), attribute, parameter)
+
+
+def _built(layer: LayerSpec, index: int, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # built on the CPU, wherever it runs
+        torch.default_generator.manual_seed(initial_seed_of(seed, index))
+        return layer.build()
 
 
 def _without_memory(layer: LayerSpec) -> nn.Module:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, LayerSpec, build
+from .layers import Layer, LayerSpec, TiedLayerSpec, build, places_of, share
 from .partition import boundaries
 
-LossFunction = Callable[[Any, Any], Tensor]
+LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
 
 
 class PipelineModule:
@@ -20,7 +20,9 @@ class PipelineModule:
     Args:
         layers: an `nn.Sequential`, or modules, `LayerSpec`s and plain functions in any mix. A tuple that a layer returns
             stays one argument of the next.
-        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one element.
+        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one element; or, where microbatches
+            count differently, (sum, weight): the loss of a step is then the sum of sums over the sum of weights, over all
+            microbatches of all replicas.
         partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel] partition` overrides it.
         num_stages: checked against the number of pipeline ranks where given.
         seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is accepted. A module given as it is
@@ -63,9 +65,14 @@ class PipelineModule:
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.
 
-        Modules given as they are are copied, so that training one does not change the other.
+        Modules given as they are are copied, so that training one does not change the other; tied layers share their parameter.
         """
-        return nn.Sequential(*copy.deepcopy([build(layer, index, seed) for index, layer in enumerate(self.layers)]))
+        whole = copy.deepcopy([build(self.layers, index, seed) for index in range(len(self.layers))])
+        for key in {layer.key for layer in self.layers if isinstance(layer, TiedLayerSpec)}:
+            first, *others = places_of(self.layers, key)
+            for other in others:
+                share(self.layers, first, whole[first], other, whole[other])
+        return nn.Sequential(*whole)
 
     def boundaries(self, stages: int, override: str | Sequence[int] = "") -> list[int]:
         """Where the layers are cut into so many stages; `ConfigError` where they cannot be."""

@@ -44,6 +44,7 @@ class BorrowedGenerator:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
+        self.device = device
         self._generators = [torch.default_generator]
         if device.type == "cuda":
             self._generators.append(torch.cuda.default_generators[device.index or 0])

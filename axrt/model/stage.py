@@ -11,6 +11,7 @@ soon as it is sent, unless the graph itself needs it.
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,9 +71,10 @@ class Stage:
         first_layer: the place of its first layer in the model.
         loss_fn: on the last stage, None elsewhere.
         microbatches: per step and replica.
+        generator: set before each layer.
         replica: of the pipeline, this one.
         replicas: how many there are.
-        generator: set before each layer.
+        compute: the type that layers compute in and hand on; None: as they are.
     """
 
     def __init__(
@@ -84,14 +86,17 @@ class Stage:
         generator: BorrowedGenerator,
         replica: int = 0,
         replicas: int = 1,
+        compute: torch.dtype | None = None,
     ) -> None:
         self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(layers, first_layer)})
         self._first_layer = first_layer
         self._loss_fn = loss_fn
         self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
         self._generator = generator
+        self._compute = compute
         self._stash: dict[int, _Stashed] = {}
         self._anchor = torch.empty(0, requires_grad=True)
+        self._device_type = generator.device.type
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._own_memory = {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
@@ -107,15 +112,16 @@ class Stage:
             inputs: what the stage before returned, or the reader read; tensors that want a gradient say so.
             target: for the loss, on the last stage.
         Returns:
-            What travels on, detached; on the last stage the loss, a tensor with one element.
+            What travels on, detached; on the last stage what the loss function returned, (mean, None) or (sum, weight).
         """
         stashed = self._stash[number] = _Stashed(_Inflow())
         outputs = self._run_layers(number, self._through_inlet(inputs, stashed.inflow))
         if self._loss_fn is not None:
-            loss = self._loss(outputs, target)
+            loss, weight = self._loss(outputs, target)
             if loss.requires_grad:
-                stashed.roots = [get_gradient_edge(loss / (self._replicas * self._microbatches))]
-            return loss.detach()
+                # A sum is divided when the weights of all microbatches are known, at the end of the step.
+                stashed.roots = [get_gradient_edge(loss / (self._replicas * self._microbatches) if weight is None else loss)]
+            return loss.detach(), weight
         skeleton, tensors = flatten(outputs)
         stashed.roots = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
         return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors])
@@ -142,9 +148,13 @@ class Stage:
 
     @torch.no_grad()
     def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
-        """Run microbatch `number` in evaluation mode and keep nothing; returns as `forward` does."""
+        """Run microbatch `number` in evaluation mode and keep nothing.
+
+        Returns:
+            What travels on; on the last stage (outputs, what the loss function returned as in `forward`).
+        """
         outputs = self._run_layers(number, inputs)
-        return outputs if self._loss_fn is None else self._loss(outputs, target)
+        return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
 
     def drop(self) -> None:
         """Forget every microbatch under way and what it has added to gradients."""
@@ -157,16 +167,28 @@ class Stage:
         microbatch += self._replica * self._microbatches
         for place, layer in enumerate(self.layers.values(), self._first_layer):
             self._generator.before_layer(step, microbatch, place)
-            value = layer(value)
+            with self._computing():
+                value = layer(value)
+            if self._compute is not None:
+                value = _in_type(value, self._compute)
         return value
 
-    def _loss(self, outputs: Any, target: Any) -> Tensor:
+    def _computing(self) -> AbstractContextManager[Any]:
+        if self._compute is None:
+            return nullcontext()
+        return torch.autocast(self._device_type, dtype=self._compute)
+
+    def _loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
         assert self._loss_fn is not None
-        loss = self._loss_fn(outputs, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise TypeError(f"loss_fn returned {found}; expected a tensor with one element, the mean over the microbatch")
-        return loss
+        with self._computing():
+            found = self._loss_fn(outputs, target)
+        loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        if not (_is_one_number(loss) and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))):
+            raise TypeError(
+                f"loss_fn returned {_described(found)}; expected a tensor with one element, the mean over the microbatch, or a pair of "
+                "such a tensor, the sum, and its weight"
+            )
+        return loss, weight.detach() if isinstance(weight, Tensor) else weight
 
     def _to_send(self, tensor: Tensor) -> Tensor:
         """Detached, and not this stage's own weights or buffers: those change while the network may still be reading."""
@@ -187,6 +209,22 @@ class Stage:
         return unflatten(skeleton, tensors)
 
 
+def _in_type(value: Any, compute: torch.dtype) -> Any:
+    """What a layer hands on in the type of computation, so that no bit depends on whether it travels."""
+    skeleton, tensors = flatten(value)
+    return unflatten(skeleton, [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors])
+
+
+def _is_one_number(value: object) -> bool:
+    return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(one) for one in value)})"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
@@ -203,10 +241,10 @@ def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
             parameter.grad = parameter.grad.clone()
 
 
-def check_finite(loss: float, where: str) -> None:
+def check_finite(value: float, where: str, what: str = "loss") -> None:
     """Raise `NonFiniteLossError` unless the loss is a number."""
-    if not math.isfinite(loss):
+    if not math.isfinite(value):
         raise NonFiniteLossError(
-            f"the loss is {loss} at {where} (all counted from 0); expected a finite number. "
+            f"the {what} is {value} at {where} (all counted from 0); expected a finite number. "
             "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
         )

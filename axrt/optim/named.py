@@ -8,7 +8,7 @@ from torch import nn
 
 from axrt.config import Optimizer
 
-from .step import OptimizerFactory, Schedule
+from .bucket import OptimizerFactory, Schedule
 
 
 def optimizer_factory(config: Optimizer) -> OptimizerFactory:

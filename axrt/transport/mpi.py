@@ -3,7 +3,7 @@
 A parcel is one *envelope* (header, description of the payload, and the bytes of its small tensors) and, for
 each large tensor, its bytes straight from the sender's memory into the receiver's. The header says
 
-    1. for which generation, what, which stage, which microbatch;
+    1. for which generation, what, and to whom: stage, number, replica, bucket;
     2. how long the description is; what follows it are the small tensors, one after the other.
 
 Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes
@@ -33,7 +33,7 @@ from .waiting import Patience, sharpen_sleep
 from .wire import Layout, Spec, dense, describe, read_description
 
 _ENVELOPES, _TENSORS = 1, 2  # tags
-_HEADER = struct.Struct("<iBiqI")
+_HEADER = struct.Struct("<iBiqiiI")
 _MEANINGS = tuple(Meaning)
 _CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
 _SMALL_BYTES = 32 * 1024
@@ -90,8 +90,8 @@ class MpiTransport:
     def send(self, rank: int, parcel: Parcel) -> None:
         skeleton, tensors = flatten(parcel.payload)
         description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
-        generation, (meaning, stage, microbatch), _ = parcel
-        head = _HEADER.pack(generation, _CODE_OF[meaning], stage, microbatch, len(description)) + description
+        generation, (meaning, *address), _ = parcel
+        head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
         staged = [self._staging.outgoing(dense(tensor)) for tensor in tensors]
         self._going.append(_Going(rank, head, [tensor for tensor, _ in staged], [ready for _, ready in staged]))
         self._send_what_is_ready()
@@ -165,7 +165,7 @@ class MpiTransport:
                 del self._envelopes[source]
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
-        generation, code, stage, microbatch, length = _HEADER.unpack_from(envelope)
+        generation, code, *address, length = _HEADER.unpack_from(envelope)
         at = _HEADER.size + length
         skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
         tensors: list[Tensor] = []
@@ -177,7 +177,7 @@ class MpiTransport:
             else:
                 tensors.append(layout.allocate(self._staging.memory))
                 requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(tensors[-1], self._piece_bytes)]
-        return _Coming(source, generation, Message(_MEANINGS[code], stage, microbatch), skeleton, layouts, tensors, requests)
+        return _Coming(source, generation, Message(_MEANINGS[code], *address), skeleton, layouts, tensors, requests)
 
     def _completed(self) -> list[tuple[int, Parcel]]:
         coming, self._coming = self._coming, []

@@ -1,6 +1,7 @@
 """The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's ranks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.observe.observer import Observer
-from axrt.optim.step import OptimizerFactory, Schedule, constant
+from axrt.optim.bucket import OptimizerFactory, Schedule, constant
 from axrt.transport import Transport
 
 SEED = 7
@@ -45,8 +46,11 @@ def train_in_plain_torch(
     steps: int,
     factory: OptimizerFactory = adamw,
     schedule: Schedule = constant,
+    *,
+    clip: float = 0.0,
+    compute: torch.dtype | None = None,
 ) -> Outcome:
-    """`batches(step)` are the microbatches of a step."""
+    """`batches(step)` are the microbatches of a step, of all replicas, one after the other."""
     whole = model.sequential(SEED)
     named = [(name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad]
     optimizer = factory(named)
@@ -54,22 +58,41 @@ def train_in_plain_torch(
     losses, norms = [], []
     for step in range(steps):
         items = batches(step)
-        of_step = []
+        of_step, weights = [], []
         for k, (inputs, target) in enumerate(items):
-            value = inputs
-            for place, layer in enumerate(whole):
-                torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
-                value = layer(value)
-            loss = model.loss_fn(value, target)
-            torch.autograd.backward(loss / len(items))
+            with computing(compute):
+                value = run_in_plain_torch(whole, inputs, step, k, compute)
+                loss = model.loss_fn(value, target)
+            if isinstance(loss, tuple):
+                loss, weight = loss
+                weights.append(float(weight))
+            torch.autograd.backward(loss if weights else loss / len(items))
             of_step.append(loss.item())
-        norms.append(nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None]).item())
+        gradients = [p.grad for _, p in named if p.grad is not None]
+        for gradient in gradients if weights else ():
+            gradient.mul_(1 / sum(weights))
+        norms.append(nn.utils.get_total_norm(gradients).item())
+        if clip:
+            nn.utils.clip_grad_norm_([p for _, p in named], clip)
         for group, lr in zip(optimizer.param_groups, initial, strict=True):
             group["lr"] = lr * schedule(step)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(sum(of_step) / len(of_step))
+        losses.append(sum(of_step) / (sum(weights) if weights else len(of_step)))
     return Outcome(losses, norms, {name: parameter.detach().clone() for name, parameter in named})
+
+
+def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, compute: torch.dtype | None) -> Any:
+    for place, layer in enumerate(whole):
+        torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
+        value = layer(value)
+        if compute and value.dtype == torch.float32:
+            value = value.to(compute)
+    return value
+
+
+def computing(compute: torch.dtype | None) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=compute, cache_enabled=False) if compute else nullcontext()
 
 
 def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -91,17 +114,21 @@ def train_on_a_rank(
     """What one rank of axrt makes of the same; parameters are those that it holds."""
     engine = axrt.initialize(model, factory, schedule, config, transport=transport, observers=observers)
     with engine:
-        results = [engine.train_batch(iter(batches(step)) if engine.is_main else None) for step in range(steps)]
+        mine = slice(engine.data_rank * engine.config.schedule.microbatches, (engine.data_rank + 1) * engine.config.schedule.microbatches)
+        results = [engine.train_batch(iter(batches(step)[mine]) if engine.reads else None) for step in range(steps)]
         losses = [result.loss for result in results]
         norms = [result.grad_norm for result in results]
     return Outcome(losses, [norm for norm in norms if norm is not None], {n: p.detach().clone() for n, p in engine.named_parameters()})
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome of a job from those of its ranks, which agree on the losses."""
+def together(outcomes: Sequence[Outcome], replicas: int = 1) -> Outcome:
+    """The outcome of a job from those of its ranks, which agree on the losses; replicas agree on every bit."""
     assert all(outcome.losses == outcomes[0].losses for outcome in outcomes)
-    parameters = {name: tensor for outcome in outcomes for name, tensor in outcome.parameters.items()}
-    assert len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
+    parameters: dict[str, Tensor] = {}
+    for outcome in outcomes:
+        for name, tensor in outcome.parameters.items():
+            assert torch.equal(parameters.setdefault(name, tensor), tensor), f"replicas differ in {name}"
+    assert replicas * len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
     return Outcome(outcomes[0].losses, outcomes[0].norms, parameters)
 
 

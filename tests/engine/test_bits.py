@@ -1,5 +1,7 @@
 """Every policy, placement, depth, partition and order of events has the bits of plain PyTorch."""
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -78,6 +80,17 @@ def test_parameter_groups_by_name_and_a_schedule_follow_plain_torch() -> None:
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS, factory, schedule)
     model, config = perceptron(), configured(MICROBATCHES)
     outcomes = LocalWorld(3).run(lambda transport: train_on_a_rank(transport, model, BATCHES, STEPS, config, factory, schedule))
+    assert together(outcomes) == reference
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.NAdam])
+def test_an_optimizer_that_needs_whole_parameters_has_them(kind: type[torch.optim.Optimizer]) -> None:
+    def factory(named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+        return kind([parameter for _, parameter in named], lr=1e-2)  # type: ignore[call-arg]
+
+    reference = train_in_plain_torch(perceptron(), BATCHES, STEPS, factory)
+    config = configured(MICROBATCHES, memory={"bucket_mb": 0})
+    outcomes = LocalWorld(2).run(lambda transport: train_on_a_rank(transport, perceptron(), BATCHES, STEPS, config, factory))
     assert together(outcomes) == reference
 
 

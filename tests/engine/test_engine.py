@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import axrt
 from axrt import engine as engine_module
-from axrt.compute import OnCpu, Run
+from axrt.compute import Made, OnCpu, Run
 from axrt.model.stage import _Inflow, _Stashed
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Message
@@ -51,9 +51,10 @@ class Delayed(OnCpu):
     def busy(self) -> bool:
         return bool(self._running)
 
-    def start(self, task: Task, run: Run) -> None:
-        run(task)
+    def start(self, task: Task, run: Run) -> Made:
+        made = run(task)
         self._running.append((task, self._looks + 3))
+        return made
 
     def finished(self) -> list[Task]:
         self._looks += 1

@@ -40,8 +40,8 @@ def receive(transport: MpiTransport, count: int) -> dict[int, Any]:
     got: dict[int, Any] = {}
     while len(got) < count:
         for _, (_, message, payload) in transport.poll(block=True):
-            assert message.microbatch not in got
-            got[message.microbatch] = payload
+            assert message.number not in got
+            got[message.number] = payload
     return got
 
 
@@ -77,7 +77,7 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
             transport.send(1, parcel(number))
         comm.Barrier()
         if comm.rank == 1:
-            assert [p.message.microbatch for _, p in transport.poll(block=False)] == [number]
+            assert [p.message.number for _, p in transport.poll(block=False)] == [number]
         comm.Barrier()
     transport.close()
 

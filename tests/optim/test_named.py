@@ -6,7 +6,6 @@ from torch import nn
 
 from axrt.config import Optimizer
 from axrt.optim.named import lr_schedule, optimizer_factory
-from axrt.optim.step import StageOptimizer, constant
 
 
 @pytest.mark.parametrize(
@@ -28,23 +27,3 @@ def test_matrices_decay_and_vectors_do_not(name: str, kind: type) -> None:
     optimizer = optimizer_factory(Optimizer(name=name, weight_decay=0.3))(list(layer.named_parameters()))
     assert type(optimizer) is kind
     assert [(group["params"][0].dim(), group["weight_decay"]) for group in optimizer.param_groups] == [(2, 0.3), (1, 0.0)]
-
-
-def test_a_stage_without_parameters_has_nothing_to_step() -> None:
-    def never(named: object) -> torch.optim.Optimizer:
-        raise AssertionError("no optimizer is wanted here")
-
-    empty = StageOptimizer([], never, constant)
-    empty.step(0)
-    assert empty.lr is None
-    assert empty.norms().numel() == 0
-
-
-def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
-    used, unused = nn.Parameter(torch.tensor([3.0, 4.0])), nn.Parameter(torch.ones(2))
-    used.grad = used.detach().clone()
-    optimizer = StageOptimizer([("used", used), ("unused", unused)], lambda named: torch.optim.SGD(dict(named).values(), lr=1.0), constant)
-    assert optimizer.norms().tolist() == [5.0]
-    optimizer.step(0)
-    assert (used.tolist(), unused.tolist()) == ([0.0, 0.0], [1.0, 1.0])
-    assert used.grad is None

@@ -2,13 +2,14 @@
 
 from random import Random
 
+from axrt.scheduler.bucket import Holder, Holders, held_by_replicas
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear, Placement
 from axrt.scheduler.policies import Policy, named
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
-TICKS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.STEP: 0}
+TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.BACKWARD: 2}
 
 
 def read(state: RankState, end: int | None = None) -> list[Message]:
@@ -17,35 +18,89 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
     if number is None:
         return []
     if number == end:
-        return [Message(Meaning.END, stage, number) for stage in range(state.placement.stages)]
-    return [Message(Meaning.ACTIVATION, 0, number), Message(Meaning.TARGET, state.placement.stages - 1, number)]
+        told = range(state.replicas) if state.trains else (state.replica,)
+        return [Message(Meaning.END, stage, number, replica) for replica in told for stage in range(state.placement.stages)]
+    return [
+        Message(Meaning.ACTIVATION, 0, number, state.replica),
+        Message(Meaning.TARGET, state.placement.stages - 1, number, state.replica),
+    ]
 
 
 class Pipeline:
-    """The brains of all ranks, what ran, and the most that was in flight on each."""
+    """The brains of all ranks of all replicas, what ran, and the most that was in flight on each.
+
+    Args:
+        buckets: of each stage, each held by the same stage in every replica.
+        tied: one bucket more on the first and one on the last stage, both held by both in every replica.
+        clips: steps wait for a vote.
+        evaluate: so many microbatches without gradients, instead of steps.
+        end: the readers end after so many.
+    """
 
     def __init__(
-        self, policy: Policy, ranks: int, microbatches: int, *, steps: int = 1, evaluate: int | None = None, end: int | None = None
+        self,
+        policy: Policy,
+        ranks: int,
+        microbatches: int,
+        *,
+        steps: int = 1,
+        replicas: int = 1,
+        buckets: int = 1,
+        tied: bool = False,
+        clips: bool = False,
+        evaluate: int | None = None,
+        end: int | None = None,
     ) -> None:
         self.placement: Placement = Linear(ranks)
         self.end = evaluate if end is None else end
         trains = evaluate is None
-        self.states = [RankState(self.placement, policy, rank, microbatches, trains=trains) for rank in range(ranks)]
+        self.states = [
+            RankState(
+                self.placement,
+                policy,
+                rank,
+                microbatches,
+                replica=replica,
+                replicas=replicas,
+                buckets={rank: held_on(rank, ranks, replicas, buckets, tied)},
+                clips=clips,
+                trains=trains,
+            )
+            for replica in range(replicas)
+            for rank in range(ranks)
+        ]
         for state in self.states:
             for _ in range(steps if trains else 0):
                 state.ask_step()
-        self.ran: list[list[Task]] = [[] for _ in range(ranks)]
-        self.stash = [0] * ranks
+        self.ran: list[list[Task]] = [[] for _ in self.states]
+        self.stash = [0] * len(self.states)
 
-    def start(self, rank: int, task: Task) -> None:
-        self.states[rank].start(task)
-        self.ran[rank].append(task)
-        started = [task.kind for task in self.ran[rank]]  # counted here, not asked of the state that is tested
-        self.stash[rank] = max(self.stash[rank], started.count(Kind.FORWARD) - started.count(Kind.BACKWARD))
+    def place_of(self, message: Message) -> int:
+        """Which of the states a message is for."""
+        return message.replica * self.placement.ranks + self.placement.rank_of(message.stage)
+
+    def end_of(self, state: RankState) -> int | None:
+        """Where its reader ends: each replica's somewhere else, of training within one step."""
+        if self.end is None or not state.trains:
+            return self.end
+        return min(self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1)
+
+    def start(self, place: int, task: Task) -> None:
+        self.states[place].start(task)
+        self.ran[place].append(task)
+        started = [task.kind for task in self.ran[place]]  # counted here, not asked of the state that is tested
+        self.stash[place] = max(self.stash[place], started.count(Kind.FORWARD) - started.count(Kind.BACKWARD))
 
     @property
     def finished(self) -> bool:
         return all(state.finished for state in self.states)
+
+
+def held_on(stage: int, stages: int, replicas: int, buckets: int, tied: bool) -> list[Holders]:
+    """The buckets of a stage: those that are its own, and those of a layer tied from the first to the last stage."""
+    both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
+    holders = tuple(Holder(replica, stage, bucket) for replica in range(replicas) for stage in both for bucket in both[stage])
+    return [held_by_replicas(stage, bucket, replicas) for bucket in range(buckets)] + [holders] * (len(both.get(stage, ())) if tied else 0)
 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
@@ -55,20 +110,20 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     running: list[list[Task]] = [[] for _ in pipeline.states]
     while True:
         for state in pipeline.states:
-            for message in read(state, pipeline.end):
-                if message.stage in state.lanes:  # the reader's own stage hears it at once
+            for message in read(state, pipeline.end_of(state)):
+                if state.is_here(message):  # the reader's own stage hears it at once
                     state.deliver(message)
                 else:
                     wires.append(message)
         moves: list[tuple[str, int]] = [("deliver", i) for i in range(len(wires))]
-        moves += [("finish", rank) for rank, tasks in enumerate(running) if tasks]
-        moves += [("start", rank) for rank, state in enumerate(pipeline.states) if len(running[rank]) < 2 and state.pick()]
+        moves += [("finish", place) for place, tasks in enumerate(running) if tasks]
+        moves += [("start", place) for place, state in enumerate(pipeline.states) if len(running[place]) < 2 and state.pick()]
         if not moves:
             return
         move, which = random.choice(moves)
         if move == "deliver":
             message = wires.pop(which)
-            pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+            pipeline.states[pipeline.place_of(message)].deliver(message)
         elif move == "finish":
             wires += pipeline.states[which].finish(running[which].pop(0))
         else:
@@ -109,10 +164,10 @@ def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int
                 running[rank] = None
                 moved = True
                 for message in state.finish(task[0]):
-                    pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+                    pipeline.states[pipeline.place_of(message)].deliver(message)
         for rank, state in enumerate(pipeline.states):
             for message in read(state):
-                pipeline.states[pipeline.placement.rank_of(message.stage)].deliver(message)
+                pipeline.states[pipeline.place_of(message)].deliver(message)
             choice = state.pick() if running[rank] is None else None
             if choice is not None:
                 pipeline.start(rank, choice)

@@ -58,25 +58,44 @@ def test_the_stash_is_the_published_one(name: str, stash: list[int]) -> None:
     assert [named(name).stash_bound(rank, 4, 8) for rank in range(4)] == stash
 
 
-def everything_once(ranks: int, microbatches: int, steps: int) -> list[set[Task]]:
-    of_step = [Task(Kind.STEP, 0, t) for t in range(steps)]
-    of_batch = [Task(kind, 0, n) for kind in (Kind.FORWARD, Kind.BACKWARD) for n in range(steps * microbatches)]
-    return [{task._replace(stage=rank) for task in of_step + of_batch} for rank in range(ranks)]
+def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
+    expected = []
+    for state in pipeline.states:
+        (stage,) = state.lanes
+        of_batch = {Task(kind, stage, n) for kind in (Kind.FORWARD, Kind.BACKWARD) for n in range(steps * state.microbatches)}
+        of_step = {(Kind.NORM, 0)} if state.clips else set()
+        of_step |= {(Kind.VOTE, 0)} if state.clips and stage == 0 else set()
+        for bucket, holders in enumerate(state.holders[stage]):
+            of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
+        expected.append(of_batch | {Task(kind, stage, step, bucket) for kind, bucket in of_step for step in range(steps)})
+    return expected
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 24), st.integers(1, 3), st.integers(0, 9), st.integers())
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 8),
+    st.integers(1, 24),
+    st.integers(1, 3),
+    st.integers(0, 9),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.booleans(),
+    st.booleans(),
+    st.integers(),
+)
 @settings(max_examples=300, deadline=None)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
-    name: str, ranks: int, microbatches: int, steps: int, in_flight: int, seed: int
+    name: str, ranks: int, microbatches: int, steps: int, in_flight: int, replicas: int, buckets: int, tied: bool, clips: bool, seed: int
 ) -> None:
     policy = named(name, in_flight if name == "axonn" else 0)
-    pipeline = Pipeline(policy, ranks, microbatches, steps=steps)
+    replicas = min(replicas, 9 // ranks + 1)
+    pipeline = Pipeline(policy, ranks, microbatches, steps=steps, replicas=replicas, buckets=buckets, tied=tied, clips=clips)
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
-    assert [set(ran) for ran in pipeline.ran] == everything_once(ranks, microbatches, steps)
-    assert [len(ran) for ran in pipeline.ran] == [steps * (2 * microbatches + 1)] * ranks
-    for rank, stash in enumerate(pipeline.stash):
-        assert stash <= min(microbatches, policy.stash_bound(rank, ranks, microbatches))
+    assert [set(ran) for ran in pipeline.ran] == (expected := everything_once(pipeline, steps))
+    assert [len(ran) for ran in pipeline.ran] == [len(tasks) for tasks in expected]
+    for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
+        assert stash <= min(microbatches, policy.stash_bound(state.rank, ranks, microbatches))
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 6), st.integers(0, 24), st.integers())
@@ -90,13 +109,13 @@ def test_an_evaluation_of_any_length_ends_and_keeps_the_bound(name: str, ranks: 
         assert stash <= named(name).stash_bound(rank, ranks, microbatches)
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 11), st.integers())
+@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 11), st.integers(1, 3), st.booleans(), st.integers())
 @settings(max_examples=200, deadline=None)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
-    name: str, ranks: int, microbatches: int, end: int, seed: int
+    name: str, ranks: int, microbatches: int, end: int, replicas: int, clips: bool, seed: int
 ) -> None:
     steps = end // microbatches + 1
-    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end)
+    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips)
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
     for ran in pipeline.ran:

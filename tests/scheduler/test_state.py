@@ -31,7 +31,7 @@ def run(state: RankState, task: str) -> list[Message]:
     return state.finish(Task.parse(task))
 
 
-@given(st.builds(Task, st.sampled_from(Kind), st.integers(0), st.integers(0)))
+@given(st.builds(Task, st.sampled_from(Kind), st.integers(0), st.integers(0), st.integers(0)))
 def test_a_task_prints_shortly_and_reads_back(task: Task) -> None:
     assert Task.parse(str(task)) == task
 
@@ -73,6 +73,8 @@ def test_the_next_step_waits_for_the_weights_and_the_step_for_the_last_backward(
     state.deliver(gradient(1, 0))
     state.deliver(activation(1, 1))
     run(state, "B1.0")
+    assert state.pick() is None
+    state.deliver(Message(Meaning.LOSS, 1, 0))
     assert not state.finished
     assert run(state, "step1.0") == []
     assert state.finished
@@ -143,6 +145,7 @@ def test_what_is_waited_for_is_named_with_the_rank_that_owes_it() -> None:
         "F1.1 lacks activation from rank 0",
         "B1.0 lacks gradient from rank 2",
         "step1.0 lacks B",
+        "step1.0 lacks loss from rank 2",
     ]
 
 
@@ -159,8 +162,8 @@ def test_the_end_is_told_once() -> None:
     state = state_of(rank=1)
     state.deliver(Message(Meaning.END, 1, 2))
     assert not state.cut_short  # the step that was asked for is whole
-    with pytest.raises(IllegalMove, match="the end was told before: 2 microbatches, and now 3"):
-        state.deliver(Message(Meaning.END, 1, 3))
+    with pytest.raises(IllegalMove, match="the end was told before: 2 microbatches, and now 4"):
+        state.deliver(Message(Meaning.END, 1, 4))
     state.ask_step()
     assert state.cut_short
 

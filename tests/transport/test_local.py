@@ -24,7 +24,7 @@ def orders(seed: int) -> list[int]:
             for number in range(20):
                 transport.send(1, numbered(number))
         while transport.rank == 1 and len(heard) < 20:
-            heard += [parcel.message.microbatch for _, parcel in transport.poll(block=True)]
+            heard += [parcel.message.number for _, parcel in transport.poll(block=True)]
         return heard
 
     return LocalWorld(2, seed).run(rank_main)[1]

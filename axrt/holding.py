@@ -1,0 +1,101 @@
+"""What a rank holds of the model: its stages, and their parameters in buckets."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from axrt.config import Config
+from axrt.mesh import Mesh
+from axrt.model.layers import build
+from axrt.model.module import PipelineModule
+from axrt.model.seeds import BorrowedGenerator
+from axrt.model.stage import Stage
+from axrt.optim.bucket import Bucket, OptimizerFactory, Schedule
+from axrt.optim.held import Held, buckets_of
+from axrt.scheduler.bucket import Holders
+from axrt.scheduler.placement import Placement
+
+_MIB = 1024 * 1024
+_TYPES = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Stages of this rank by number, and of each its buckets, with who else holds them."""
+
+    stages: dict[int, Stage]
+    buckets: dict[int, tuple[Bucket, ...]]
+    held: dict[int, tuple[Held, ...]]
+
+    @property
+    def holders(self) -> dict[int, tuple[Holders, ...]]:
+        return {stage: tuple(one.holders for one in held) for stage, held in self.held.items()}
+
+    @property
+    def all_buckets(self) -> list[Bucket]:
+        return [bucket for buckets in self.buckets.values() for bucket in buckets]
+
+    @property
+    def lr(self) -> float:
+        """Of the first parameter group on this rank; nan where the rank has no parameters."""
+        return next((bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan"))
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [pair for stage in self.stages.values() for pair in stage.named_parameters()]
+
+    def layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Each layer with its place in the model."""
+        for stage in self.stages.values():
+            for place, layer in stage.layers.items():
+                yield int(place), layer
+
+    def drop(self) -> None:
+        """Forget every microbatch under way, and all gradients."""
+        for stage in self.stages.values():
+            stage.drop()
+        for bucket in self.all_buckets:
+            bucket.forget_gradients()
+
+
+def hold(
+    model: PipelineModule,
+    cuts: Sequence[int],
+    placement: Placement,
+    mesh: Mesh,
+    config: Config,
+    generator: BorrowedGenerator,
+    factory: OptimizerFactory,
+    schedule: Schedule,
+) -> Holding:
+    """Build what this rank holds.
+
+    Args:
+        model: the whole one.
+        cuts: where it is cut into stages.
+        placement: which rank holds which stage.
+        mesh: this rank's coordinates.
+        config: of the run.
+        generator: of the device that this rank computes on.
+        factory: makes the optimizer of a bucket.
+        schedule: the factor on the learning rate.
+    """
+    stages, buckets, held = {}, {}, {}
+    for stage in placement.stages_of(mesh.pipe_rank):
+        first, end = cuts[stage], cuts[stage + 1]
+        stages[stage] = Stage(
+            [build(model.layers, place, config.run.seed).to(generator.device) for place in range(first, end)],
+            first,
+            model.loss_fn if stage == placement.stages - 1 else None,
+            config.schedule.microbatches,
+            generator,
+            mesh.data_rank,
+            mesh.data,
+            _TYPES[config.precision.compute],
+        )
+        named = stages[stage].named_parameters()
+        held[stage] = tuple(buckets_of(model.layers, cuts, stage, named, mesh.data, config.memory.bucket_mb * _MIB))
+        places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
+        buckets[stage] = tuple(Bucket(one.named, [places[name] for name, _ in one.named], factory, schedule) for one in held[stage])
+    return Holding(stages, buckets, held)

@@ -1,0 +1,96 @@
+"""A lane is a row of counters: how far everything has come, of a stage on this rank or of a bucket of that stage.
+
+Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no task objects or
+graphs are kept. Within a kind and a lane tasks run in order; the *head* of a kind is the first that has not
+started. It is ready when every counter that it needs has passed its number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from .message import Meaning
+from .task import ONCE_A_STEP, Kind
+
+
+class Gate(Enum):
+    """What opens forwards besides messages: the weights of the step are in place."""
+
+    WEIGHTS = "weights"
+
+    __hash__ = object.__hash__
+
+
+Counter = Kind | Meaning | Gate
+
+
+class Need(NamedTuple):
+    """A counter that a head waits for, and the lane that keeps it."""
+
+    lane: "Lane"
+    counter: Counter
+
+
+class Lane:
+    """One row of counters.
+
+    Args:
+        name: for the story.
+        per_step: how many of each make a step.
+        meanings: what messages may say to it.
+        kinds: the tasks that run on it.
+    """
+
+    __slots__ = ("count", "early", "finished", "name", "needs", "per_step")
+
+    def __init__(self, name: str, per_step: Mapping[Counter, int], meanings: Sequence[Meaning], kinds: Sequence[Kind]) -> None:
+        self.name = name
+        self.per_step = per_step
+        self.needs: dict[Kind, tuple[Need, ...]] = dict.fromkeys(kinds, ())
+        self.count: dict[Counter, int] = dict.fromkeys((*kinds, *meanings), 0)
+        self.early: dict[Meaning, set[int]] = {meaning: set() for meaning in meanings}
+        self.finished: dict[Kind, int] = dict.fromkeys(kinds, 0)
+
+    def begin_at(self, step: int) -> None:
+        """Set every counter as if the first `step` steps had been done."""
+        for counter in self.count:
+            self.count[counter] = step * self.per_step[counter]
+        self.finished = {kind: self.count[kind] for kind in self.finished}
+
+    def has(self, meaning: Meaning, number: int) -> bool:
+        return number < self.count[meaning] or number in self.early[meaning]
+
+    def arrive(self, meaning: Meaning, number: int) -> None:
+        """Messages may overtake each other; the counter is the part that has come without a gap."""
+        early = self.early[meaning]
+        early.add(number)
+        while self.count[meaning] in early:
+            early.remove(self.count[meaning])
+            self.count[meaning] += 1
+
+    def missing(self, kind: Kind) -> Iterator[Need]:
+        """What the head of a kind still needs."""
+        head = self.count[kind]
+        for need in self.needs[kind]:
+            if need.lane.count[need.counter] <= _last(kind, head, need):
+                yield need
+
+    def is_ready(self, kind: Kind) -> bool:
+        """The head of a kind has all it needs."""
+        head = self.count[kind]
+        for need in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
+            if need.lane.count[need.counter] <= _last(kind, head, need):
+                return False
+        return True
+
+    def __str__(self) -> str:
+        ran = [f"{kind.value} {self.count[kind]} started {self.finished[kind]} finished" for kind in self.finished]
+        came = [
+            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "") for meaning, early in self.early.items()
+        ]
+        return f"{self.name}: {', '.join(ran)}; came: {', '.join(came)}"
+
+
+def _last(kind: Kind, head: int, need: Need) -> int:
+    """The last number that a head needs: its own microbatch's, or that of all that belong to its step."""
+    return (head + 1) * need.lane.per_step[need.counter] - 1 if kind in ONCE_A_STEP else head

@@ -1,0 +1,146 @@
+"""Tied weights: one value wherever it is held, one gradient summed in the order of layers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .models import Block
+from .reference import Outcome, configured, together, train_in_plain_torch, train_on_a_rank
+
+VOCAB, WIDTH, MICROBATCHES = 11, 16, 4
+
+
+def as_head(embedding: nn.Embedding, value: Tensor) -> Tensor:
+    return functional.linear(value, embedding.weight)
+
+
+class FrozenEmbedding(nn.Embedding):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.weight.requires_grad_(False)
+
+
+class Head(nn.Module):
+    """Shares a weight that has another name, deeper down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, value: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.norm(value))
+        return logits
+
+
+def tied(embedding: type[nn.Module] = nn.Embedding) -> axrt.PipelineModule:
+    first = axrt.TiedLayerSpec("tokens", embedding, VOCAB, WIDTH)
+    last = axrt.TiedLayerSpec("tokens", embedding, VOCAB, WIDTH, forward_fn=as_head)
+    return axrt.PipelineModule([first, axrt.LayerSpec(Block, WIDTH), axrt.LayerSpec(Block, WIDTH), last], functional.cross_entropy)
+
+
+def three_times() -> axrt.PipelineModule:
+    """Once as it is, once in the middle, once as part of another module."""
+    return axrt.PipelineModule(
+        [
+            axrt.TiedLayerSpec("tokens", nn.Embedding, VOCAB, WIDTH),
+            axrt.LayerSpec(Block, WIDTH),
+            axrt.TiedLayerSpec("tokens", nn.Linear, WIDTH, VOCAB, bias=False),
+            axrt.LayerSpec(nn.Linear, VOCAB, WIDTH),
+            axrt.TiedLayerSpec("tokens", Head, tied_weight_attr="out.weight"),
+        ],
+        functional.cross_entropy,
+    )
+
+
+def batches(replicas: int = 1) -> Any:
+    def of_step(step: int) -> list[tuple[Tensor, ...]]:
+        tokens = torch.randint(VOCAB, (MICROBATCHES * replicas, 2, 8), generator=torch.Generator().manual_seed(step))
+        return [tuple(pair) for pair in tokens]
+
+    return of_step
+
+
+def on_ranks(pipe: int, data: int, model: axrt.PipelineModule, steps: int = 4, factory: Any = None, **sections: Any) -> Outcome:
+    config = configured(MICROBATCHES, parallel={"data": data, **sections.pop("parallel", {})}, **sections)
+    factory = factory or (lambda named: torch.optim.AdamW(named, lr=1e-2))
+    outcomes = LocalWorld(pipe * data).run(lambda t: train_on_a_rank(t, model, batches(data), steps, config, factory))
+    return together(outcomes, data)
+
+
+def gradient(before: nn.Sequential, after: dict[str, Tensor]) -> Tensor:
+    """What a step of SGD with rate one has taken away, of the parameters of plain torch."""
+    return torch.cat([(p.detach().double() - after[name].double()).flatten() for name, p in before.named_parameters()])
+
+
+@pytest.mark.parametrize("make", [tied, three_times])
+@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 3)])
+def test_the_gradient_is_that_of_plain_torch(pipe: int, data: int, make: Any) -> None:
+    rate_one = lambda named: torch.optim.SGD(named, lr=1.0)  # noqa: E731
+    expected = gradient(make().sequential(7), train_in_plain_torch(make(), batches(data), 1, rate_one).parameters)
+    found = gradient(make().sequential(7), on_ranks(pipe, data, make(), 1, rate_one).parameters)
+    assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("data", [1, 2])
+def test_bits_are_the_same_on_one_rank_on_two_and_for_any_partition(data: int, clip: float) -> None:
+    for model in (tied(), three_times()):
+        expected = on_ranks(1, data, model, optimizer={"clip": clip})
+        for pipe, partition in ((2, ""), (2, [0, 1, len(model.layers)]), (2, [0, 0, len(model.layers)]), (4, "")):
+            assert on_ranks(pipe, data, model, optimizer={"clip": clip}, parallel={"partition": partition}) == expected
+
+
+def test_losses_and_norms_follow_plain_torch_and_the_weight_counts_once() -> None:
+    reference = train_in_plain_torch(tied(), batches(), 8, clip=0.3)
+    outcome = on_ranks(2, 1, tied(), 8, optimizer={"clip": 0.3})
+    assert outcome.losses == pytest.approx(reference.losses, rel=1e-5)
+    assert outcome.norms == pytest.approx(reference.norms, rel=1e-5)
+
+
+@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (3, 2)])
+def test_every_copy_stays_the_same(pipe: int, data: int) -> None:
+    copies = on_ranks(pipe, data, tied()).parameters
+    assert torch.equal(copies["0.weight"], copies["3.weight"])
+    assert not torch.equal(copies["0.weight"], tied().sequential(7).get_parameter("0.weight"))
+
+
+@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 2)])
+def test_a_frozen_tied_weight_stays_and_the_rest_trains(pipe: int, data: int) -> None:
+    reference = train_in_plain_torch(tied(FrozenEmbedding), batches(data), 3)
+    outcome = on_ranks(pipe, data, tied(FrozenEmbedding), 3)
+    assert outcome.parameters.keys() == reference.parameters.keys()
+    assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
+
+
+def test_the_whole_model_in_one_process_shares_one_parameter() -> None:
+    whole = three_times().sequential(7)
+    weights = [whole.get_parameter(name) for name in ("0.weight", "2.weight", "4.out.weight")]
+    assert weights[0] is weights[1] is weights[2]
+    assert sum(parameter is weights[0] for parameter in whole.parameters()) == 1
+
+
+def test_shapes_that_differ_are_refused() -> None:
+    model = axrt.PipelineModule(
+        [axrt.TiedLayerSpec("w", nn.Linear, 3, 4), axrt.TiedLayerSpec("w", nn.Linear, 4, 3)], functional.cross_entropy
+    )
+    with pytest.raises(axrt.ConfigError, match=r"layers 0 and 1 are tied by key 'w', but weight of the one has shape \(4, 3\)"):
+        model.sequential(0)
+
+
+def test_a_job_with_tied_weights_evaluates_and_ends_early() -> None:
+    def rank_main(transport: Transport) -> float:
+        with axrt.initialize(tied(), config=configured(MICROBATCHES), transport=transport) as engine:
+            engine.train_batch(iter(batches()(0)))
+            with pytest.raises(StopIteration):
+                engine.train_batch(iter(batches()(1)[:2]))
+            engine.train_batch(iter(batches()(1)))
+            return engine.eval_batch(iter(batches()(2))).loss
+
+    assert len(set(LocalWorld(3).run(rank_main))) == 1
