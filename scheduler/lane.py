@@ -77,9 +77,11 @@ class Lane:
 
     def is_ready(self, kind: Kind) -> bool:
         """The head of a kind has all it needs."""
+        if kind in ONCE_A_STEP:
+            return not any(self.missing(kind))
         head = self.count[kind]
-        for need in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
-            if need.lane.count[need.counter] <= _last(kind, head, need):
+        for lane, counter in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
+            if lane.count[counter] <= head:
                 return False
         return True
 

@@ -126,6 +126,7 @@ class RankState:
         self.trains = trains
         self.asked = first_step * microbatches if trains else UNLIMITED
         self.end: int | None = None
+        self._later: dict[Task, list[Message]] = {}  # what follows from a task that runs, once it has finished
         stages = placement.stages_of(rank)
         held = buckets or {stage: (held_by_replicas(stage, 0, replicas),) for stage in stages}
         self.holders = {stage: tuple(held[stage]) if trains else () for stage in stages}
@@ -217,7 +218,10 @@ class RankState:
         if task.kind is Kind.STEP:
             steps = min(bucket.count[Kind.STEP] for bucket in self.buckets[task.stage])
             self.lanes[task.stage].count[Gate.WEIGHTS] = (steps + 1) * self.microbatches
-        here = [message for message in self._consequences(task) if self._is_at_once(message)]
+        here: list[Message] = []
+        later = self._later[task] = []
+        for message in self._consequences(task):
+            (here if self._is_at_once(message) else later).append(message)
         for message in here:
             self.deliver(message)
         return here
@@ -228,7 +232,7 @@ class RankState:
         if lane is None or not lane.finished[task.kind] == task.microbatch < lane.count[task.kind]:
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
         lane.finished[task.kind] += 1
-        return [message for message in self._consequences(task) if not self._is_at_once(message)]
+        return self._later.pop(task)
 
     def waiting_for(self) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and who owes it."""
