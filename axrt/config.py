@@ -54,11 +54,19 @@ class Data(_Section):
 
     source: str = _key(
         "stdlib",
-        "a text file, a directory (paths are relative to where the command runs), or 'stdlib': the source of Python's own standard library",
+        "a text file, a directory of them, a token file (.bin: Megatron's where an .idx lies beside it, else uint16), or 'stdlib': the "
+        "source of Python's own standard library; paths are relative to where the command runs",
     )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
     tokenizer: str = _key("bytes", "how text becomes tokens", choices=("bytes",))
     held_out: float = _key(0.05, "share of the files (of one file: of its end) kept for validation; 0 = none", least=0, most=0.5)
+    validation: str = _key("", "what to validate on, like source, instead of a share of it; '' = held_out says")
+    workers: int = _key(0, "processes that prepare microbatches ahead, for each rank that reads; 0 = the rank itself does", least=0)
+
+    @property
+    def validates(self) -> bool:
+        """There is something to validate on."""
+        return bool(self.validation) or self.held_out > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,16 @@ class Memory(_Section):
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint(_Section):
+    """What a run saves and goes on from."""
+
+    dir: str = _key("checkpoints", "directory, relative to that of the run; all ranks must share it; '' = nothing is saved")
+    every: int = _key(0, "steps between checkpoints; one at the end and when interrupted comes anyway; 0 = only those", least=0)
+    keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
+    resume: str = _key("", "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is one; '' = begin anew")
+
+
+@dataclass(frozen=True, slots=True)
 class Run(_Section):
     """The run itself."""
 
@@ -153,6 +171,7 @@ class Config:
     schedule: Schedule = field(default_factory=Schedule)
     precision: Precision = field(default_factory=Precision)
     memory: Memory = field(default_factory=Memory)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
@@ -284,5 +303,5 @@ def _check_together(config: Config) -> None:
             f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
             f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or change model.heads"
         )
-    if config.data.tokenizer == "bytes" and model.vocab < 256:
+    if config.data.tokenizer == "bytes" and not config.data.source.endswith(".bin") and model.vocab < 256:
         raise ConfigError(f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256")

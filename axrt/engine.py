@@ -1,9 +1,13 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
+import json
+import math
+import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +15,8 @@ from typing import Any, Self
 
 import torch
 
+from axrt.checkpoint.layers import files_of, load_layers, save_layers
+from axrt.checkpoint.manifest import Manifest, checkpoint_in, partial, publish
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
@@ -112,6 +118,9 @@ class Engine:
         self.config = config
         self.rank = rank
         self.step = 0
+        self.samples = 0
+        self._saves = self._broadcasts = 0
+        self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
         self._placement = Linear(self._mesh.pipe)
@@ -200,6 +209,7 @@ class Engine:
                 "dropped. Catch StopIteration to go on with another iterator"
             )
         self.step += 1
+        self.samples += self._mesh.data * self.config.schedule.microbatches * self.config.schedule.microbatch_size
         return self._step_result(self.step - 1)
 
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
@@ -233,6 +243,70 @@ class Engine:
         reports = self._tally.claim((Meaning.EVALUATED, generation, 0), wanted=mesh.data)
         return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
 
+    def broadcast(self, value: Any) -> Any:
+        """What the main rank gives, on every rank; every rank calls it.
+
+        Args:
+            value: a tensor, None, bool, int, float, str, or tuples, lists and dicts of these; only the main rank's counts.
+        """
+        self._broadcasts += 1
+        with self._working():
+            if self.is_main:
+                for rank in range(self._transport.size):
+                    self._tell(rank, Message(Meaning.TOLD, 0, self._broadcasts), value)
+            return self._await(self._tally.claim((Meaning.TOLD, self._generation, self._broadcasts), 1), "a value of the main rank")[0]
+
+    def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Save weights, optimizer state, step and data position; every rank calls it.
+
+        On the main rank the checkpoint is whole when this returns, and `latest` beside it names it; the others may go on earlier. If
+        the job ends within, what was saved before stands.
+
+        Args:
+            path: a directory that does not exist yet, in one that all ranks share.
+            extra: anything of the user's that JSON can hold.
+        Raises:
+            ConfigError: the directory exists, or `extra` is not JSON; nothing is written.
+            DataError: state that is neither a tensor nor a plain value.
+        """
+        path, mesh = Path(path), self._mesh
+        self._saves += 1
+        with self._working():
+            manifest = self._manifest(extra or {})
+            if path.exists():
+                raise ConfigError(f"{path} exists; expected the name of a new checkpoint")
+            if mesh.data_rank == 0:  # the other replicas hold the same
+                partial(path).mkdir(parents=True, exist_ok=True)
+                save_layers(partial(path), self._holding)
+            # Those too that write nothing: none may look for the name after it has been given.
+            self._tell(_MAIN, Message(Meaning.SAVED, next(iter(self._holding.stages)), self._saves, mesh.data_rank), None)
+            if self.is_main:
+                saved = self._tally.claim((Meaning.SAVED, self._generation, self._saves), self._transport.size)
+                self._await(saved, f"all parts of {path}")
+                publish(path, manifest, files_of(len(self._layers)))
+
+    def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
+        """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
+
+        Args:
+            path: a checkpoint, or a directory with a `latest`, such as that of a run: then the newest whole one.
+        Returns:
+            The user's `extra`.
+        Raises:
+            ConfigError: no whole checkpoint, or one of another model; nothing is changed.
+        """
+        with self._working():
+            checkpoint = checkpoint_in(Path(path))
+            manifest = Manifest.read(checkpoint)
+            if manifest.layers != self._layers:
+                raise ConfigError(
+                    f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
+                )
+            load_layers(checkpoint, self._holding)
+            self.step, self.samples = manifest.step, manifest.samples
+            self._begin_again()
+        return manifest.extra
+
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
         if self._closed:
@@ -252,6 +326,17 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
+
+    def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
+        try:
+            own = json.loads(json.dumps(dict(extra), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"extra of a checkpoint: {error}; expected what JSON can hold") from None
+        lr = self._holding.lr
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__), "axrt": metadata.version("axrt")}
+        seed = self.config.run.seed
+        lr_or_none = lr if math.isfinite(lr) else None
+        return Manifest(self.step, self.samples, seed, lr_or_none, self._layers, self.config.as_dict(), versions, own)
 
     # Sessions.
 

@@ -22,6 +22,7 @@ class Meaning(Enum):
     READ = "read"  # a reader has read its first microbatch
     STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; the step
     EVALUATED = "evaluated"  # a replica has evaluated, with these losses
+    TOLD = "told"  # the main rank has something for every rank
     SAVED = "saved"  # the sender has written its part of a checkpoint
     LEAVE = "leave"  # the sender has closed its engine and sends nothing more
 
@@ -29,7 +30,7 @@ class Meaning(Enum):
 
 
 OF_A_BUCKET = frozenset({Meaning.PART, Meaning.SUM})
-TO_A_RANK = frozenset({Meaning.VALUES, Meaning.READ, Meaning.STEPPED, Meaning.EVALUATED, Meaning.SAVED, Meaning.LEAVE})
+TO_A_RANK = frozenset({Meaning.VALUES, Meaning.READ, Meaning.STEPPED, Meaning.EVALUATED, Meaning.TOLD, Meaning.SAVED, Meaning.LEAVE})
 
 
 class Message(NamedTuple):

@@ -1,27 +1,28 @@
 """`axrt train`: train a model on text, alone or on the ranks of a job."""
 
 import gc
-import importlib
-import math
-import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
+from axrt.checkpoint.manifest import checkpoint_in, latest, prune
 from axrt.config import Config
-from axrt.data.text import load
+from axrt.data.corpus import load
+from axrt.data.loader import microbatches
+from axrt.data.order import Share
 from axrt.data.windows import Windows
-from axrt.engine import Engine, StepResult, initialize
+from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError
 from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, join
-from axrt.model import PipelineModule
-from axrt.models.gpt import gpt
-from axrt.observe.metrics import RunFiles
-from axrt.observe.progress import Progress, progress_for
+from axrt.models.chosen import model_of
+from axrt.observe.progress import progress_for
+
+from .interrupt import Interrupt
+from .record import Record
 
 
 @click.command()
@@ -34,6 +35,10 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     alone:            axrt train examples/quickstart.toml
     on two ranks:     mpirun -n 2 axrt train examples/quickstart.toml
     something else:   axrt train examples/quickstart.toml run.steps=50 data.source=my.txt
+    going on:         axrt train runs/quickstart/config.toml checkpoint.resume=auto
+
+    Ctrl-C (or SIGUSR1) ends after the present step and saves a checkpoint; Ctrl-C once more ends at once. Open MPI's mpirun ends all
+    ranks half a second after Ctrl-C: send it SIGUSR1 instead.
     """
     try:
         _train(file, overrides)
@@ -48,120 +53,103 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
 def _train(file: str, overrides: tuple[str, ...]) -> None:
     try:
         config = Config.read(file, overrides)
-        model = _model(config)
+        model = model_of(config)
+        resume_from = _resume_from(config)
     except ConfigError as error:
         join().fail(error)
-    with initialize(model, config=config) as engine:
-        data = _Data.load(config) if engine.reads else None
+    with Interrupt() as interrupt, initialize(model, config=config) as engine:
+        if resume_from:
+            engine.load_checkpoint(resume_from)
         show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps)
-        record = _Record(engine, show) if engine.is_main else None
+        data = _Data.load(engine, interrupt) if engine.reads else None
+        record = Record(engine, show) if engine.is_main else None
+        saves = _Saves(engine, record)
+        if record and resume_from:
+            record.resumed(resume_from, engine.step)
         gc.freeze()  # what stands by now, torch above all, stays: scanning it again and again costs some 20 microseconds a task
         with show:
-            _steps(engine, data, record)
+            _steps(engine, data, record, saves)
+            if record:
+                record.end(engine.step, latest(saves.folder) if saves.folder else None)
+
+
+def _resume_from(config: Config) -> Path | None:
+    """The checkpoint to begin with; `ConfigError` where the one that is named is not there."""
+    resume = config.checkpoint.resume
+    if resume == "auto":
+        return latest(Path(config.run.out, config.checkpoint.dir)) if config.checkpoint.dir else None
+    return checkpoint_in(Path(resume)) if resume else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What the rank that reads has: an endless stream to train on, and what is held out, None where nothing is."""
+    """What a rank that reads has: a stream to train on, and what is held out, None where nothing is."""
 
     training: Iterator[Any]
     held_out: Windows | None
-    config: Config
+    engine: Engine
 
     @classmethod
-    def load(cls, config: Config) -> "_Data":
+    def load(cls, engine: Engine, interrupt: Interrupt) -> "_Data":
+        config, size = engine.config, engine.config.schedule
         corpus = load(config.data, config.model.context, config.model.vocab)
-        training = Windows(corpus.training, config.model.context, config.run.seed)
-        held_out = Windows(corpus.held_out, config.model.context, config.run.seed) if config.data.held_out else None
-        return cls(training.batches(config.schedule.microbatches, config.schedule.microbatch_size), held_out, config)
+        training, held_out = (
+            Windows(part, config.model.context, config.run.seed, config.model.vocab) for part in (corpus.training, corpus.held_out)
+        )
+        share = Share(engine.data_rank, engine.data_size, size.microbatches, size.microbatch_size)
+        stream = microbatches(training, size.microbatch_size, share.first_samples(engine.samples), config.data.workers)
+        if engine.is_main:
+            stream = interrupt.until(stream, size.microbatches)
+        return cls(stream, held_out if config.data.validates else None, engine)
 
     def validation(self) -> Iterator[Any]:
+        """This replica's part of the microbatches to validate on."""
         assert self.held_out is not None
-        return self.held_out.evenly(self.config.run.eval_microbatches, self.config.schedule.microbatch_size)
+        run, engine = self.engine.config.run, self.engine
+        items = self.held_out.evenly(run.eval_microbatches, engine.config.schedule.microbatch_size)
+        return (item for number, item in enumerate(items) if number % engine.data_size == engine.data_rank)
 
 
-class _Record:
-    """What the main rank shows and writes of each step."""
+class _Saves:
+    """When and where this run saves."""
 
-    def __init__(self, engine: Engine, show: Progress) -> None:
-        self._config, self._show = engine.config, show
-        self._files = RunFiles(engine.config)
-        self._samples = engine.data_size * engine.config.schedule.microbatches * engine.config.schedule.microbatch_size
-        self._last_s, self._last_step = time.perf_counter(), 0
-        self._tokens_per_s = 0.0
-        show.say(f"{_describe(engine)}\nfiles in {self._files.directory}")
+    def __init__(self, engine: Engine, record: Record | None) -> None:
+        self._engine, self._record, self._config = engine, record, engine.config.checkpoint
+        directory = engine.broadcast(str(record.directory) if record else None)  # a number may have been added to its name
+        self.folder = Path(directory, self._config.dir) if self._config.dir else None
 
-    def step(self, result: StepResult) -> None:
-        done = result.step + 1
-        if done % self._config.run.log_every == 0 or done == self._config.run.steps:
-            loss, grad_norm, samples_per_s = result.loss, result.grad_norm, self._rate(done)
-            self._tokens_per_s = samples_per_s * self._config.model.context
-            self._files.record(
-                step=done,
-                loss=loss,
-                lr=result.lr if math.isfinite(result.lr) else None,
-                grad_norm=grad_norm,
-                tokens_per_s=round(self._tokens_per_s, 1),
-                samples_per_s=round(samples_per_s, 2),
-            )
-        self._show.step(done, result.loss, self._tokens_per_s)
-
-    def validation(self, done: int, loss: float) -> None:
-        self._files.record(step=done, val_loss=loss)
-        self._show.say(f"step {done}: validation loss {loss:.4f} nats a byte")
-        self._last_s, self._last_step = time.perf_counter(), done  # its time is not training's
-
-    def end(self) -> None:
-        self._show.say(f"done; configuration and metrics are in {self._files.directory}")
-
-    def _rate(self, done: int) -> float:
-        now = time.perf_counter()
-        rate = (done - self._last_step) * self._samples / (now - self._last_s) if done > self._last_step else 0.0
-        self._last_s, self._last_step = now, done
-        return rate
+    def after(self, done: int, last: bool) -> None:
+        """Save, if this step is one to save after."""
+        if self.folder is None or not (last or (self._config.every and done % self._config.every == 0)):
+            return
+        path = self.folder / f"step-{done:08}"
+        if not self._engine.broadcast(path.exists()):  # interrupted again before the first step
+            self._engine.save_checkpoint(path)
+        if self._record:
+            prune(self.folder, self._config.keep)
+            self._record.saved(done)
 
 
-def _steps(engine: Engine, data: _Data | None, record: _Record | None) -> None:
-    run, held_out = engine.config.run, engine.config.data.held_out > 0
+def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Saves) -> None:
+    run, validates = engine.config.run, engine.config.data.validates
 
     def validate(done: int) -> None:
         loss = engine.eval_batch(data.validation() if data else None).loss
         if record:
             record.validation(done, loss)
 
-    if held_out:
+    if validates and engine.step == 0:
         validate(0)
-    for done in range(1, run.steps + 1):
-        result = engine.train_batch(data.training if data else None)
+    while engine.step < run.steps:
+        try:
+            result = engine.train_batch(data.training if data else None)
+        except StopIteration:  # the stream is endless: an end was asked for
+            break
         if record:
             record.step(result)
-        if held_out and (done == run.steps or (run.eval_every and done % run.eval_every == 0)):
+        done = engine.step
+        if validates and (done == run.steps or (run.eval_every and done % run.eval_every == 0)):
             validate(done)
-    if record:
-        record.end()
-
-
-def _model(config: Config) -> PipelineModule:
-    if not config.model.factory:
-        return gpt(config)
-    module_name, colon, name = config.model.factory.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` has it
-    try:
-        if not colon:
-            raise ConfigError(f"model.factory = {config.model.factory!r}; expected 'package.module:function'")
-        factory = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported from {os.getcwd()}"
-        ) from None
-    model = factory(config) if callable(factory) else None
-    if not isinstance(model, PipelineModule):
-        found = f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
-        raise ConfigError(f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule")
-    return model
-
-
-def _describe(engine: Engine) -> str:
-    config, size = engine.config, engine.config.schedule
-    batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step"
-    return f"axrt: ranks in the pipeline: {engine.pipe_size}, policy {size.policy}, {batch}, {config.run.steps} steps on {engine.device}"
+        if done < run.steps:
+            saves.after(done, last=False)
+    saves.after(engine.step, last=True)

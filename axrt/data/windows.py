@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .text import Tokens
+from axrt.errors import DataError
+
+from .tokens import Tokens
 
 Item = tuple[Tensor, Tensor]
 
@@ -20,32 +23,41 @@ class Windows:
         tokens: shape (number,), more than `context`.
         context: tokens a sequence.
         seed: of the order.
+        vocab: how many different tokens the model knows.
     """
 
-    def __init__(self, tokens: Tokens, context: int, seed: int) -> None:
+    def __init__(self, tokens: Tokens, context: int, seed: int, vocab: int) -> None:
         self._tokens = tokens
         self._context = context
         self._seed = seed
+        self._vocab = vocab
         self.per_epoch = max(1, (len(tokens) - 1) // context - 1)
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def microbatch(self, first: int, size: int) -> Item:
         """Samples first .. first + size - 1: inputs and, one token later, targets; each (size, context), int64."""
-        rows = np.stack([self._window(self._start_of(sample)) for sample in range(first, first + size)])
-        return _split(rows)
-
-    def batches(self, microbatches: int, size: int, first_step: int = 0) -> Iterator[Item]:
-        """The microbatches of all steps, one after the other, without end."""
-        number = first_step * microbatches
-        while True:
-            yield self.microbatch(number * size, size)
-            number += 1
+        return self._items([self._start_of(sample) for sample in range(first, first + size)])
 
     def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
         """So many microbatches from evenly spaced places, the same ones every time."""
         starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(np.int64)
         for block in starts.reshape(microbatches, size):
-            yield _split(np.stack([self._window(int(start)) for start in block]))
+            yield self._items([int(start) for start in block])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_order"}  # a cache; a copy begins with its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._order = lru_cache(maxsize=2)(self._shuffled)
+
+    def _items(self, starts: list[int]) -> Item:
+        rows = np.stack([self._window(start) for start in starts])
+        if int(rows.max()) >= self._vocab:
+            raise DataError(
+                f"the data has token {rows.max()}; expected less than model.vocab = {self._vocab}. Set it to what the tokenizer has"
+            )
+        return _split(rows)
 
     def _start_of(self, sample: int) -> int:
         epoch, place = divmod(sample, self.per_epoch)

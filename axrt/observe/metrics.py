@@ -12,15 +12,18 @@ from axrt.errors import DataError
 
 
 class RunFiles:
-    """A new directory with `config.toml` and `metrics.jsonl`.
+    """A directory with `config.toml` and `metrics.jsonl`.
 
     Args:
-        config: `run.out` names the directory; where it exists, the first free number is added.
+        config: `run.out` names the directory. Where it exists, the first free number is added, unless the run goes on from itself.
     """
 
     def __init__(self, config: Config) -> None:
-        self.directory = _new_directory(Path(config.run.out))
-        (self.directory / "config.toml").write_text(tomli_w.dumps(config.as_dict()), encoding="utf-8")
+        wanted = Path(config.run.out)
+        self.directory = wanted if config.checkpoint.resume == "auto" and wanted.is_dir() else _new_directory(wanted)
+        resolved = config.as_dict()
+        resolved["run"]["out"] = str(self.directory)
+        (self.directory / "config.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
         self._began = time.monotonic()
 
     def record(self, **values: Any) -> None:

@@ -40,9 +40,12 @@ class Bucket:
         self._places = torch.tensor(places, dtype=torch.int64)
         self._schedule = schedule
         self.optimizer = factory(named) if named else None
-        self._groups: list[dict[str, Any]] = self.optimizer.param_groups if self.optimizer else []
         self._initial_lrs = [group["lr"] for group in self._groups]
         self._used = [True] * len(self._parameters)
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups if self.optimizer else []
 
     @property
     def lr(self) -> float | None:

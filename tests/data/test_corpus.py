@@ -1,17 +1,12 @@
-"""Text becomes samples whose order depends on the seed alone."""
+"""Text becomes tokens to train on and tokens held out."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from axrt import DataError
 from axrt.config import Data
-from axrt.data.text import load
-from axrt.data.windows import Windows
-
-TOKENS = np.arange(200, dtype=np.uint8)
+from axrt.data.corpus import load
 
 
 def test_a_directory_is_split_by_file_and_the_split_depends_on_names(tmp_path: Path) -> None:
@@ -48,8 +43,8 @@ def test_the_standard_library_is_there() -> None:
     [
         ("nowhere.txt", 0.1, "nowhere.txt: No such file or directory"),
         ("empty", 0.1, "no file of .*empty matches data.files"),
-        ("short.txt", 0.0, "has 3 bytes to train on; expected more than model.context = 8"),
-        ("long.txt", 0.1, "has 2 bytes held out; expected more than model.context = 8"),
+        ("short.txt", 0.0, "has 3 tokens to train on; expected more than model.context = 8"),
+        ("long.txt", 0.1, "has 2 tokens held out; expected more than model.context = 8"),
     ],
 )
 def test_missing_empty_and_short_data_is_refused(tmp_path: Path, name: str, held_out: float, text: str) -> None:
@@ -68,37 +63,10 @@ def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(tm
         load(Data(source=str(tmp_path), files="/etc/*"), context=4)
 
 
-def test_targets_are_inputs_one_token_later() -> None:
-    inputs, targets = Windows(TOKENS, context=8, seed=0).microbatch(0, 3)
-    assert inputs.shape == targets.shape == (3, 8)
-    assert inputs.dtype == torch.int64
-    assert torch.equal(targets, inputs + 1)
-
-
-def test_an_epoch_takes_every_window_once_and_the_next_in_another_order() -> None:
-    windows = Windows(TOKENS, context=8, seed=0)
-    first, second = (windows.microbatch(epoch * windows.per_epoch, windows.per_epoch)[0][:, 0].tolist() for epoch in (0, 1))
-    assert sorted(np.diff(sorted(first))) == [8] * (windows.per_epoch - 1)
-    assert first != second
-    assert first != Windows(TOKENS, context=8, seed=1).microbatch(0, windows.per_epoch)[0][:, 0].tolist()
-
-
-def test_the_order_of_samples_is_the_same_however_they_are_grouped() -> None:
-    windows = Windows(TOKENS, context=8, seed=0)
-    fours, twos = windows.batches(1, 4), windows.batches(2, 2)
-    for _ in range(5):
-        assert torch.equal(next(fours)[0], torch.cat([next(twos)[0], next(twos)[0]]))
-
-
-def test_a_stream_may_begin_at_any_step() -> None:
-    windows = Windows(TOKENS, context=8, seed=0)
-    stream = windows.batches(2, 2)
-    for _ in range(6):
-        next(stream)
-    assert torch.equal(next(stream)[0], next(windows.batches(2, 2, first_step=3))[0])
-
-
-def test_validation_takes_the_same_evenly_spaced_places_every_time() -> None:
-    windows = Windows(TOKENS, context=8, seed=0)
-    starts = [int(row[0]) for inputs, _ in windows.evenly(3, 2) for row in inputs]
-    assert starts == [0, 38, 76, 114, 152, 191]
+def test_what_to_validate_on_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 20)
+    (tmp_path / "b.txt").write_bytes(b"b" * 9)
+    corpus = load(Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=4)
+    assert (len(corpus.training), set(corpus.held_out.tolist())) == (20, {98})
+    with pytest.raises(DataError, match="data.validation = .* has 9 tokens held out; expected more than model.context = 16"):
+        load(Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=16)

@@ -1,0 +1,43 @@
+"""Ending a run early and in order: a signal is noted, and acted on between two steps."""
+
+import signal
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGUSR1)
+_TWICE_S = 1.0  # a terminal and the launcher may both pass one Ctrl-C on
+
+
+class Interrupt:
+    """While it is entered, Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as ever.
+
+    Every rank catches signals, and the main one acts on them: its batches end with a step, which every rank is told as it is of
+    any end of data.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._since = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
+        """The batches, in whole steps of so many microbatches, until an end is asked for."""
+        while not self.asked:
+            for _ in range(microbatches):
+                yield next(batches)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT and time.monotonic() - self._since > _TWICE_S:
+            raise KeyboardInterrupt
+        if not self.asked:
+            self.asked, self._since = True, time.monotonic()

@@ -1,0 +1,61 @@
+"""Token files: mapped into memory, read where they are looked at.
+
+Two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's: `NAME.bin` is a row of tokens, and `NAME.idx` beside it
+says their type and how long each sequence is; samples are cut from the row as it is, across the ends of sequences, as Megatron's own
+are.
+"""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from axrt.errors import DataError
+
+Tokens = NDArray[np.integer[Any]]
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents
+_TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+
+
+def is_token_file(path: Path) -> bool:
+    """By its name."""
+    return path.suffix == ".bin"
+
+
+def map_tokens(path: Path) -> Tokens:
+    """The tokens of a file, shape (number,), of the type that they are stored in.
+
+    Raises:
+        DataError: no such file, or one whose length does not fit its type or its index.
+    """
+    index = path.with_suffix(".idx")
+    try:
+        size = path.stat().st_size
+        dtype, expected = _read_index(index) if index.exists() else (np.dtype(np.uint16), None)
+    except OSError as error:
+        raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable token file (data.source)") from None
+    if size % dtype.itemsize or (expected is not None and size != expected * dtype.itemsize):
+        says = f"{index} says {expected} tokens of {dtype}" if expected is not None else "a row of uint16 has an even number"
+        raise DataError(
+            f"{path} has {size} bytes, but {says}; expected the whole file (is one of the two cut off, or of another data set?)"
+        )
+    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+
+
+def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
+    """The type of the tokens and how many there are."""
+    data = index.read_bytes()
+    if len(data) < _HEAD.size or data[:9] != _MAGIC:
+        raise DataError(
+            f"{index} does not begin as Megatron's index does; expected that of the .bin beside it, or none for a row of uint16"
+        )
+    _, version, code, sequences, _ = _HEAD.unpack_from(data)
+    if version != 1 or code not in _TYPES:
+        raise DataError(f"{index} is of version {version} with tokens of type {code}; expected version 1 and integers")
+    if len(data) < _HEAD.size + 4 * sequences:
+        raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
+    lengths = np.frombuffer(data, np.int32, sequences, _HEAD.size)
+    return np.dtype(_TYPES[code]), int(lengths.sum(dtype=np.int64))

@@ -1,0 +1,35 @@
+"""The model that a configuration names: a built-in one, or the user's own."""
+
+import importlib
+import os
+import sys
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.model import PipelineModule
+from axrt.models.gpt import gpt
+
+
+def model_of(config: Config) -> PipelineModule:
+    """What `[model]` describes.
+
+    Raises:
+        ConfigError: `model.factory` cannot be imported, or returns something else.
+    """
+    if not config.model.factory:
+        return gpt(config)
+    module_name, colon, name = config.model.factory.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    try:
+        if not colon:
+            raise ConfigError(f"model.factory = {config.model.factory!r}; expected 'package.module:function'")
+        factory = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported from {os.getcwd()}"
+        ) from None
+    model = factory(config) if callable(factory) else None
+    if not isinstance(model, PipelineModule):
+        found = f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
+        raise ConfigError(f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule")
+    return model

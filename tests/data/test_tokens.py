@@ -1,0 +1,86 @@
+"""Token files of the two common forms."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axrt import DataError
+from axrt.config import Data
+from axrt.data.corpus import load
+from axrt.data.tokens import map_tokens
+
+
+def write_megatron(path: Path, sequences: list[list[int]], dtype: str = "int32", code: int = 4) -> None:
+    """As Megatron's IndexedDatasetBuilder writes it: lengths, then byte offsets, then documents."""
+    path.write_bytes(b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences))
+    lengths = [len(sequence) for sequence in sequences]
+    offsets = np.cumsum([0, *lengths[:-1]]) * np.dtype(dtype).itemsize
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, len(sequences), len(sequences) + 1)
+    documents = np.arange(len(sequences) + 1)
+    body = np.array(lengths, np.int32).tobytes() + offsets.astype(np.int64).tobytes() + documents.astype(np.int64).tobytes()
+    path.with_suffix(".idx").write_bytes(head + body)
+
+
+def test_a_row_of_uint16_is_mapped(tmp_path: Path) -> None:
+    np.array([5, 60000, 7], np.uint16).tofile(tmp_path / "train.bin")
+    tokens = map_tokens(tmp_path / "train.bin")
+    assert isinstance(tokens, np.memmap)
+    assert tokens.tolist() == [5, 60000, 7]
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("uint8", 1), ("int32", 4), ("uint16", 8)])
+def test_an_index_beside_it_says_what_the_tokens_are(tmp_path: Path, dtype: str, code: int) -> None:
+    write_megatron(tmp_path / "text_document.bin", [[1, 2, 3], [4], [5, 6]], dtype, code)
+    assert map_tokens(tmp_path / "text_document.bin").tolist() == [1, 2, 3, 4, 5, 6]
+    assert map_tokens(tmp_path / "text_document.bin").dtype == dtype
+
+
+def test_a_corpus_holds_the_end_of_a_token_file_out_or_another_file(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    np.arange(20, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    corpus = load(Data(source=str(tmp_path / "train.bin"), held_out=0.1), context=4)
+    assert corpus.held_out.tolist() == list(range(90, 100))
+    corpus = load(Data(source=str(tmp_path / "train.bin"), validation=str(tmp_path / "val.bin")), context=4)
+    assert (len(corpus.training), len(corpus.held_out)) == (100, 20)
+
+
+def odd(path: Path) -> None:
+    path.write_bytes(b"abc")
+
+
+def cut_off(path: Path) -> None:
+    write_megatron(path, [[1, 2, 3], [4]])
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def no_index(path: Path) -> None:
+    path.write_bytes(b"abcd")
+    path.with_suffix(".idx").write_bytes(b"something else altogether, long enough")
+
+
+def short_index(path: Path) -> None:
+    write_megatron(path, [[1, 2, 3], [4]])
+    path.with_suffix(".idx").write_bytes(path.with_suffix(".idx").read_bytes()[:36])
+
+
+def of_floats(path: Path) -> None:
+    write_megatron(path, [[1, 2, 3]], "float32", 7)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda path: None, "train.bin: No such file or directory"),
+        (odd, "has 3 bytes, but a row of uint16 has an even number"),
+        (cut_off, "has 12 bytes, but .*train.idx says 4 tokens of int32"),
+        (no_index, "does not begin as Megatron's index does"),
+        (short_index, "is cut off; expected the lengths of 2 sequences"),
+        (of_floats, "is of version 1 with tokens of type 7; expected version 1 and integers"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, make: object, text: str) -> None:
+    make(tmp_path / "train.bin")  # type: ignore[operator]
+    with pytest.raises(DataError, match=text):
+        map_tokens(tmp_path / "train.bin")
