@@ -87,6 +87,12 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
         )
 
 
+def is_cuda_aware() -> bool:
+    """The MPI library says that it may touch GPU memory; a wrong guess ends in a segmentation fault, so only it is believed."""
+    query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
+    return bool(query and query())
+
+
 class World:
     """One process alone: nobody to talk to, nobody to take along when it fails."""
 
@@ -135,14 +141,7 @@ class MpiWorld(World):
         from axrt.transport.mpi import MpiTransport
         from axrt.transport.staging import staging_for
 
-        return MpiTransport(self.comm, staging_for(device, self._is_cuda_aware(cuda_aware)))
-
-    def _is_cuda_aware(self, wanted: str) -> bool:
-        """A wrong guess ends in a segmentation fault, so only the library itself is believed."""
-        if wanted != "auto":
-            return wanted == "true"
-        query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
-        return bool(query and query())
+        return MpiTransport(self.comm, staging_for(device, is_cuda_aware() if cuda_aware == "auto" else cuda_aware == "true"))
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         flat = {f"{section}.{key}": value for section, keys in settings.items() for key, value in keys.items()}

@@ -2,6 +2,8 @@
 
 import click
 
+from .doctor import doctor
+from .generate import generate
 from .train import train
 
 
@@ -11,4 +13,5 @@ def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
 
 
-main.add_command(train)
+for command in (train, generate, doctor):
+    main.add_command(command)

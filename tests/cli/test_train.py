@@ -121,3 +121,63 @@ def test_a_factory_that_gives_no_model_is_refused(factory: str, text: str) -> No
     result = axrt("tiny.toml", f"model.factory={factory}")
     assert result.exit_code == 2, result.output
     assert text in result.output
+
+
+def test_a_run_saves_every_so_many_steps_and_at_its_end_and_keeps_the_last() -> None:
+    axrt("tiny.toml", "run.steps=7", "checkpoint.every=2", "checkpoint.keep=3")
+    folder = Path("out/checkpoints")
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-00000004", "step-00000006", "step-00000007"]
+    assert (folder / "latest").read_text() == "step-00000007\n"
+
+
+def test_a_run_may_save_nothing() -> None:
+    axrt("tiny.toml", "checkpoint.dir=")
+    assert not Path("out/checkpoints").exists()
+
+
+def losses(path: str) -> dict[float, float]:
+    return {line["step"]: line["loss"] for line in lines(path) if "loss" in line}
+
+
+def test_a_run_that_goes_on_has_the_losses_of_one_that_never_stopped() -> None:
+    axrt("tiny.toml", "run.steps=8", "run.log_every=1", "run.out=whole")
+    axrt("tiny.toml", "run.steps=8", "run.log_every=1", "checkpoint.every=3")
+    kept = Path("out/checkpoints/step-00000006")
+    result = axrt("whole/config.toml", "run.out=rest", f"checkpoint.resume={kept}")
+    assert result.exit_code == 0, result.output
+    assert f"going on from {kept} at step 6" in result.output
+    assert losses("rest") == {step: loss for step, loss in losses("whole").items() if step > 6}
+    assert [line["step"] for line in lines("rest") if "resumed_from" in line] == [6]
+
+
+def test_a_run_that_goes_on_from_itself_stays_in_its_directory() -> None:
+    first = axrt("tiny.toml", "checkpoint.resume=auto")
+    assert "going on" not in first.output
+    again = axrt("out/config.toml", "run.steps=6")
+    assert "going on from out/checkpoints/step-00000004 at step 4" in again.output, again.output
+    assert sorted(path.name for path in Path().iterdir() if path.is_dir()) == ["out"]
+    assert max(losses("out")) == 6
+
+
+def test_another_layout_of_the_same_global_batch_reads_on_where_the_first_stopped() -> None:
+    axrt("tiny.toml", "run.steps=8", "run.log_every=1", "run.out=whole", "schedule.microbatches=4", "schedule.microbatch_size=1")
+    axrt("tiny.toml", "run.steps=4", "run.log_every=1", "schedule.microbatches=2", "schedule.microbatch_size=2")
+    axrt(
+        "tiny.toml", "run.steps=8", "run.log_every=1", "run.out=rest", "schedule.microbatches=1", "schedule.microbatch_size=4",
+        "checkpoint.resume=out",
+    )  # fmt: skip
+    whole = losses("whole")
+    assert {**losses("out"), **losses("rest")} == pytest.approx(whole, rel=1e-4)
+
+
+def test_a_checkpoint_to_go_on_from_must_be_there() -> None:
+    result = axrt("tiny.toml", "checkpoint.resume=nowhere")
+    assert result.exit_code == 2
+    assert "nowhere has no whole checkpoint" in result.output
+    assert not Path("out").exists()
+
+
+def test_workers_change_no_loss() -> None:
+    axrt("tiny.toml", "run.log_every=1")
+    axrt("tiny.toml", "run.log_every=1", "data.workers=2")
+    assert losses("out") == losses("out-2")

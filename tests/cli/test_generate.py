@@ -1,0 +1,77 @@
+"""`axrt generate`: what a checkpoint goes on with."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor, nn
+
+from axrt.cli import main
+from axrt.cli.generate import Bytes, sample
+
+from .test_train import axrt, in_a_directory
+
+__all__ = ["in_a_directory"]  # a fixture
+
+
+def generate(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["generate", *arguments])
+
+
+def test_a_run_goes_on_from_a_prompt_and_repeats_itself() -> None:
+    assert axrt("tiny.toml", "run.steps=30", "optimizer.lr=0.05").exit_code == 0
+    one, two = (generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "3") for _ in range(2))
+    assert one.exit_code == 0, one.output
+    assert one.output.startswith("all work")
+    assert one.output == two.output
+    assert one.output != generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "4").output
+    greedy = generate("out/checkpoints/step-00000030", "--prompt", "all", "--tokens", "12", "--temperature", "0").output
+    assert greedy == generate("out", "--prompt", "all", "--tokens", "12", "--top-k", "1").output
+
+
+def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
+    (np.arange(400) % 50).astype(np.uint16).tofile("tokens.bin")
+    result = axrt("tiny.toml", "data.source=tokens.bin", "model.vocab=50")
+    assert result.exit_code == 0, result.output
+    told = generate("out", "--prompt", "4 5", "--tokens", "5")
+    assert len(told.output.split()) == 7
+    assert all(0 <= int(word) < 50 for word in told.output.split())
+    assert "expected numbers of tokens" in generate("out", "--prompt", "four").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [(("nowhere",), 2, "nowhere has no whole checkpoint"), (("out", "--prompt", ""), 70, "--prompt is empty")],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: str) -> None:
+    axrt("tiny.toml", "run.steps=1")
+    result = generate(*arguments)
+    assert result.exit_code == code
+    assert text in result.output
+
+
+class Successor(nn.Module):
+    """Says that the next token is one more."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape[1] <= 4
+        return 100.0 * nn.functional.one_hot((tokens + 1) % 10, 10).float()
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (1.0, 0), (1.0, 1), (0.5, 3)])
+def test_sampling_follows_the_logits_within_the_context(temperature: float, top_k: int) -> None:
+    tokens = sample(Successor(), [3], 12, 4, temperature, top_k, torch.Generator().manual_seed(0))
+    assert list(tokens) == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5]
+
+
+def test_characters_of_several_bytes_are_shown_whole() -> None:
+    codec = Bytes()
+    assert [codec.decode(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
+
+
+def test_a_checkpoint_stays_readable_when_the_run_has_moved(in_a_directory: Path) -> None:
+    axrt("tiny.toml", "run.steps=1")
+    Path("out").rename("elsewhere")
+    assert generate("elsewhere", "--tokens", "3").exit_code == 0

@@ -1,0 +1,119 @@
+"""`axrt train` on a job of ranks: trained on four, interrupted, gone on with on two, read by one."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from axrt.checkpoint.manifest import Manifest, checkpoint_in
+
+from ..cli.test_train import TINY
+from .mpirun import environment, launcher, mpirun, run
+
+ENDLESS = "run.steps=100000"
+
+
+def is_open_mpi() -> bool:
+    return "Open MPI" in subprocess.run([launcher(), "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def lines(run_directory: Path) -> list[dict[str, float]]:
+    try:
+        return [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+    except OSError:
+        return []
+
+
+def begin(folder: Path, ranks: int, *overrides: str) -> subprocess.Popen[str]:
+    """Start a run that goes on until it is told to end, and wait for its first steps."""
+    (folder / "tiny.toml").write_text(TINY)
+    (folder / "text.txt").write_text("all work and no play " * 20)
+    job = subprocess.Popen(
+        [launcher(), "-n", str(ranks), sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS, *overrides],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while max((line["step"] for line in lines(folder / "out")), default=0) < 10:
+        if job.poll() is not None or time.monotonic() > deadline:
+            job.terminate()
+            raise AssertionError(f"the run does not run: {job.communicate(timeout=10)}")
+        time.sleep(0.05)
+    return job
+
+
+def end(job: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, str]:
+    job.send_signal(number)
+    out, err = job.communicate(timeout=60)
+    return job.returncode, out, err
+
+
+def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: Path) -> None:
+    layout = ("model.layers=2", "schedule.microbatches=2", "schedule.global_batch=4")
+    job = begin(tmp_path, 4, *layout, "parallel.pipe=2", "parallel.data=2", "optimizer.clip=1")
+    code, out, err = end(job, signal.SIGUSR1)
+    assert code == 0, err
+    checkpoint = checkpoint_in(tmp_path / "out")
+    step = Manifest.read(checkpoint).step
+    assert step >= 10
+    assert (
+        f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in {checkpoint.relative_to(tmp_path)}" in out
+    )
+    assert "go on with: axrt train out/config.toml checkpoint.resume=auto" in out
+    assert err.count("Traceback") == 0
+
+    more = ("checkpoint.resume=auto", f"run.steps={step + 5}", "run.log_every=1", "parallel.data=1", "schedule.microbatches=4")
+    ended = mpirun(2, ["-m", "axrt", "train", "out/config.toml", *more], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert f"going on from {checkpoint.relative_to(tmp_path)} at step {step}" in ended.out
+    assert [line["step"] for line in lines(tmp_path / "out") if "loss" in line and line["step"] > step] == [step + k for k in range(1, 6)]
+    assert Manifest.read(checkpoint_in(tmp_path / "out")).samples == 4 * (step + 5)
+
+    told = run([sys.executable, "-m", "axrt", "generate", "out", "--prompt", "all ", "--tokens", "20"], 60, tmp_path)
+    assert told.code == 0, told.err
+    assert told.out.startswith("all ")
+
+
+def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_whole_where_it_does_not(tmp_path: Path) -> None:
+    job = begin(tmp_path, 2, "model.layers=2", "checkpoint.every=5")
+    code, out, err = end(job, signal.SIGINT)
+    step = Manifest.read(checkpoint_in(tmp_path / "out")).step
+    assert step >= 5
+    if is_open_mpi():  # its mpirun ends the ranks half a second later, done or not
+        assert step % 5 == 0 or f"interrupted after step {step}" in out
+    else:
+        assert code == 0, err
+        assert f"interrupted after step {step}" in out
+
+
+def test_ctrl_c_saves_without_a_launcher(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    while not lines(tmp_path / "out") and job.poll() is None:
+        time.sleep(0.05)
+    job.send_signal(signal.SIGINT)
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert f"interrupted after step {Manifest.read(checkpoint_in(tmp_path / 'out')).step}" in out
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_doctor_looks_at_all_ranks_and_measures_between_them(ranks: int) -> None:
+    ended = mpirun(ranks, ["-m", "axrt", "doctor", "--json"])
+    found = json.loads(ended.out)
+    assert len(found["ranks"]) == ranks
+    assert [facts["mpi"]["rank"] for facts in found["ranks"]] == list(range(ranks))
+    assert [(link["source"], link["target"]) for link in found["links"]] == [(rank, rank + 1) for rank in range(ranks - 1)]
+    assert all(link["gb_per_s"] > 0 for link in found["links"])
+    assert not [finding for finding in found["findings"] if finding["level"] == "problem"]
