@@ -1,20 +1,25 @@
 """What holds under mpirun; each case runs on every rank of the job with a communicator of its own."""
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import NAMES
 from axrt.transport import Parcel
+from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready
 from tests.engine.models import motley, perceptron
 from tests.engine.reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from tests.engine.test_ties import batches as token_batches
+from tests.engine.test_ties import tied
 from tests.transport.payloads import PAYLOADS, assert_same
 
 if TYPE_CHECKING:
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 MICROBATCHES, STEPS = 5, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
-_SIZES: dict[str, tuple[int, ...]] = {"bits_of_every_policy": (1, 2, 3, 4)}
+_SIZES: dict[str, tuple[int, ...]] = {"bits_of_every_policy": (1, 2, 3, 4), "replicas_have_the_bits_of_a_world_in_one_process": (2, 3, 4)}
 
 
 def names(size: int) -> list[str]:
@@ -126,6 +131,37 @@ def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
 def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
     batches = random_batches((600, 16), classes=5, microbatches=MICROBATCHES)
     assert trained(comm, perceptron, batches, "eager-1f1b") == train_in_plain_torch(perceptron(), batches, STEPS)
+
+
+def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    """So they do not depend on the MPI library, nor on timing, nor on how parameters are cut into buckets."""
+    for pipe, data in [(pipe, comm.size // pipe) for pipe in range(1, comm.size + 1) if comm.size % pipe == 0]:
+        batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * data)
+        for sections in ({}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}):
+            config = configured(MICROBATCHES, parallel={"data": data}, **sections)
+            here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, perceptron(), batches, STEPS, config))  # noqa: B023
+            there = comm.allgather(train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config))
+            assert there == here, (pipe, data, sections)
+
+
+def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    config = configured(MICROBATCHES, optimizer={"clip": 0.3})
+    here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, tied(), token_batches(2), STEPS, config))
+    assert comm.allgather(train_on_a_rank(MpiTransport(comm), tied(), token_batches(2), STEPS, config)) == here
+
+
+def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
+    """Parts that are larger than an envelope, and a holder that is late."""
+    model = axrt.PipelineModule([axrt.LayerSpec(torch.nn.Linear, 16, 4000), axrt.LayerSpec(torch.nn.Linear, 4000, 5)], cross_entropy)
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+
+    def late(step: int) -> Any:
+        time.sleep(0.05 * (comm.rank == 0))
+        return batches(step)
+
+    config = configured(MICROBATCHES, parallel={"data": comm.size})
+    here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, model, batches, STEPS, config))
+    assert comm.allgather(train_on_a_rank(MpiTransport(comm), model, late, STEPS, config)) == here
 
 
 class Shift(torch.nn.Module):
