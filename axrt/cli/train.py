@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from axrt.allocator import keep_freed_memory
 from axrt.checkpoint.manifest import checkpoint_in, latest, prune
 from axrt.config import Config
 from axrt.data.corpus import load
@@ -57,6 +58,7 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
         resume_from = _resume_from(config)
     except ConfigError as error:
         join().fail(error)
+    keep_freed_memory()
     with Interrupt() as interrupt, initialize(model, config=config) as engine:
         if resume_from:
             engine.load_checkpoint(resume_from)

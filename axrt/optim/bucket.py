@@ -6,6 +6,7 @@ the *sum* back. That is the volume of a ring, needs no operator of MPI, and has 
 whatever the timing, the sizes of buckets and the library.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -42,6 +43,8 @@ class Bucket:
         self.optimizer = factory(named) if named else None
         self._initial_lrs = [group["lr"] for group in self._groups]
         self._used = [True] * len(self._parameters)
+        self._buffer: Tensor | None = None
+        self._total: Tensor | None = None
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -52,39 +55,55 @@ class Bucket:
         """Of the first parameter group, in the last step; None where there is none."""
         return float(self._groups[0]["lr"]) if self._groups else None
 
-    # Adding up.
+    # Adding up. Both buffers stay from step to step, since fresh memory costs more than the sums. Neither is written to while the
+    # network may still read it: this holder packs again after its own step, for which it needed a sum from everyone whom it had sent
+    # a part; and it adds up again when everyone has sent a part of the next step, for which they needed its sum.
 
     def parts(self, holders: int) -> list[Part]:
         """This holder's gradient, cut into a shard for each holder; the gradient is given away."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        mask = None
-        if any(gradient is None for gradient in gradients):
-            mask = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
-        whole = [
-            torch.zeros_like(parameter) if gradient is None else gradient
-            for parameter, gradient in zip(self._parameters, gradients, strict=True)
-        ]
-        flat = torch.cat([gradient.reshape(-1).to(_wide(gradient.dtype)) for gradient in whole]) if whole else torch.empty(0)
+        used = [parameter.grad is not None for parameter in self._parameters]
+        for parameter, of_parameter in zip(self._parameters, self._views(), strict=True):
+            if parameter.grad is None:
+                of_parameter.zero_()
+            else:
+                of_parameter.copy_(parameter.grad)
         self.forget_gradients()
-        return [(shard, mask) for shard in _cut(flat, holders)]
+        mask = None if all(used) else torch.tensor(used, dtype=torch.uint8)
+        return [(shard, mask) for shard in self._flat.tensor_split(holders)]
 
     def add_up(self, parts: Sequence[Part]) -> Tensor:
         """The sum of the parts of this holder's shard, in the order of holders."""
-        total = parts[0][0].clone()
-        for shard, _ in parts[1:]:
-            total += shard
-        masks = [mask for _, mask in parts]
-        used = [torch.ones(len(self._parameters), dtype=torch.uint8) if mask is None else mask.cpu() for mask in masks]
-        self._used = torch.stack(used).any(dim=0).tolist()
-        return total
+        (first, _), (second, _), *others = parts
+        if self._total is None:
+            self._total = torch.empty_like(first)
+        torch.add(first, second, out=self._total)
+        for shard, _ in others:
+            self._total += shard
+        masks = [torch.ones(len(self._parameters), dtype=torch.uint8) if mask is None else mask.cpu() for _, mask in parts]
+        self._used = torch.stack(masks).any(dim=0).tolist()
+        return self._total
 
     def take_sums(self, sums: Sequence[Tensor]) -> None:
         """Make the sums of all shards the gradient; a parameter that no holder has used keeps none."""
-        flat, at = torch.cat(list(sums)), 0
-        for parameter, used in zip(self._parameters, self._used, strict=True):
+        for shard, of_holder in zip(self._flat.tensor_split(len(sums)), sums, strict=True):
+            shard.copy_(of_holder)
+        for parameter, of_parameter, used in zip(self._parameters, self._views(), self._used, strict=True):
             if used:
-                parameter.grad = flat[at : at + parameter.numel()].view(parameter.shape).to(parameter.dtype)
-            at += parameter.numel()
+                parameter.grad = of_parameter.to(parameter.dtype)
+
+    @property
+    def _flat(self) -> Tensor:
+        """All gradients in a row, float32 or better."""
+        if self._buffer is None:
+            wide = functools.reduce(torch.promote_types, [parameter.dtype for parameter in self._parameters], torch.float32)
+            device = self._parameters[0].device if self._parameters else None
+            self._buffer = torch.empty(sum(parameter.numel() for parameter in self._parameters), dtype=wide, device=device)
+        return self._buffer
+
+    def _views(self) -> list[Tensor]:
+        """The place of each parameter in the row."""
+        pieces = torch.split(self._flat, [parameter.numel() for parameter in self._parameters]) if self._parameters else ()
+        return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self._parameters, strict=True)]
 
     # Norms, factors and the step.
 
@@ -124,12 +143,3 @@ def total_norm(parts: Iterable[tuple[Tensor, Tensor]]) -> float:
 def clip_factor(norm: float, most: float) -> Tensor:
     """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by: a float32 of at most 1, shape ()."""
     return torch.clamp(most / (torch.tensor(norm) + 1e-6), max=1.0)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _cut(flat: Tensor, holders: int) -> list[Tensor]:
-    """Contiguous shards, the first ones longer by an element where they are not equal."""
-    return list(flat.tensor_split(holders))

@@ -1,0 +1,231 @@
+"""What replicas cost; see scripts/bench_reduction.
+
+    cost     a step of two replicas with one large bucket, against the same step alone and against raw MPI: an Allreduce, and the
+             same exchange by hand
+    hidden   a step of two replicas of pipelines of sleeping layers, against the same pipelines alone
+    scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as replicas
+
+Everything runs on the ranks of one node, interleaved; medians are printed with the extremes.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.allocator import keep_freed_memory
+from axrt.transport.local import LocalWorld
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+SIZES_MIB = (1, 16, 64)
+STEPS, WARM = 12, 3
+TASK_S, MICROBATCHES, STAGE_MIB = 0.02, 8, 16
+
+
+def one(value: Tensor, target: Tensor) -> Tensor:
+    return value.sum()
+
+
+class Weighs(nn.Module):
+    """So many MiB of weights, whose gradient costs next to nothing to compute, and so much sleep in each direction."""
+
+    def __init__(self, mib: float, sleep_s: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(int(mib * MIB) // 4))
+        self.sleep_s = sleep_s
+
+    def forward(self, value: Tensor) -> Tensor:
+        time.sleep(self.sleep_s)
+        out: Tensor = Sleeps.apply(value, self.weight, self.sleep_s)  # type: ignore[no-untyped-call]
+        return out
+
+
+class Sleeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, weight: Tensor, sleep_s: float) -> Tensor:
+        ctx.sleep_s, ctx.shape = sleep_s, weight.shape
+        return value + 0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        time.sleep(ctx.sleep_s)
+        return gradients[0], gradients[0].new_zeros(1).expand(ctx.shape).contiguous(), None
+
+
+def engine(layers: list[Any], data: int, microbatches: int, alone: bool = False) -> axrt.Engine:
+    """SGD without momentum: the step itself costs little."""
+    config = {
+        "schedule": {"microbatches": microbatches},
+        "parallel": {"data": data},
+        "run": {"device": "cpu"},
+        "memory": {"bucket_mb": 1000},
+    }
+    sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)  # noqa: E731
+    return axrt.initialize(axrt.PipelineModule(layers, one), sgd, config=config, transport=LocalWorld(1).alone() if alone else None)
+
+
+def items(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return repeat((torch.full((4,), float(rank), requires_grad=True), torch.zeros(1)))
+
+
+def timed(call: Callable[[], object], comm: Any) -> float:
+    """Seconds, of ranks that begin together."""
+    comm.Barrier()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def cost() -> dict[str, list[float]]:
+    """For each size the medians, in ms: what reduction adds to a step, the exchange by hand, and MPI's own Allreduce."""
+    from mpi4py import MPI
+
+    comm, result = MPI.COMM_WORLD, {}
+    for mib in SIZES_MIB:
+        with engine([axrt.LayerSpec(Weighs, mib)], 2, 1) as both, engine([axrt.LayerSpec(Weighs, mib)], 1, 1, alone=True) as single:
+            batches, by_hand, allreduce = items(comm.rank), ByHand(comm, mib), np.zeros(mib * MIB // 4, np.float32)
+            calls: dict[str, Callable[[], object]] = {
+                "both": lambda: both.train_batch(batches),  # noqa: B023
+                "single": lambda: single.train_batch(batches),  # noqa: B023
+                "by hand": by_hand.exchange,
+                "Allreduce": lambda: comm.Allreduce(MPI.IN_PLACE, allreduce),  # noqa: B023
+            }
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for _ in range(STEPS):
+                for name, call in calls.items():
+                    times[name].append(timed(call, comm))
+        ms = {name: statistics.median(values[WARM:]) * 1e3 for name, values in times.items()}
+        result[str(mib)] = [ms["both"] - ms["single"], ms["by hand"], ms["Allreduce"]]
+    return result
+
+
+class ByHand:
+    """What a reduction between two ranks must do: halves exchanged, added up, exchanged back."""
+
+    def __init__(self, comm: Any, mib: int) -> None:
+        self._comm, self._flat = comm, np.zeros(mib * MIB // 4, np.float32)
+        half = len(self._flat) // 2
+        self._mine, self._theirs = (self._flat[:half], self._flat[half:]) if comm.rank == 0 else (self._flat[half:], self._flat[:half])
+        self._part = np.zeros(len(self._mine), np.float32)
+
+    def exchange(self) -> None:
+        peer = 1 - self._comm.rank
+        self._comm.Sendrecv(self._theirs, peer, recvbuf=self._part, source=peer)
+        np.add(self._mine, self._part, out=self._mine)
+        self._comm.Sendrecv(self._mine, peer, recvbuf=self._theirs, source=peer)
+
+
+def hidden() -> dict[str, float]:
+    """Medians in ms: a step of pipelines of this many stages with replicas, and without."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    stages = comm.size // 2
+    layers = [axrt.LayerSpec(Weighs, STAGE_MIB, TASK_S) for _ in range(stages)]
+    own = comm.Split(comm.rank // stages)
+    with engine(layers, 2, MICROBATCHES) as both, pipeline_of(own, layers) as apart:
+        batches = items(comm.rank)
+        times: dict[str, list[float]] = {"with": [], "without": []}
+        for _ in range(STEPS):
+            times["with"].append(timed(lambda: both.train_batch(batches), comm))
+            times["without"].append(timed(lambda: apart.train_batch(batches), comm))
+    slowest = {name: comm.allreduce(statistics.median(values[WARM:]), MPI.MAX) * 1e3 for name, values in times.items()}
+    return {"stages": stages, **slowest}
+
+
+def pipeline_of(comm: Any, layers: list[Any]) -> axrt.Engine:
+    """The same pipeline without replicas, on ranks of its own."""
+    from axrt.transport.mpi import MpiTransport
+
+    config = {"schedule": {"microbatches": MICROBATCHES}, "run": {"device": "cpu"}}
+    sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)  # noqa: E731
+    return axrt.initialize(axrt.PipelineModule(layers, one), sgd, config=config, transport=MpiTransport(comm))
+
+
+PARTS = {"cost": cost, "hidden": hidden}
+LAYOUTS = {
+    "one rank": (1, []),
+    "two ranks, a pipeline": (2, []),
+    "two ranks, replicas": (2, ["parallel.data=2", "schedule.microbatches=4"]),
+}
+
+
+def measure(part: str, ranks: int, mpirun: str) -> Any:
+    """Run a part on so many ranks; what rank 0 found."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        command = [mpirun, "-n", str(ranks), sys.executable, __file__, "--part", part, "--out", str(out)]
+        subprocess.run(command, check=True, cwd=ROOT, timeout=300)
+        return json.loads(out.read_text())
+
+
+def tokens_per_s(ranks: int, overrides: list[str], mpirun: str) -> float:
+    """The median over the logged steps of one short run of the quickstart model, the first ones left out."""
+    with tempfile.TemporaryDirectory() as folder:
+        fixed = ["run.steps=24", "run.log_every=4", "run.progress=off", "data.held_out=0", "checkpoint.dir=", f"run.out={folder}/run"]
+        command = [sys.executable, "-m", "axrt", "train", "examples/quickstart.toml", *fixed, *overrides]
+        subprocess.run([mpirun, "-n", str(ranks), *command], check=True, cwd=ROOT, timeout=300)
+        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        return statistics.median([float(line["tokens_per_s"]) for line in lines[2:]])
+
+
+def spread(values: list[float], unit: str, digits: int = 1) -> str:
+    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} {unit} ({low} to {high})"
+
+
+def report(rounds: int, mpirun: str) -> None:
+    costs = [measure("cost", 2, mpirun) for _ in range(rounds)]
+    print("a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's Allreduce")
+    for mib in map(str, SIZES_MIB):
+        print(f"    {mib} MiB: " + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(3)))
+        rates = [int(mib) * MIB / (statistics.median(of[mib][which] for of in costs) / 1e3) / 1e9 for which in range(3)]
+        print("        in GB/s of gradient: " + ", ".join(f"{rate:.2f}" for rate in rates))
+    for ranks in (2, 4, 8):
+        found = [measure("hidden", ranks, mpirun) for _ in range(rounds)]
+        added = [of["with"] - of["without"] for of in found]
+        alone = spread([of["without"] for of in found], "ms")
+        print(f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;")
+        print(f"    two replicas add {spread(added, 'ms')}")
+    rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
+    for _ in range(rounds):
+        for name, (ranks, overrides) in LAYOUTS.items():
+            rates_of[name].append(tokens_per_s(ranks, overrides, mpirun))
+    for name, values in rates_of.items():
+        print(f"quickstart, {name}: {spread(values, 'tokens/s', 0)}")
+
+
+@click.command()
+@click.option("--mpirun", default="mpirun", help="the launcher")
+@click.option("--rounds", default=5, help="interleaved repetitions")
+@click.option("--part", type=click.Choice(list(PARTS)), help="run one part here and write its figures to --out")
+@click.option("--out", type=click.Path(path_type=Path))
+def main(mpirun: str, rounds: int, part: str | None, out: Path | None) -> None:
+    """Measure what replicas cost."""
+    if part is None:
+        report(rounds, mpirun)
+        return
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as `axrt train` does
+    figures = PARTS[part]()
+    if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0":
+        assert out is not None
+        out.write_text(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

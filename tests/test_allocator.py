@@ -1,0 +1,33 @@
+"""Freed memory stays with the process: the next piece of the same size costs no page faults."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, sys, torch
+from axrt.allocator import keep_freed_memory
+kept = keep_freed_memory() if sys.argv[1] == "keep" else False
+torch.zeros(16 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5):
+    torch.zeros(16 << 20)
+print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(word: str) -> tuple[str, int]:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True)
+    kept, count = ended.stdout.split()
+    return kept, int(count)
+
+
+def test_the_next_piece_of_the_same_size_is_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = 5 * (64 << 20) // resource.getpagesize()
+    kept, count = faults("keep")
+    if kept == "True":  # glibc
+        assert count < pages / 10
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    assert faults("keep")[0] == "False"
