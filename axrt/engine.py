@@ -43,6 +43,7 @@ from axrt.tally import Collected, Losses, Tally, mean_loss
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
+_EVALUATION_POLICY = "eager-1f1b"  # its caps leave no rank waiting for the news that a microbatch is through
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Engine:
         hands = EvaluationHands(self._holding.stages, last, mesh.data_rank, keeps_outputs=outputs)
         state = RankState(
             self._placement,
-            self._policy,
+            policy_named(_EVALUATION_POLICY),
             mesh.pipe_rank,
             self.config.schedule.microbatches,
             replica=mesh.data_rank,

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -121,6 +122,14 @@ class World:
         raise error
 
 
+def _warn_of_fork() -> None:
+    warnings.warn(
+        "this process has started MPI and is being forked, which can hang or corrupt messages; for a DataLoader with workers set "
+        'multiprocessing_context="forkserver"',
+        stacklevel=2,
+    )
+
+
 class MpiWorld(World):
     """This process among the ranks of an MPI job."""
 
@@ -162,6 +171,7 @@ class MpiWorld(World):
         """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait."""
         sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = self._thread_failed
+        os.register_at_fork(before=_warn_of_fork)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type is not SystemExit:  # which ends a thread and nothing else

@@ -76,9 +76,8 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
         return
     yield Finding(Level.OK, "mpi", f"{facts.mpi.library}, {facts.mpi.path or 'path unknown'}, because {facts.mpi.chosen_by}")
     yield Finding(Level.OK, "mpi threads", f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do")
-    if facts.gpus:
-        how = "GPU memory travels directly" if facts.mpi.cuda_aware else "GPU memory travels through pinned CPU memory"
-        yield Finding(Level.OK, "mpi and gpu", f"the library {'is' if facts.mpi.cuda_aware else 'is not'} CUDA-aware: {how}")
+    how = "GPU memory travels directly" if facts.mpi.cuda_aware else "GPU memory travels through pinned CPU memory"
+    yield Finding(Level.OK, "mpi and gpu", f"the library {'is' if facts.mpi.cuda_aware else 'is not'} CUDA-aware: {how}")
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ def but(**changes: Any) -> Facts:
 def test_a_machine_that_is_well_has_only_good_lines() -> None:
     findings = examine([WELL, WELL], [Link(0, 1, 5.0, 9.0)])
     assert {finding.level for finding in findings} == {Level.OK}
-    topics = ["python", "torch", "gpu", "mpi", "mpi threads", "launcher", "memory", "cores", "link"]
+    topics = ["python", "torch", "gpu", "mpi", "mpi threads", "mpi and gpu", "launcher", "memory", "cores", "link"]
     assert [finding.topic for finding in findings] == topics
 
 

@@ -61,6 +61,12 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
     assert "_start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
 
 
+def test_a_fork_after_mpi_has_started_is_warned_of() -> None:
+    ended = mpirun(2, ["-W", "default", "-m", "tests.mpi.victims", "a_rank_forks"], timeout_s=60, extra={"PYTHONWARNINGS": "default"})
+    assert ended.code == 0, ended.err
+    assert ended.err.count("this process has started MPI and is being forked") == 1
+
+
 def test_batches_that_end_are_told_once() -> None:
     ended = victim("the_batches_end")
     assert ended.code == 70

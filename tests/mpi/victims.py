@@ -1,6 +1,7 @@
 """Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -157,6 +158,14 @@ def a_rank_dies_before_it_begins() -> None:
 
 def too_many_stages() -> None:
     engine(parallel={"pipe": 3})
+
+
+def a_rank_forks() -> None:
+    with engine() as e:
+        if e.rank == 1 and os.fork() == 0:
+            os._exit(0)
+        subprocess.run(["true"], check=True)  # no fork in our sense: nothing of this process runs in it
+        train(e, 1)
 
 
 def all_is_well() -> None:

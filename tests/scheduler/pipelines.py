@@ -133,17 +133,18 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
             running[which].append(task)
 
 
-def timetable(policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0) -> str:
-    """One row a rank, one column a tick; a forward takes one tick, a backward two, messages and steps none."""
-    pipeline = Pipeline(named(policy, in_flight), ranks, microbatches, steps=steps)
+def timetable(policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0, evaluate: bool = False) -> str:
+    """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation none), messages and steps none."""
+    pipeline = Pipeline(named(policy, in_flight), ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None)
+    ticks = TICKS | {Kind.BACKWARD: 0} if evaluate else TICKS
     running: list[tuple[Task, int] | None] = [None] * ranks
     rows: list[list[str]] = [[] for _ in range(ranks)]
     now = 0
     while not pipeline.finished:
-        _settle(pipeline, running, now)
+        _settle(pipeline, running, now, ticks)
         for rank, row in enumerate(rows):
             task = running[rank]
-            row.append(".." if task is None else _cell(task[0], microbatches, len(row) == task[1] - TICKS[task[0].kind]))
+            row.append(".." if task is None else _cell(task[0], microbatches, len(row) == task[1] - ticks[task[0].kind]))
         now += 1
     width = max(len(" ".join(row).rstrip(". ").split()) for row in rows)
     return "\n".join(" ".join(row[:width]) for row in rows)
@@ -153,7 +154,7 @@ def _cell(task: Task, microbatches: int, first: bool) -> str:
     return f"{task.kind.value}{task.microbatch % microbatches}" if first else "--"
 
 
-def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int) -> None:
+def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[Kind, int]) -> None:
     """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing changes."""
     moved = True
     while moved:
@@ -166,12 +167,12 @@ def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int
                 for message in state.finish(task[0]):
                     pipeline.states[pipeline.place_of(message)].deliver(message)
         for rank, state in enumerate(pipeline.states):
-            for message in read(state):
+            for message in read(state, pipeline.end):
                 pipeline.states[pipeline.place_of(message)].deliver(message)
             choice = state.pick() if running[rank] is None else None
             if choice is not None:
                 pipeline.start(rank, choice)
-                running[rank] = (choice, now + TICKS[choice.kind])
+                running[rank] = (choice, now + ticks[choice.kind])
                 moved = True
 
 

@@ -58,6 +58,14 @@ def test_the_stash_is_the_published_one(name: str, stash: list[int]) -> None:
     assert [named(name).stash_bound(rank, 4, 8) for rank in range(4)] == stash
 
 
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b", "gpipe"])
+def test_an_evaluation_keeps_the_pipeline_full(name: str) -> None:
+    assert timetable(name, ranks=3, microbatches=5, evaluate=True) == drawn("""
+        F0 F1 F2 F3 F4 .. ..
+        .. F0 F1 F2 F3 F4 ..
+        .. .. F0 F1 F2 F3 F4""")
+
+
 def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     expected = []
     for state in pipeline.states:
