@@ -1,6 +1,8 @@
 """Microbatches by number, made here or in worker processes, in the same order."""
 
+import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,4 +38,16 @@ def microbatches(windows: Windows, size: int, first_samples: Iterable[int], work
     if not workers:
         return map(dataset.__getitem__, first_samples)
     loader = DataLoader(dataset, batch_size=None, sampler=first_samples, num_workers=workers, multiprocessing_context="forkserver")
-    return iter(loader)
+    with _deaf_to(signal.SIGINT, signal.SIGUSR1):
+        return iter(loader)
+
+
+@contextmanager
+def _deaf_to(*signals: signal.Signals) -> Iterator[None]:
+    """Processes that are begun in here ignore these signals: they go to whole groups of processes, and who reads decides when to end."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """`axrt train` on a job of ranks: trained on four, interrupted, gone on with on two, read by one."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -94,16 +95,19 @@ def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_wh
         assert f"interrupted after step {step}" in out
 
 
-def test_ctrl_c_saves_without_a_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    command = [sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS, "data.workers=2", "checkpoint.every=0"]
     job = subprocess.Popen(
-        [sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while not lines(tmp_path / "out") and job.poll() is None:
+    while len(lines(tmp_path / "out")) < 3 and job.poll() is None:
         time.sleep(0.05)
-    job.send_signal(signal.SIGINT)
-    out, _ = job.communicate(timeout=60)
+    os.killpg(job.pid, number)
+    out, err = job.communicate(timeout=60)
+    assert err == ""
     assert job.returncode == 0
     assert f"interrupted after step {Manifest.read(checkpoint_in(tmp_path / 'out')).step}" in out
 
