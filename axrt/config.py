@@ -177,6 +177,11 @@ class Config:
     def __post_init__(self) -> None:
         _check_together(self)
 
+    @property
+    def global_batch(self) -> int:
+        """Samples a step, over all replicas."""
+        return self.parallel.data * self.schedule.microbatches * self.schedule.microbatch_size
+
     @classmethod
     def read(cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()) -> Self:
         """The configuration from a TOML file, a dict of sections, or a Config, with `section.key=value` overrides on top.
@@ -283,7 +288,7 @@ def _check_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 def _check_together(config: Config) -> None:
     model, schedule, data = config.model, config.schedule, config.parallel.data
-    batch = data * schedule.microbatches * schedule.microbatch_size
+    batch = config.global_batch
     if schedule.global_batch not in (0, batch):
         raise ConfigError(
             f"schedule.global_batch = {schedule.global_batch}, but parallel.data x schedule.microbatches x schedule.microbatch_size = "

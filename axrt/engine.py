@@ -1,22 +1,19 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
 import json
-import math
-import platform
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 
 from axrt.checkpoint.layers import files_of, load_layers, save_layers
-from axrt.checkpoint.manifest import Manifest, checkpoint_in, partial, publish
+from axrt.checkpoint.manifest import Manifest, begin, checkpoint_in, partial, publish
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
@@ -25,21 +22,22 @@ from axrt.hands import EvaluationHands, TrainingHands
 from axrt.holding import hold
 from axrt.launch import World, join
 from axrt.loop import Loop, Session
+from axrt.losses import Losses, mean_loss
 from axrt.mesh import Mesh
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
-from axrt.optim.bucket import OptimizerFactory, Schedule, constant, total_norm
+from axrt.optim.bucket import Norms, OptimizerFactory, Schedule, constant, total_norm
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
+from axrt.reports import Collected, Reports
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import named as policy_named
 from axrt.scheduler.state import RankState
-from axrt.tally import Collected, Losses, Tally, mean_loss
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
@@ -120,7 +118,7 @@ class Engine:
         self.rank = rank
         self.step = 0
         self.samples = 0
-        self._saves = self._broadcasts = 0
+        self._saves = 0
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
@@ -135,10 +133,10 @@ class Engine:
             torch.cuda.set_device(self.device)
         self._generator = BorrowedGenerator(config.run.seed, self.device)
         self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule)
-        self._tally = Tally()
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         watching = (*observers, WaitDiagnosis(rank))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
+        self._reports = Reports(self._loop, rank, size)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -146,7 +144,8 @@ class Engine:
         world.where = lambda: f"step {self.step}, task {self._loop.task or 'none yet'}"
         self._read_first: dict[int, str] = {}
         self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
-        self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
+        if self._mesh.data > 1:
+            self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
 
     @property
     def is_main(self) -> bool:
@@ -210,7 +209,7 @@ class Engine:
                 "dropped. Catch StopIteration to go on with another iterator"
             )
         self.step += 1
-        self.samples += self._mesh.data * self.config.schedule.microbatches * self.config.schedule.microbatch_size
+        self.samples += self.config.global_batch
         return self._step_result(self.step - 1)
 
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
@@ -239,9 +238,11 @@ class Engine:
         with self._working(), self._evaluating():
             self._loop.run(Session(generation, state, hands, reader), lambda: state.finished)
             if last in self._holding.stages:
+                message = Message(Meaning.EVALUATED, last, 0, mesh.data_rank)
                 for rank in range(self._transport.size):
-                    self._tell(rank, Message(Meaning.EVALUATED, last, 0, mesh.data_rank), (*hands.losses, hands.outputs * (rank == _MAIN)))
-        reports = self._tally.claim((Meaning.EVALUATED, generation, 0), wanted=mesh.data)
+                    self._reports.tell(rank, message, (*hands.losses, hands.outputs * (rank == _MAIN)), generation)
+        last_ranks = [mesh.rank_of(replica, self._placement.rank_of(last)) for replica in range(mesh.data)]
+        reports = self._reports.claim(Meaning.EVALUATED, 0, last_ranks, generation=generation)
         return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
 
     def broadcast(self, value: Any) -> Any:
@@ -250,12 +251,8 @@ class Engine:
         Args:
             value: a tensor, None, bool, int, float, str, or tuples, lists and dicts of these; only the main rank's counts.
         """
-        self._broadcasts += 1
         with self._working():
-            if self.is_main:
-                for rank in range(self._transport.size):
-                    self._tell(rank, Message(Meaning.TOLD, 0, self._broadcasts), value)
-            return self._await(self._tally.claim((Meaning.TOLD, self._generation, self._broadcasts), 1), "a value of the main rank")[0]
+            return self._reports.broadcast(value)
 
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer state, step and data position; every rank calls it.
@@ -267,24 +264,20 @@ class Engine:
             path: a directory that does not exist yet, in one that all ranks share.
             extra: anything of the user's that JSON can hold.
         Raises:
-            ConfigError: the directory exists, or `extra` is not JSON; nothing is written.
-            DataError: state that is neither a tensor nor a plain value.
+            ConfigError: on every rank, if the directory exists or cannot be made, or `extra` is not JSON. Nothing is written.
+            DataError: the files cannot be written, or there is state that is neither a tensor nor a plain value.
         """
         path, mesh = Path(path), self._mesh
         self._saves += 1
+        self._agreed(lambda: begin(path, self._manifest(extra or {})))
         with self._working():
-            manifest = self._manifest(extra or {})
-            if path.exists():
-                raise ConfigError(f"{path} exists; expected the name of a new checkpoint")
             if mesh.data_rank == 0:  # the other replicas hold the same
-                partial(path).mkdir(parents=True, exist_ok=True)
                 save_layers(partial(path), self._holding)
-            # Those too that write nothing: none may look for the name after it has been given.
-            self._tell(_MAIN, Message(Meaning.SAVED, next(iter(self._holding.stages)), self._saves, mesh.data_rank), None)
+                self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(self._holding.stages)), self._saves), None)
             if self.is_main:
-                saved = self._tally.claim((Meaning.SAVED, self._generation, self._saves), self._transport.size)
-                self._await(saved, f"all parts of {path}")
-                publish(path, manifest, files_of(len(self._layers)))
+                saved = self._reports.claim(Meaning.SAVED, self._saves, self._ranks_of_replica(0))
+                self._reports.wait(saved, f"all parts of {path}")
+                publish(path, self._manifest(extra or {}), files_of(len(self._layers)))
 
     def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
@@ -294,19 +287,17 @@ class Engine:
         Returns:
             The user's `extra`.
         Raises:
-            ConfigError: no whole checkpoint, or one of another model; nothing is changed.
+            ConfigError: on every rank, if there is no whole checkpoint, or it is of another model; on the rank that finds it, if files
+                do not fit the layers and their optimizer. Nothing is changed.
         """
+        where, told = self._agreed(lambda: self._found(Path(path)))
+        manifest = json.loads(told)
         with self._working():
-            checkpoint = checkpoint_in(Path(path))
-            manifest = Manifest.read(checkpoint)
-            if manifest.layers != self._layers:
-                raise ConfigError(
-                    f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
-                )
-            load_layers(checkpoint, self._holding)
-            self.step, self.samples = manifest.step, manifest.samples
+            load_layers(Path(where), self._holding)
+            self.step, self.samples = manifest["step"], manifest["samples"]
             self._begin_again()
-        return manifest.extra
+        extra: dict[str, Any] = manifest["extra"]
+        return extra
 
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
@@ -329,15 +320,17 @@ class Engine:
         self._world.fail(error)
 
     def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
-        try:
-            own = json.loads(json.dumps(dict(extra), allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"extra of a checkpoint: {error}; expected what JSON can hold") from None
-        lr = self._holding.lr
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__), "axrt": metadata.version("axrt")}
-        seed = self.config.run.seed
-        lr_or_none = lr if math.isfinite(lr) else None
-        return Manifest(self.step, self.samples, seed, lr_or_none, self._layers, self.config.as_dict(), versions, own)
+        return Manifest.of(self.step, self.samples, self._holding.lr, self._layers, self.config, extra)
+
+    def _found(self, path: Path) -> tuple[str, str]:
+        """The checkpoint that a path means, and what is to be known of it, as JSON; refused where it is of another model."""
+        checkpoint = checkpoint_in(path)
+        manifest = Manifest.read(checkpoint)
+        if manifest.layers != self._layers:
+            raise ConfigError(
+                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
+            )
+        return str(checkpoint), json.dumps({"step": manifest.step, "samples": manifest.samples, "extra": manifest.extra})
 
     # Sessions.
 
@@ -350,7 +343,7 @@ class Engine:
             microbatches=microbatches,
             last_stage=self._placement.stages - 1,
             clip=self.config.optimizer.clip,
-            tell_norms=self._tell_norms,
+            tell_norms=self._tell_norms if mesh.data_rank == 0 else None,  # the other replicas know the same
         )
         state = RankState(
             self._placement,
@@ -378,39 +371,33 @@ class Engine:
 
     # What concerns ranks, not sessions.
 
-    def _tell(self, rank: int, message: Message, payload: Any) -> None:
-        self._loop.tell(rank, Parcel(self._generation, message, payload))
-
     def _hear_rank(self, source: int, parcel: Parcel) -> None:
-        generation, (meaning, stage, number, replica, _), payload = parcel
-        if meaning is Meaning.READ:
-            self._read_first[replica] = payload
-            _warn_of_equal_readers(self._read_first, replica)
+        if parcel.message.meaning is Meaning.READ:
+            self._read_first[parcel.message.replica] = parcel.payload
+            _warn_of_equal_readers(self._read_first, parcel.message.replica)
         else:
-            self._tally.hear((meaning, generation, number), (replica, stage), payload)
+            self._reports.hear(source, parcel)
 
-    def _tell_norms(self, step: int, stage: int, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
-        if self._mesh.data_rank == 0:  # the others know the same
-            self._tell(_MAIN, Message(Meaning.STEPPED, stage, step), norms)
+    def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
+        self._reports.tell(_MAIN, Message(Meaning.STEPPED, stage, step), norms, self._generation)
 
     def _tell_first_read(self, digest: str) -> None:
         self._first_read = None
-        self._tell(_MAIN, Message(Meaning.READ, 0, 0, self._mesh.data_rank), digest)
+        self._reports.tell(_MAIN, Message(Meaning.READ, 0, 0, self._mesh.data_rank), digest)
 
     def _share_given_weights(self, given: Sequence[int]) -> None:
         """Modules that are given as they are may differ between processes: every replica takes the values of the first."""
         mesh = self._mesh
-        if mesh.data == 1:
-            return
         for place, layer in [(place, layer) for place, layer in self._holding.layers() if place in given]:
             values = [*layer.parameters(), *layer.buffers()]
-            if not values:
-                continue
             if mesh.data_rank == 0:
                 for replica in range(1, mesh.data):
-                    self._tell(mesh.rank_of(replica, mesh.pipe_rank), Message(Meaning.VALUES, 0, place), [v.detach() for v in values])
+                    # Copies: a forward may change buffers while the network still reads them.
+                    copies = [value.detach().clone() for value in values]
+                    self._reports.tell(mesh.rank_of(replica, mesh.pipe_rank), Message(Meaning.VALUES, 0, place), copies)
                 continue
-            (theirs,) = self._await(self._tally.claim((Meaning.VALUES, 0, place), 1), f"the weights of layer {place} from replica 0")
+            from_first = self._reports.claim(Meaning.VALUES, place, [mesh.rank_of(0, mesh.pipe_rank)])
+            (theirs,) = self._await(from_first, f"the weights of layer {place}")
             with torch.no_grad():
                 for mine, its in zip(values, theirs, strict=True):
                     mine.copy_(its)
@@ -419,22 +406,39 @@ class Engine:
         outcome = self._training_hands.outcome(step)
         norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
         if outcome.norm is None and self.is_main:
-            norms = self._tally.claim((Meaning.STEPPED, self._generation, step), wanted=self._placement.stages)
-            norm = lambda: total_norm(self._await(norms, f"the gradient norm of step {step}"))  # noqa: E731
+            stages = self._placement.stages
+            norms = self._reports.claim(Meaning.STEPPED, step, self._ranks_of_replica(0), wanted=stages, generation=self._generation)
+            norm = lambda: float(total_norm(self._await(norms, f"the gradient norm of step {step}")))  # noqa: E731
         return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
 
+    def _ranks_of_replica(self, replica: int) -> list[int]:
+        return [self._mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._mesh.pipe)]
+
     def _await(self, collected: Collected, what: str) -> list[Any]:
-        if not collected.whole:
-            with self._ending_the_job_on_failure():
-                self._loop.listen(lambda: collected.whole, what)
-        return collected.in_order()
+        if collected.whole:
+            return collected.in_order()
+        with self._ending_the_job_on_failure():
+            return self._reports.wait(collected, what)
+
+    def _agreed(self, find: Callable[[], Any]) -> Any:
+        """What the main rank finds, or refuses, on every rank; a refusal leaves the engine as it is."""
+        self._check_open()
+        try:
+            return self._reports.agreed(find)
+        except ConfigError:
+            raise
+        except BaseException as error:
+            self._end_the_job(error)
 
     # Around every call.
 
-    @contextmanager
-    def _working(self) -> Iterator[None]:
+    def _check_open(self) -> None:
         if self._closed:
             raise AxrtError("this engine is closed, or has failed; expected calls before close() or inside the with block")
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        self._check_open()
         with self._ending_the_job_on_failure(), self._generator.borrowed():
             yield
 
@@ -455,10 +459,13 @@ class Engine:
         try:
             yield
         except BaseException as error:
-            self._closed = True
-            if not isinstance(error, AxrtError):  # ours say where by themselves
-                error.add_note(f"on rank {self.rank}, {self._world.where()}")
-            self._world.fail(error)
+            self._end_the_job(error)
+
+    def _end_the_job(self, error: BaseException) -> NoReturn:
+        self._closed = True
+        if not isinstance(error, AxrtError):  # ours say where by themselves
+            error.add_note(f"on rank {self.rank}, {self._world.where()}")
+        self._world.fail(error)
 
 
 def initialize(

@@ -3,24 +3,23 @@
 Two kinds: of the training, and of an evaluation. What is true is the brain's; the hands know payloads only.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from axrt.holding import Holding
+from axrt.losses import Losses, check_all_weighted_or_none, mean_loss, total_weight
 from axrt.model.stage import Stage, check_finite
-from axrt.optim.bucket import clip_factor, total_norm
-from axrt.scheduler.bucket import Holder, to_holders
+from axrt.optim.bucket import Bucket, Norms, clip_factor, joined, total_norm
+from axrt.scheduler.bucket import to_holders
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
-from axrt.tally import Losses, mean_loss, total_weight
 
 Payloads = Callable[[Message], Any]  # what goes with each message that follows from a task
-Norms = tuple[Tensor, Tensor]  # places and norms, see `Bucket.norms`
 
 
 class Hands(Protocol):
@@ -75,6 +74,7 @@ class _OnDevice:
 
 def _losses(pairs: Sequence[tuple[float, float | None]]) -> Losses:
     weights = [weight for _, weight in pairs if weight is not None]
+    check_all_weighted_or_none(len(weights), len(pairs))
     return Losses([loss for loss, _ in pairs], weights or None)
 
 
@@ -97,8 +97,9 @@ class _Step:
     """What has come of a step, and what its buckets have said."""
 
     losses: dict[int, Losses] = field(default_factory=dict)
-    norm: float | None = None
-    norms: dict[int, dict[int, list[Norms]]] = field(default_factory=lambda: defaultdict(dict))  # by stage and bucket
+    norm: Tensor | None = None
+    norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))  # by stage and bucket
+    complete: set[tuple[int, int]] = field(default_factory=set)  # stage and bucket
 
     def in_order(self) -> list[Losses]:
         return [self.losses[replica] for replica in sorted(self.losses)]
@@ -113,7 +114,7 @@ class TrainingHands:
         microbatches: per step and replica.
         last_stage: the number of the stage that computes the loss.
         clip: the largest norm of all gradients; 0: no limit.
-        tell_norms: called with (step, stage, norms) when all buckets of a stage have stepped without a vote.
+        tell_norms: called with (step, stage, norms) when all buckets of a stage have stepped without a vote; None: nobody wants them.
     """
 
     def __init__(
@@ -125,9 +126,9 @@ class TrainingHands:
         microbatches: int,
         last_stage: int,
         clip: float,
-        tell_norms: Callable[[int, int, Norms], None],
+        tell_norms: Callable[[int, int, Norms], None] | None,
     ) -> None:
-        self._stages, self._buckets, self._held = holding.stages, holding.buckets, holding.held
+        self._stages, self._buckets = holding.stages, holding.buckets
         self._replica, self._replicas = replica, replicas
         self._microbatches = microbatches
         self._last_stage = last_stage
@@ -171,7 +172,8 @@ class TrainingHands:
     def outcome(self, step: int) -> StepOutcome:
         """Of a step that this rank has done; forgotten when told."""
         of = self._steps.pop(step)
-        return StepOutcome(mean_loss(of.in_order()), of.norm, of.norm is not None and not _is_finite(of.norm))
+        norm = None if of.norm is None else float(of.norm)
+        return StepOutcome(mean_loss(of.in_order()), norm, norm is not None and not math.isfinite(norm))
 
     def _forward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
@@ -193,10 +195,9 @@ class TrainingHands:
     def _parts(self, stage: int, step: int) -> dict[Message, Any]:
         """The parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
         parts: dict[Message, Any] = {}
-        for index, (bucket, (holders, _, _)) in enumerate(zip(self._buckets[stage], self._held[stage], strict=True)):
-            if len(holders) > 1:
-                messages = to_holders(Meaning.PART, holders, Holder(self._replica, stage, index), step)
-                parts.update(zip(messages, bucket.parts(len(holders)), strict=True))
+        for bucket in self._buckets[stage]:
+            if bucket.shared:
+                parts.update(zip(to_holders(Meaning.PART, bucket.holders, bucket.me, step), bucket.parts(), strict=True))
         return parts
 
     def _reduce(self, task: Task) -> Payloads:
@@ -204,9 +205,8 @@ class TrainingHands:
         return lambda message: total
 
     def _norm(self, task: Task) -> Payloads:
-        found = [norms for bucket in range(len(self._buckets[task.stage])) for norms in self._complete(task._replace(bucket=bucket))]
-        norms = _joined(found)
-        return lambda message: norms
+        norms = [self._complete(task._replace(bucket=number)).norms() for number in range(len(self._buckets[task.stage]))]
+        return lambda message: joined(norms)
 
     def _vote(self, task: Task) -> Payloads:
         stages = self._last_stage + 1
@@ -215,31 +215,33 @@ class TrainingHands:
         return lambda message: norm
 
     def _step(self, task: Task) -> Payloads:
-        bucket, of = self._buckets[task.stage][task.bucket], self._steps[task.microbatch]
-        if not self._clip:
-            of.norms[task.stage][task.bucket] = self._complete(task)
-            bucket.step(task.microbatch)
-        elif of.norm is not None and _is_finite(of.norm):
+        bucket, of = self._complete(task), self._steps[task.microbatch]
+        if self._clip:
+            assert of.norm is not None
+            if not of.norm.isfinite():
+                bucket.forget_gradients()
+                return lambda message: None
             bucket.scale(clip_factor(of.norm, self._clip))
-            bucket.step(task.microbatch)
-        else:
-            bucket.forget_gradients()
+        elif self._tell_norms:
+            of.norms[task.stage][task.bucket] = bucket.norms()
+        bucket.step(task.microbatch)
         return lambda message: None
 
-    def _complete(self, task: Task) -> list[Norms]:
-        """Make the gradient of a bucket that of all microbatches of all holders; its norms, where they count."""
+    def _complete(self, task: Task) -> Bucket:
+        """The bucket, with the gradient of all microbatches of all holders."""
         bucket, of = self._buckets[task.stage][task.bucket], self._steps[task.microbatch]
-        held = self._held[task.stage][task.bucket]
-        if len(held.holders) > 1:
-            bucket.take_sums(self._from_holders(Meaning.SUM, task))
-        weight = total_weight(of.in_order())
-        if weight is not None:
-            bucket.scale(1 / weight)
-        return [bucket.norms()] if held.counts else []
+        if (task.stage, task.bucket) not in of.complete:
+            of.complete.add((task.stage, task.bucket))
+            if bucket.shared:
+                bucket.take_sums(self._from_holders(Meaning.SUM, task))
+            weight = total_weight(of.in_order())
+            if weight is not None:
+                bucket.scale(1 / weight)
+        return bucket
 
     def _from_holders(self, meaning: Meaning, task: Task) -> list[Any]:
         """What each holder of the task's bucket has sent for it, in the order of holders."""
-        holders = len(self._held[task.stage][task.bucket].holders)
+        holders = len(self._buckets[task.stage][task.bucket].holders)
         numbers = range(task.microbatch * holders, (task.microbatch + 1) * holders)
         return [self._mail.take(meaning, task.stage, number, self._replica, task.bucket) for number in numbers]
 
@@ -253,8 +255,8 @@ class TrainingHands:
 
     def _settle_norms(self, task: Task) -> None:
         norms = self._steps[task.microbatch].norms[task.stage]
-        if len(norms) == len(self._buckets[task.stage]):
-            self._tell_norms(task.microbatch, task.stage, _joined([pair for bucket in norms.values() for pair in bucket]))
+        if self._tell_norms and len(norms) == len(self._buckets[task.stage]):
+            self._tell_norms(task.microbatch, task.stage, joined(norms.values()))
 
 
 class EvaluationHands:
@@ -305,12 +307,3 @@ class EvaluationHands:
             if self._keeps_outputs:
                 self.outputs.append(outputs)
         return lambda message: outputs
-
-
-def _joined(parts: Sequence[Norms]) -> Norms:
-    places, norms = ([pair[which] for pair in parts] for which in (0, 1))
-    return (torch.cat(places), torch.cat(norms)) if parts else (torch.empty(0, dtype=torch.int64), torch.empty(0))
-
-
-def _is_finite(norm: float) -> bool:
-    return norm - norm == 0

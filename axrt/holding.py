@@ -13,8 +13,8 @@ from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.optim.bucket import Bucket, OptimizerFactory, Schedule
-from axrt.optim.held import Held, buckets_of
-from axrt.scheduler.bucket import Holders
+from axrt.optim.held import buckets_of
+from axrt.scheduler.bucket import Holder, Holders
 from axrt.scheduler.placement import Placement
 
 _MIB = 1024 * 1024
@@ -23,15 +23,14 @@ _TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Stages of this rank by number, and of each its buckets, with who else holds them."""
+    """Stages of this rank by number, and of each its buckets."""
 
     stages: dict[int, Stage]
     buckets: dict[int, tuple[Bucket, ...]]
-    held: dict[int, tuple[Held, ...]]
 
     @property
     def holders(self) -> dict[int, tuple[Holders, ...]]:
-        return {stage: tuple(one.holders for one in held) for stage, held in self.held.items()}
+        return {stage: tuple(bucket.holders for bucket in buckets) for stage, buckets in self.buckets.items()}
 
     @property
     def all_buckets(self) -> list[Bucket]:
@@ -81,7 +80,7 @@ def hold(
         factory: makes the optimizer of a bucket.
         schedule: the factor on the learning rate.
     """
-    stages, buckets, held = {}, {}, {}
+    stages, buckets = {}, {}
     for stage in placement.stages_of(mesh.pipe_rank):
         first, end = cuts[stage], cuts[stage + 1]
         stages[stage] = Stage(
@@ -95,7 +94,17 @@ def hold(
             _TYPES[config.precision.compute],
         )
         named = stages[stage].named_parameters()
-        held[stage] = tuple(buckets_of(model.layers, cuts, stage, named, mesh.data, config.memory.bucket_mb * _MIB))
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-        buckets[stage] = tuple(Bucket(one.named, [places[name] for name, _ in one.named], factory, schedule) for one in held[stage])
-    return Holding(stages, buckets, held)
+        held = buckets_of(model.layers, cuts, stage, named, mesh.data, config.memory.bucket_mb * _MIB)
+        buckets[stage] = tuple(
+            Bucket(
+                one,
+                [places[name] for name, _ in one.named],
+                Holder(mesh.data_rank, stage, number),
+                factory,
+                schedule,
+                generator.device,
+            )
+            for number, one in enumerate(held)
+        )
+    return Holding(stages, buckets)

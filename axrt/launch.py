@@ -239,7 +239,7 @@ def join(transport: str = "auto", device: str = "auto") -> World:
     if said is not None and said.local_rank is not None and device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
     try:
-        MPI = _start_mpi_with_every_rank()  # noqa: N806
+        MPI = start_mpi_with_every_rank()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise LaunchError(_NO_MPI.format(reason=str(error).splitlines()[0])) from None
     check_world(said, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
@@ -252,7 +252,7 @@ def join(transport: str = "auto", device: str = "auto") -> World:
     return world
 
 
-def _start_mpi_with_every_rank() -> Any:
+def start_mpi_with_every_rank() -> Any:
     """MPI starts when every rank has come this far.
 
     One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog outside of Python

@@ -10,7 +10,7 @@ every event and may not change what happens.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +82,21 @@ class Loop:
             while not done():
                 waiting = not moved and not self._compute.busy
                 moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
-                if waiting and not moved:
+                if not waiting or moved:
+                    self._attendance.moved()
+                else:
                     self._wait(session.state)
             self._transport.flush()
 
-    def listen(self, until: Callable[[], bool], what: str) -> None:
-        """Hear what comes, and run nothing, until the condition holds; `what` is waited for."""
+    def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Iterable[int]] = tuple) -> None:
+        """Hear what comes, and run nothing, until the condition holds.
+
+        Args:
+            until: the condition.
+            what: is waited for.
+            owing: the ranks that have not sent it yet.
+        """
+        self._attendance.begin_call()
         for observer in self._observers:
             observer.entered()
         with self._compute.current():
@@ -95,6 +104,8 @@ class Loop:
                 if not self._hear(block=True):
                     for observer in self._observers:
                         observer.waiting(lambda: what)
+                    if not self._transport.receiving:
+                        self._attendance.check_owing(owing(), what)
 
     def tell(self, rank: int, parcel: Parcel) -> None:
         """Say something that concerns a rank and not a session; what this rank tells itself it hears at once."""
@@ -150,6 +161,8 @@ class Loop:
                 observer.arrived(source, parcel.message)
             if parcel.message.meaning is Meaning.LEAVE:
                 self._attendance.has_left(source)
+            elif parcel.message.meaning is Meaning.WAITS:
+                self._attendance.waits_for_me(source)
             elif parcel.message.meaning in TO_A_RANK:
                 self._hear_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
@@ -200,3 +213,5 @@ class Loop:
             observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()))
         if not self._transport.receiving:
             self._attendance.check(state.waiting_for)
+        for rank in self._attendance.to_be_told(state.waiting_for):
+            self._send(rank, Parcel(0, Message(Meaning.WAITS, 0, 0)))

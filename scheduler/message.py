@@ -18,19 +18,31 @@ class Meaning(Enum):
     END = "end"  # a reader has no more; how many microbatches there are in all
 
     # To a rank, not to a stage of it: nothing waits for these to run, so the brain does not hear of them.
-    VALUES = "values"  # what the weights of a stage are to begin with
+    VALUES = "values"  # what the weights of a layer are to begin with; the layer
     READ = "read"  # a reader has read its first microbatch
     STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; the step
     EVALUATED = "evaluated"  # a replica has evaluated, with these losses
     TOLD = "told"  # the main rank has something for every rank
     SAVED = "saved"  # the sender has written its part of a checkpoint
+    WAITS = "waits"  # the sender has waited long for something that this rank owes it
     LEAVE = "leave"  # the sender has closed its engine and sends nothing more
 
     __hash__ = object.__hash__
 
 
 OF_A_BUCKET = frozenset({Meaning.PART, Meaning.SUM})
-TO_A_RANK = frozenset({Meaning.VALUES, Meaning.READ, Meaning.STEPPED, Meaning.EVALUATED, Meaning.TOLD, Meaning.SAVED, Meaning.LEAVE})
+TO_A_RANK = frozenset(
+    {
+        Meaning.VALUES,
+        Meaning.READ,
+        Meaning.STEPPED,
+        Meaning.EVALUATED,
+        Meaning.TOLD,
+        Meaning.SAVED,
+        Meaning.WAITS,
+        Meaning.LEAVE,
+    }
+)
 
 
 class Message(NamedTuple):

@@ -13,16 +13,17 @@ g the holders of the bucket):
                                                                                        of a step: a part to each holder
                                                                                        of each shared bucket
     reduce s.t/b    (g > 1 only) a part from each of the g holders                     a sum to each holder
-    norm   s.t      (clipped steps only) every bucket of s is whole; all losses        a norm to stage 0
-    vote   0.t      (clipped steps only) a norm from each of the S stages              a vote to every stage
-    step   s.t/b    the vote; without clipping: bucket b is whole, and all losses      weights open for step t+1
+    norm   s.t      (clipped, replica 0) every bucket of s is whole; all losses        a norm to stage 0
+    vote   0.t      (clipped, replica 0) a norm from each of the S stages              a vote to every stage there is
+    step   s.t/b    bucket b is whole; all losses; if clipped the vote                 weights open for step t+1
 
 A bucket is *whole* when a sum has come from each of its g holders or, where g = 1, when the last B of step t has started.
-*All losses* are those of every replica: they say by what the gradient is to be divided, and that all went well.
+*All losses* are those of every replica: they say by what the gradient is to be divided, and that all went well. Replicas have
+the same gradient when it is whole, so one of them votes for all, and no rank can think otherwise than the others.
 
 A need on the same rank is met when its task has *started*: what runs on one device runs in the order it was
-started. A message leaves when its task has *finished*; so does a loss, to this rank as well, since the host needs
-its value. On a CPU the two moments coincide.
+started. A message leaves when its task has *finished*; a loss and a norm do so even to this rank, since the host
+needs their values. On a CPU the two moments coincide.
 
 `deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient before its forward, a step that
 is neither this one nor the next, a task that is not a ready head) raises `IllegalMove` with the lane's story
@@ -52,6 +53,7 @@ class IllegalMove(AssertionError):
 
 
 UNLIMITED = sys.maxsize
+_FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
 
 
@@ -255,7 +257,7 @@ class RankState:
 
     def _stage_lane(self, stage: int) -> Lane:
         m, stages = self.microbatches, self.placement.stages
-        clips = self.trains and self.clips
+        clips = self.trains and self.clips and self.replica == 0
         kinds = (Kind.FORWARD, Kind.BACKWARD, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
         per_step: dict[Counter, int] = {
             **dict.fromkeys((Kind.FORWARD, Kind.BACKWARD, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
@@ -289,7 +291,7 @@ class RankState:
         for bucket in self.buckets[stage]:
             if Kind.REDUCE in bucket.needs:
                 bucket.needs[Kind.REDUCE] = (Need(bucket, Meaning.PART),)
-            bucket.needs[Kind.STEP] = (voted,) if self.clips else (whole[bucket], losses)
+            bucket.needs[Kind.STEP] = (whole[bucket], losses, *((voted,) * self.clips))
         if Kind.NORM in lane.needs:
             lane.needs[Kind.NORM] = (*dict.fromkeys(whole.values()), losses)
         if Kind.VOTE in lane.needs:
@@ -345,11 +347,11 @@ class RankState:
         if kind is Kind.NORM:
             return [Message(Meaning.NORM, 0, number * self.placement.stages + stage, self.replica)]
         if kind is Kind.VOTE:
-            return [Message(Meaning.VOTE, other, number, self.replica) for other in range(self.placement.stages)]
+            return self._to_all(Meaning.VOTE, number)
         return []
 
     def _is_at_once(self, message: Message) -> bool:
-        return message.meaning is not Meaning.LOSS and self.is_here(message)
+        return message.meaning not in _FOR_THE_HOST and self.is_here(message)
 
     def _ends_a_step(self, microbatch: int) -> bool:
         return self.trains and (microbatch + 1) % self.microbatches == 0
@@ -358,8 +360,11 @@ class RankState:
         """The last forward of a step: its losses are of interest to every stage of every replica."""
         if not self._ends_a_step(microbatch):
             return []
-        number = microbatch // self.microbatches * self.replicas + self.replica
-        return [Message(Meaning.LOSS, stage, number, replica) for replica in range(self.replicas) for stage in range(self.placement.stages)]
+        return self._to_all(Meaning.LOSS, microbatch // self.microbatches * self.replicas + self.replica)
+
+    def _to_all(self, meaning: Meaning, number: int) -> list[Message]:
+        """The same news for every stage of every replica."""
+        return [Message(meaning, stage, number, replica) for replica in range(self.replicas) for stage in range(self.placement.stages)]
 
     def _parts(self, stage: int, microbatch: int) -> list[Message]:
         """The last backward of a step makes this rank's part of every shared bucket whole."""
@@ -385,7 +390,9 @@ class RankState:
             replica, stage = next_number % self.replicas, self.placement.stages - 1
         elif need.counter is Meaning.NORM:
             stage = next_number % self.placement.stages
-        elif need.counter in (Meaning.TARGET, Meaning.VOTE):
+        elif need.counter is Meaning.VOTE:
+            replica, stage = 0, 0
+        elif need.counter is Meaning.TARGET:
             stage = 0
         elif need.counter is Meaning.ACTIVATION:
             stage = max(stage - 1, 0)

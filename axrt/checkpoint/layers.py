@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,26 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DataError
 from axrt.holding import Holding
+from axrt.optim.bucket import Bucket
 
 from .manifest import write_durably
 
-State = dict[str, Any]  # of one parameter: tensors, and plain values
+
+@dataclass(slots=True)
+class State:
+    """The optimizer's, of one parameter.
+
+    Args:
+        optimizer: the class.
+        tensors: moments and the like.
+        plain: values that are no tensors.
+        group: what the optimizer itself has changed in the parameter's group; not the learning rate, which follows from the step.
+    """
+
+    optimizer: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)
 
 
 def weights_file(place: int) -> str:
@@ -37,7 +54,8 @@ def save_layers(directory: Path, holding: Holding) -> None:
     Raises:
         DataError: state that is neither a tensor nor a plain value.
     """
-    states = dict(optimizer_states(holding))
+    directory.mkdir(exist_ok=True)
+    states = {name: state for bucket in holding.all_buckets for name, state in _states(bucket)}
     for place, layer in holding.layers():
         write_durably(directory / weights_file(place), save({name: _on_cpu(value) for name, value in _weights(place, layer)}))
         of_layer = {name: state for name, state in states.items() if int(name.partition(".")[0]) == place}
@@ -50,9 +68,14 @@ def load_layers(directory: Path, holding: Holding) -> None:
     Raises:
         ConfigError: a file is missing or broken, or holds other tensors than the layer has.
     """
-    states = [_unpacked(*_read(directory / optimizer_file(place))) for place, _ in holding.layers()]
+    states: dict[str, State] = {}
+    for place, _ in holding.layers():
+        states.update(_unpacked(*_read(directory / optimizer_file(place))))
+    for bucket in holding.all_buckets:
+        _check_optimizer(directory, bucket, states)
     load_weights(directory, list(holding.layers()))
-    _set_optimizer_states(holding, {name: state for of_layer in states for name, state in of_layer.items()})
+    for bucket in holding.all_buckets:
+        _set_states(bucket, states)
 
 
 def load_weights(directory: Path, layers: Sequence[tuple[int, nn.Module]]) -> None:
@@ -66,23 +89,58 @@ def load_weights(directory: Path, layers: Sequence[tuple[int, nn.Module]]) -> No
                 value.copy_(found[place][name])
 
 
-def optimizer_states(holding: Holding) -> Iterable[tuple[str, State]]:
-    """(parameter's name, its state) of every parameter that has one."""
-    for bucket in holding.all_buckets:
-        if bucket.optimizer is not None:
-            yield from ((name, dict(bucket.optimizer.state[p])) for name, p in bucket.named if p in bucket.optimizer.state)
+def _states(bucket: Bucket) -> Iterable[tuple[str, State]]:
+    """(parameter's name, its state) of every parameter of a bucket."""
+    if bucket.optimizer is None:
+        return
+    names = {parameter: name for name, parameter in bucket.named}
+    for group, initial in zip(bucket.groups, bucket.initial_groups, strict=True):
+        changed = {key: value for key, value in group.items() if key not in ("params", "lr") and _differs(value, initial.get(key))}
+        for parameter in group["params"]:
+            state = bucket.optimizer.state.get(parameter, {})
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+            _check_plain(names[parameter], {**plain, **changed})
+            yield names[parameter], State(type(bucket.optimizer).__name__, tensors, plain, changed)
 
 
-def _set_optimizer_states(holding: Holding, states: Mapping[str, State]) -> None:
-    for bucket in holding.all_buckets:
-        if bucket.optimizer is None:
-            continue
-        names = {parameter: name for name, parameter in bucket.named}
-        ordered = [names[parameter] for group in bucket.optimizer.param_groups for parameter in group["params"]]
-        # By torch's own rules of which state is of which type and on which device.
-        whole = bucket.optimizer.state_dict()
-        whole["state"] = {number: states[name] for number, name in enumerate(ordered) if name in states}
-        bucket.optimizer.load_state_dict(whole)
+def _differs(value: object, initial: object) -> bool:
+    return isinstance(value, Tensor) or isinstance(initial, Tensor) or value != initial
+
+
+def _check_plain(name: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if not (value is None or type(value) in (bool, int, float, str)):
+            raise DataError(
+                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and plain values, which can be saved by name"
+            )
+
+
+def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, State]) -> None:
+    mine = type(bucket.optimizer).__name__
+    for name, _ in bucket.named:
+        if name in states and states[name].optimizer != mine:
+            raise ConfigError(
+                f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} here; expected the same (optimizer.name)"
+            )
+
+
+def _set_states(bucket: Bucket, states: Mapping[str, State]) -> None:
+    if bucket.optimizer is None:
+        return
+    names = {parameter: name for name, parameter in bucket.named}
+    ordered = [names[parameter] for group in bucket.groups for parameter in group["params"]]
+    # By torch's own rules of which state is of which type and on which device.
+    whole = bucket.optimizer.state_dict()
+    whole["state"] = {
+        number: {**states[name].tensors, **states[name].plain}
+        for number, name in enumerate(ordered)
+        if name in states and (states[name].tensors or states[name].plain)
+    }
+    for group, initial in zip(whole["param_groups"], bucket.initial_groups, strict=True):
+        changed = [states[ordered[number]].group for number in group["params"] if ordered[number] in states]
+        group.update({key: value for key, value in initial.items() if key != "params"}, **(changed[0] if changed else {}))
+    bucket.optimizer.load_state_dict(whole)
 
 
 def _weights(place: int, layer: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -99,23 +157,16 @@ def _on_cpu(value: Tensor) -> Tensor:
 
 
 def _packed(states: Mapping[str, State]) -> bytes:
-    tensors = {
-        f"{name}/{key}": _on_cpu(value) for name, state in states.items() for key, value in state.items() if isinstance(value, Tensor)
-    }
-    plain = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items() if not isinstance(value, Tensor)}
-    for key, value in plain.items():
-        if not (value is None or type(value) in (bool, int, float, str)):
-            raise DataError(
-                f"optimizer state {key} is {type(value).__name__}; expected tensors and plain values, which can be saved by name"
-            )
-    return save(tensors, {"plain": json.dumps(plain)})
+    tensors = {f"{name}/{key}": _on_cpu(value) for name, state in states.items() for key, value in state.tensors.items()}
+    rest = {name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group} for name, state in states.items()}
+    return save(tensors, {"parameters": json.dumps(rest)})
 
 
 def _unpacked(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> dict[str, State]:
-    states: dict[str, State] = {}
-    for key, value in {**tensors, **json.loads(metadata.get("plain", "{}"))}.items():
+    states = {name: State(**rest) for name, rest in json.loads(metadata.get("parameters", "{}")).items()}
+    for key, value in tensors.items():
         name, _, what = key.rpartition("/")
-        states.setdefault(name, {})[what] = value
+        states[name].tensors[what] = value
     return states
 
 

@@ -11,13 +11,20 @@ It is written as `step-00000260.partial` and renamed, so that what stands under 
 """
 
 import json
+import math
 import os
+import platform
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-from axrt.errors import ConfigError
+import torch
+
+from axrt.config import Config
+from axrt.errors import ConfigError, DataError
 
 FORMAT = 1
 _MANIFEST, _LATEST, _PARTIAL = "manifest.json", "latest", ".partial"
@@ -48,6 +55,16 @@ class Manifest:
     extra: dict[str, Any]
 
     @classmethod
+    def of(cls, step: int, samples: int, lr: float, layers: list[str], config: Config, extra: Mapping[str, Any]) -> Self:
+        """That of a run as it stands; `ConfigError` where `extra` is not JSON."""
+        try:
+            own = json.loads(json.dumps(dict(extra), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"extra of a checkpoint: {error}; expected what JSON can hold") from None
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__), "axrt": metadata.version("axrt")}
+        return cls(step, samples, config.run.seed, lr if math.isfinite(lr) else None, layers, config.as_dict(), versions, own)
+
+    @classmethod
     def read(cls, checkpoint: Path) -> Self:
         """That of a whole checkpoint.
 
@@ -63,7 +80,9 @@ class Manifest:
             raise ConfigError(f"{path} is not JSON: {error}") from None
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} is of another format; expected format {FORMAT}, which axrt of this version writes")
-        return cls(**found)
+        if missing := {item.name for item in fields(cls)} - found.keys():
+            raise ConfigError(f"{path} has no {', '.join(sorted(missing))}; expected the manifest of a whole checkpoint")
+        return cls(**{item.name: found[item.name] for item in fields(cls)})
 
     def write(self, directory: Path) -> None:
         text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False)
@@ -71,14 +90,15 @@ class Manifest:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The checkpoint that a path means: itself, the latest in it, or the latest in its `checkpoints`.
+    """The checkpoint that a path means: itself, the latest in it, or the latest of the run whose directory it is.
 
     Raises:
         ConfigError: there is no whole one.
     """
-    for folder in (path, path / "checkpoints"):
-        if (folder / _MANIFEST).exists():
-            return folder
+    if (path / _MANIFEST).exists():
+        return path
+    of_run = [path / Config.read(path / "config.toml").checkpoint.dir] if (path / "config.toml").exists() else []
+    for folder in (path, *of_run):
         newest = latest(folder)
         if newest is not None:
             return newest
@@ -86,12 +106,15 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a folder, None where there is none."""
+    """The whole checkpoint that `latest` names, or else the newest whole one there is; None where there is none."""
     try:
-        newest = folder / (folder / _LATEST).read_text(encoding="utf-8").strip()
+        named = folder / (folder / _LATEST).read_text(encoding="utf-8").strip()
     except OSError:
-        return None
-    return newest if (newest / _MANIFEST).exists() else None
+        named = folder
+    if (named / _MANIFEST).exists():
+        return named
+    whole = _whole_in(folder)
+    return max(whole, key=lambda path: (path / _MANIFEST).stat().st_mtime_ns, default=None)
 
 
 def partial(checkpoint: Path) -> Path:
@@ -99,43 +122,84 @@ def partial(checkpoint: Path) -> Path:
     return checkpoint.with_name(checkpoint.name + _PARTIAL)
 
 
+def begin(checkpoint: Path, manifest: Manifest) -> None:
+    """Make the place to write it to.
+
+    Args:
+        checkpoint: its name.
+        manifest: that it will have; made before anything is written, so that what cannot be said is found now.
+    Raises:
+        ConfigError: the name is taken, or nothing can be made there.
+    """
+    if checkpoint.name == _LATEST or checkpoint.suffix == _PARTIAL:
+        raise ConfigError(f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as step-{manifest.step:08}")
+    if checkpoint.exists():
+        raise ConfigError(f"{checkpoint} exists; expected the name of a new checkpoint")
+    check_writable(checkpoint.parent)
+    partial(checkpoint).mkdir(exist_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the directory, and raise `ConfigError` where no file can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to (checkpoint.dir)") from None
+
+
 def publish(checkpoint: Path, manifest: Manifest, files: set[str]) -> None:
-    """Make what has been written whole: exactly these files, the manifest, then its name, then `latest`.
+    """Make what has been written whole: exactly these files, the manifest, then its name, then `latest`; each on disk before the next.
 
     Raises:
-        ConfigError: a file is not there.
+        DataError: a file is not there.
     """
     directory = partial(checkpoint)
     there = {path.name for path in directory.iterdir()}
     if missing := sorted(files - there):
-        raise ConfigError(
-            f"{directory / missing[0]} was written by another rank and is not here; expected a directory that all ranks share"
-        )
+        raise DataError(f"{directory / missing[0]} was written by another rank and is not here; expected a directory that all ranks share")
     for left_over in there - files:
         (directory / left_over).unlink()
     manifest.write(directory)
     _sync(directory)
     directory.rename(checkpoint)
+    _sync(checkpoint.parent)
+    name_latest(checkpoint)
+
+
+def name_latest(checkpoint: Path) -> None:
+    """Let `latest` name a whole checkpoint."""
     write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
     _sync(checkpoint.parent)
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the last `keep` checkpoints of a run (0: none); the latest always stays."""
-    whole = sorted(path for path in folder.glob("step-*") if path.suffix != _PARTIAL and (path / _MANIFEST).exists())
+    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones; the latest always stays."""
+    whole = sorted(path for path in _whole_in(folder) if path.name.startswith("step-"))
     for old in whole[:-keep] if keep else ():
         if old != latest(folder):
-            shutil.rmtree(old)
+            old.rename(partial(old))  # what is half removed must not look whole
+    for broken in folder.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(broken)
+
+
+def _whole_in(folder: Path) -> list[Path]:
+    return [path.parent for path in folder.glob(f"*/{_MANIFEST}") if path.parent.suffix != _PARTIAL]
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """A file that is there as a whole or not at all, whatever ends the process or the machine."""
+    """A file that is there as a whole or not at all, whatever ends the process or the machine; `DataError` where it cannot be written."""
     beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; the checkpoint is not whole, the one before it stands") from None
 
 
 def _sync(directory: Path) -> None:

@@ -36,6 +36,7 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int
         config = Config.read(Manifest.read(checkpoint).config)
         codec = _codec_for(config)
         given = codec.encode(prompt)
+        _check(given, config.model.vocab)
         model = _loaded(checkpoint, config)
         click.echo(prompt, nl=False)
         for token in sample(model, given, tokens, config.model.context, temperature, top_k, torch.Generator().manual_seed(seed)):
@@ -71,7 +72,7 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]))
+        return self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"  # a vocabulary larger than bytes
 
 
 class Numbers:
@@ -94,6 +95,12 @@ class Numbers:
 
 def _codec_for(config: Config) -> Codec:
     return Numbers() if config.data.source.endswith(".bin") else Bytes()
+
+
+def _check(tokens: list[int], vocab: int) -> None:
+    unknown = [token for token in tokens if not 0 <= token < vocab]
+    if unknown:
+        raise DataError(f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the model knows")
 
 
 def _loaded(checkpoint: Path, config: Config) -> nn.Sequential:

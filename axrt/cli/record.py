@@ -4,6 +4,7 @@ import math
 import time
 from pathlib import Path
 
+from axrt.checkpoint.manifest import Manifest, checkpoint_in
 from axrt.engine import Engine, StepResult
 from axrt.observe.metrics import RunFiles
 from axrt.observe.progress import Progress
@@ -20,7 +21,6 @@ class Record:
     def __init__(self, engine: Engine, show: Progress) -> None:
         self._config, self._show = engine.config, show
         self._files = RunFiles(engine.config)
-        self._samples = engine.data_size * engine.config.schedule.microbatches * engine.config.schedule.microbatch_size
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
@@ -32,6 +32,9 @@ class Record:
     def resumed(self, checkpoint: Path, done: int) -> None:
         self._files.record(step=done, resumed_from=str(checkpoint))
         self._show.say(f"going on from {checkpoint} at step {done}")
+        seed = Manifest.read(checkpoint_in(checkpoint)).seed
+        if seed != self._config.run.seed:
+            self._show.say(f"run.seed was {seed} and is {self._config.run.seed}: samples come in another order from here on")
         self._last_s, self._last_step = time.perf_counter(), done
 
     def step(self, result: StepResult) -> None:
@@ -61,7 +64,7 @@ class Record:
         self._last_s, self._last_step = time.perf_counter(), done
 
     def end(self, done: int, checkpoints: Path | None) -> None:
-        what = "done" if done == self._config.run.steps else f"interrupted after step {done}"
+        what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
         where = f"configuration and metrics are in {self.directory}" + (f", the checkpoint in {checkpoints}" if checkpoints else "")
         self._show.say(f"{what}; {where}")
         if done < self._config.run.steps and checkpoints:
@@ -69,7 +72,7 @@ class Record:
 
     def _rate(self, done: int) -> float:
         now = time.perf_counter()
-        rate = (done - self._last_step) * self._samples / (now - self._last_s) if done > self._last_step else 0.0
+        rate = (done - self._last_step) * self._config.global_batch / (now - self._last_s) if done > self._last_step else 0.0
         self._last_s, self._last_step = now, done
         return rate
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from axrt.allocator import keep_freed_memory
-from axrt.checkpoint.manifest import checkpoint_in, latest, prune
+from axrt.checkpoint.manifest import check_writable, latest, name_latest, prune
 from axrt.config import Config
 from axrt.data.corpus import load
 from axrt.data.loader import microbatches
@@ -55,19 +55,17 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
     try:
         config = Config.read(file, overrides)
         model = model_of(config)
-        resume_from = _resume_from(config)
     except ConfigError as error:
         join().fail(error)
     keep_freed_memory()
     with Interrupt() as interrupt, initialize(model, config=config) as engine:
-        if resume_from:
-            engine.load_checkpoint(resume_from)
-        show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps)
+        resumed_from = _resume(engine)
+        show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps, engine.step)
         data = _Data.load(engine, interrupt) if engine.reads else None
         record = Record(engine, show) if engine.is_main else None
         saves = _Saves(engine, record)
-        if record and resume_from:
-            record.resumed(resume_from, engine.step)
+        if record and resumed_from:
+            record.resumed(resumed_from, engine.step)
         gc.freeze()  # what stands by now, torch above all, stays: scanning it again and again costs some 20 microseconds a task
         with show:
             _steps(engine, data, record, saves)
@@ -75,12 +73,17 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
                 record.end(engine.step, latest(saves.folder) if saves.folder else None)
 
 
-def _resume_from(config: Config) -> Path | None:
-    """The checkpoint to begin with; `ConfigError` where the one that is named is not there."""
-    resume = config.checkpoint.resume
-    if resume == "auto":
-        return latest(Path(config.run.out, config.checkpoint.dir)) if config.checkpoint.dir else None
-    return checkpoint_in(Path(resume)) if resume else None
+def _resume(engine: Engine) -> Path | None:
+    """Load the checkpoint to begin with, and say which it was; the main rank decides, since others might see another directory."""
+    config = engine.config
+    found: str | None = config.checkpoint.resume
+    if found == "auto":
+        newest = latest(Path(config.run.out, config.checkpoint.dir)) if engine.is_main and config.checkpoint.dir else None
+        found = engine.broadcast(None if newest is None else str(newest))
+    if not found:
+        return None
+    engine.load_checkpoint(found)
+    return Path(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +116,39 @@ class _Data:
 
 
 class _Saves:
-    """When and where this run saves."""
+    """When and where this run saves.
+
+    Raises:
+        ConfigError: on every rank, where nothing can be written; now, and not when there is something to lose.
+    """
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
         directory = engine.broadcast(str(record.directory) if record else None)  # a number may have been added to its name
         self.folder = Path(directory, self._config.dir) if self._config.dir else None
+        refusal = engine.broadcast(_refusal(self.folder) if engine.is_main and self.folder else None)
+        if refusal:
+            raise ConfigError(refusal)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""
         if self.folder is None or not (last or (self._config.every and done % self._config.every == 0)):
             return
         path = self.folder / f"step-{done:08}"
-        if not self._engine.broadcast(path.exists()):  # interrupted again before the first step
+        if not self._engine.broadcast(path.exists()):
             self._engine.save_checkpoint(path)
         if self._record:
+            name_latest(path)  # also when it was there: the run had gone on from an older one, or ends where it began
             prune(self.folder, self._config.keep)
             self._record.saved(done)
+
+
+def _refusal(folder: Path) -> str | None:
+    try:
+        check_writable(folder)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Saves) -> None:

@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -37,17 +36,22 @@ def microbatches(windows: Windows, size: int, first_samples: Iterable[int], work
     dataset = Microbatches(windows, size)
     if not workers:
         return map(dataset.__getitem__, first_samples)
-    loader = DataLoader(dataset, batch_size=None, sampler=first_samples, num_workers=workers, multiprocessing_context="forkserver")
-    with _deaf_to(signal.SIGINT, signal.SIGUSR1):
-        return iter(loader)
-
-
-@contextmanager
-def _deaf_to(*signals: signal.Signals) -> Iterator[None]:
-    """Processes that are begun in here ignore these signals: they go to whole groups of processes, and who reads decides when to end."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=first_samples,
+        num_workers=workers,
+        multiprocessing_context="forkserver",
+        worker_init_fn=_ignore_interrupts,
+    )
+    # Signals go to whole groups of processes, and who reads decides when to end. The server and its workers inherit what is blocked
+    # now; what comes meanwhile is delivered here afterwards.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
-        yield
+        return iter(loader)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def _ignore_interrupts(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -7,7 +7,7 @@ are.
 
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,33 @@ Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents
 _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+
+
+class Mapped(NamedTuple):
+    """Where mapped tokens are, to be mapped again in another process.
+
+    Args:
+        path: of the file.
+        dtype: of the tokens.
+        offset: of the first, in bytes.
+        number: how many.
+    """
+
+    path: str
+    dtype: str
+    offset: int
+    number: int
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> Self | None:
+        """Of a row of tokens that is mapped as it is, or a contiguous part of one; None for one in memory."""
+        if not isinstance(tokens, np.memmap) or tokens.filename is None:
+            return None
+        start = np.frombuffer(tokens._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
+        return cls(str(tokens.filename), tokens.dtype.str, tokens.ctypes.data - start, len(tokens))
+
+    def tokens(self) -> Tokens:
+        return np.memmap(self.path, self.dtype, "r", self.offset, (self.number,)) if self.number else np.empty(0, self.dtype)
 
 
 def is_token_file(path: Path) -> bool:

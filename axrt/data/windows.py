@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axrt.errors import DataError
 
-from .tokens import Tokens
+from .tokens import Mapped, Tokens
 
 Item = tuple[Tensor, Tensor]
 
@@ -45,10 +45,13 @@ class Windows:
             yield self._items([int(start) for start in block])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_order"}  # a cache; a copy begins with its own
+        kept = {key: value for key, value in self.__dict__.items() if key != "_order"}  # a cache; a copy begins with its own
+        return {**kept, "_tokens": Mapped.of(self._tokens) or self._tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        if isinstance(self._tokens, Mapped):
+            self._tokens = self._tokens.tokens()
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def _items(self, starts: list[int]) -> Item:

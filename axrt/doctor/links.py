@@ -32,21 +32,24 @@ def measure(comm: Any) -> list[Link]:
         comm.Barrier()
         if comm.rank in (source, source + 1):
             peer = 2 * source + 1 - comm.rank
-            latency_s = statistics.median(_ping_s(comm, peer, comm.rank == source, _SMALL_BYTES) for _ in range(_PINGS))
-            large_s = statistics.median(_ping_s(comm, peer, comm.rank == source, _LARGE_BYTES) for _ in range(_TRANSFERS))
+            latency_s = _ping_s(comm, peer, comm.rank == source, _SMALL_BYTES, _PINGS)
+            large_s = _ping_s(comm, peer, comm.rank == source, _LARGE_BYTES, _TRANSFERS)
             links.append(Link(source, source + 1, latency_s * 1e6, _LARGE_BYTES / large_s / 1e9))
     gathered: list[list[Link]] | None = comm.gather(links)
     return sorted({(link.source, link.target): link for of_rank in reversed(gathered or []) for link in of_rank}.values())
 
 
-def _ping_s(comm: Any, peer: int, first: bool, size: int) -> float:
-    """Seconds for one way of a ping-pong."""
-    data = np.zeros(size, np.uint8)
-    began = time.perf_counter()
-    if first:
-        comm.Send(data, peer)
-        comm.Recv(data, peer)
-    else:
-        comm.Recv(data, peer)
-        comm.Send(data, peer)
-    return (time.perf_counter() - began) / 2
+def _ping_s(comm: Any, peer: int, first: bool, size: int, times: int) -> float:
+    """Seconds for one way of a ping-pong, the median; the first ones warm up."""
+    data = np.ones(size, np.uint8)  # touched: fresh pages would be measured along
+    taken = []
+    for _ in range(times + 2):
+        began = time.perf_counter()
+        if first:
+            comm.Send(data, peer)
+            comm.Recv(data, peer)
+        else:
+            comm.Recv(data, peer)
+            comm.Send(data, peer)
+        taken.append((time.perf_counter() - began) / 2)
+    return statistics.median(taken[2:])

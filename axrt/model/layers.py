@@ -110,7 +110,7 @@ def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
         return layer if isinstance(layer, nn.Module) else Function(layer)
     module = _built(layer, index, seed)
     if isinstance(layer, TiedLayerSpec) and (first := places_of(layers, layer.key)[0]) < index:
-        share(layers, first, _built(layer_of(layers, first), first, seed), index, module)
+        share(layers, first, _built(tied_layer(layers, first), first, seed), index, module)
     return module
 
 
@@ -119,7 +119,7 @@ def places_of(layers: Sequence[Layer], key: str) -> list[int]:
     return [place for place, layer in enumerate(layers) if isinstance(layer, TiedLayerSpec) and layer.key == key]
 
 
-def layer_of(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
+def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
     """The tied layer at that place."""
     layer = layers[place]
     assert isinstance(layer, TiedLayerSpec)
@@ -127,16 +127,34 @@ def layer_of(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
 
 
 def share(layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module) -> None:
-    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place` too."""
-    names, other_names = layer_of(layers, place).tied, layer_of(layers, other_place).tied
+    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place` too.
+
+    Raises:
+        ConfigError: one of them has no such parameter, or of another shape.
+    """
+    names, other_names = tied_layer(layers, place).tied, tied_layer(layers, other_place).tied
+    both = f"layers {place} and {other_place} are tied by key {tied_layer(layers, place).key!r}"
+    if len(names) != len(other_names):
+        raise ConfigError(f"{both}, but tied_weight_attr names {list(names)} and {list(other_names)}; expected as many names")
     for name, other_name in zip(names, other_names, strict=True):
-        parameter, (parent, _, attribute) = module.get_parameter(name), other_name.rpartition(".")
-        if other.get_parameter(other_name).shape != parameter.shape:
+        parameter, replaced = _parameter(place, module, name), _parameter(other_place, other, other_name)
+        if replaced.shape != parameter.shape:
             raise ConfigError(
-                f"layers {place} and {other_place} are tied by key {layer_of(layers, place).key!r}, but {name} of the one has shape "
-                f"{tuple(parameter.shape)} and {other_name} of the other {tuple(other.get_parameter(other_name).shape)}; expected the same"
+                f"{both}, but {name} of the one has shape {tuple(parameter.shape)} and {other_name} of the other "
+                f"{tuple(replaced.shape)}; expected the same"
             )
+        parent, _, attribute = other_name.rpartition(".")
         setattr(other.get_submodule(parent), attribute, parameter)
+
+
+def _parameter(place: int, module: nn.Module, name: str) -> nn.Parameter:
+    try:
+        return module.get_parameter(name)
+    except AttributeError:
+        known = ", ".join(name for name, _ in module.named_parameters())
+        raise ConfigError(
+            f"layer {place}: tied_weight_attr = {name!r} is no parameter of {type(module).__name__}; expected one of {known}"
+        ) from None
 
 
 def _built(layer: LayerSpec, index: int, seed: int) -> nn.Module:

@@ -210,8 +210,11 @@ class Stage:
 
 
 def _in_type(value: Any, compute: torch.dtype) -> Any:
-    """What a layer hands on in the type of computation, so that no bit depends on whether it travels."""
-    skeleton, tensors = flatten(value)
+    """What a layer hands on, in the type of computation, so that no bit depends on whether it travels; as it is if it could not."""
+    try:
+        skeleton, tensors = flatten(value)
+    except TypeError:
+        return value
     return unflatten(skeleton, [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors])
 
 

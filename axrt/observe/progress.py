@@ -42,7 +42,7 @@ class Quiet:
 class Live:
     """One line that moves: steps, loss, tokens a second, time left."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, first: int = 0) -> None:
         # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see that by itself.
         self._bar = Bar(
             TextColumn("step"),
@@ -53,7 +53,7 @@ class Live:
             console=Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100"))),
             refresh_per_second=4,
         )
-        self._task = self._bar.add_task("train", total=steps, state="starting")
+        self._task = self._bar.add_task("train", total=steps, completed=first, state="starting")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -72,28 +72,28 @@ class Live:
 class Plain(Quiet):
     """A line every few seconds, for logs."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self, steps: int, first: int = 0) -> None:
+        self._steps, self._first = steps, first
         self._began = self._last = time.monotonic()
 
     def step(self, done: int, loss: float, tokens_per_s: float) -> None:
         now = time.monotonic()
         if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
             self._last = now
-            left_s = (now - self._began) / done * (self._steps - done)
+            left_s = (now - self._began) / (done - self._first) * (self._steps - done)
             self.say(f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {left_s:.0f} s left")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
 
-def progress_for(kind: str, steps: int) -> Progress:
-    """The display of that kind: "auto", "live", "plain" or "off"."""
+def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
+    """The display of that kind, "auto", "live", "plain" or "off", for a run that goes on from step `first`."""
     if kind == "auto":
         kind = "live" if _ends_at_a_terminal() else "plain"
     if kind == "off":
         return Quiet()
-    return Live(steps) if kind == "live" else Plain(steps)
+    return Live(steps, first) if kind == "live" else Plain(steps, first)
 
 
 def _ends_at_a_terminal() -> bool:

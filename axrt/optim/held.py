@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from axrt.model.layers import Layer, TiedLayerSpec, places_of
+from axrt.model.layers import Layer, TiedLayerSpec, places_of, tied_layer
 from axrt.scheduler.bucket import Holder, Holders, held_by_replicas
 
 Named = list[tuple[str, nn.Parameter]]
@@ -18,11 +18,13 @@ class Held(NamedTuple):
     Args:
         holders: in the order in which their gradients are added up.
         named: its parameters.
+        called: what the user's factory knows them as: tied weights by the name that the first layer gives them, in every copy.
         counts: its norms count; those of tied weights count once a replica, with the first layer.
     """
 
     holders: Holders
     named: Named
+    called: list[str]
     counts: bool
 
 
@@ -42,7 +44,10 @@ def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: 
     rest = _filled([pair for pair in named if pair[0] not in taken], most_bytes)
     if not rest and not tied:
         rest = [[]]  # a stage without parameters has a step to take, too
-    return tied + [Held(held_by_replicas(stage, number, replicas), pairs, True) for number, pairs in enumerate(rest, len(tied))]
+    return tied + [
+        Held(held_by_replicas(stage, number, replicas), pairs, [name for name, _ in pairs], True)
+        for number, pairs in enumerate(rest, len(tied))
+    ]
 
 
 def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> list[int]:
@@ -50,13 +55,13 @@ def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> li
 
 
 def _tied(layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, replicas: int) -> Held:
-    layer = layers[place]
-    assert isinstance(layer, TiedLayerSpec)
+    layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
     seats = [_seat(layers, cuts, other) for other in places]
     holders = tuple(Holder(replica, stage, bucket) for replica in range(replicas) for stage, bucket in seats)
-    names = {f"{place}.{name}" for name in layer.tied}
-    return Held(holders, [pair for pair in named if pair[0] in names], place == places[0])
+    firsts = {f"{place}.{name}": f"{places[0]}.{first}" for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)}
+    pairs = [pair for pair in named if pair[0] in firsts]
+    return Held(holders, pairs, [firsts[name] for name, _ in pairs], place == places[0])
 
 
 def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that wait for
 it arrive, in which order. So a seed is a history: any failure can be run again. The order is as hostile as a
-network may be: parcels overtake each other, and what was sent long ago may still be under way.
+network may be: parcels overtake each other, what was sent long ago may still be under way, and it is read from the
+sender's memory when it arrives: who writes to what has been sent is found out.
 
 When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that is
 raised as `Stuck` rather than waited for.
@@ -120,8 +121,8 @@ class LocalTransport:
 
     def send(self, rank: int, parcel: Parcel) -> None:
         skeleton, tensors = flatten(parcel.payload)
-        copied = parcel._replace(payload=unflatten(skeleton, [_copied(tensor) for tensor in tensors]))
-        self._world.mail[rank].append((self.rank, copied))
+        kept = parcel._replace(payload=unflatten(skeleton, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]))
+        self._world.mail[rank].append((self.rank, kept))
         self._world.blocked[rank] = False
 
     def poll(self, block: bool) -> list[tuple[int, Parcel]]:
@@ -136,7 +137,7 @@ class LocalTransport:
         places = places[: world.random.randint(1, len(places))] if places else []
         if len(places) < len(mail):  # a rank's goodbye may not overtake what it said before
             places = [place for place in places if mail[place][1].message.meaning is not Meaning.LEAVE]
-        arrived = [mail[place] for place in places]
+        arrived = [(source, _read(parcel)) for source, parcel in (mail[place] for place in places)]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
 
@@ -149,6 +150,11 @@ class LocalTransport:
 
     def close(self) -> None:
         pass
+
+
+def _read(parcel: Parcel) -> Parcel:
+    skeleton, tensors = flatten(parcel.payload)
+    return parcel._replace(payload=unflatten(skeleton, [_copied(tensor) for tensor in tensors]))
 
 
 def _copied(tensor: Tensor) -> Tensor:

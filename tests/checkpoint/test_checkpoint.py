@@ -16,16 +16,12 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from ..engine.models import perceptron
-from ..engine.reference import configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from ..engine.reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 from ..engine.test_ties import batches as token_batches
 from ..engine.test_ties import tied
 
 MICROBATCHES, STEPS, HALF = 4, 6, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-
-
-def adamw(named: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(named, lr=1e-2)
 
 
 def momentum(named: Any) -> torch.optim.Optimizer:
@@ -212,6 +208,121 @@ def test_a_name_that_is_taken_and_an_extra_that_is_no_json_are_refused_before_an
 
 class Breaks(axrt.AxrtError):
     pass
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_engines_save_and_load_what_they_have_saved(tmp_path: Path, seed: int) -> None:
+    def rank_main(transport: Transport) -> list[float]:
+        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+            engine.save_checkpoint(tmp_path / "a")
+            losses = train(engine, 0, 2)
+            engine.save_checkpoint(tmp_path / "b")
+            engine.load_checkpoint(tmp_path)
+            assert engine.step == 2
+            engine.load_checkpoint(tmp_path / "a")
+            assert engine.step == 0
+            assert train(engine, 0, 2) == losses
+            return losses
+
+    assert len({tuple(losses) for losses in LocalWorld(3, seed).run(rank_main)}) == 1
+
+
+def test_a_refusal_leaves_the_engines_as_they_were(tmp_path: Path) -> None:
+    def rank_main(transport: Transport) -> list[float]:
+        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+            with pytest.raises(axrt.ConfigError, match="has no whole checkpoint"):
+                engine.load_checkpoint(tmp_path / "nowhere")
+            (tmp_path / "taken").mkdir(exist_ok=True)
+            with pytest.raises(axrt.ConfigError, match="taken exists"):
+                engine.save_checkpoint(tmp_path / "taken")
+            return train(engine, 0, 2)
+
+    assert LocalWorld(2).run(rank_main)[0] == train_in_plain_torch(perceptron(), BATCHES, 2).losses
+
+
+def counting_in_its_group() -> Any:
+    class Counting(torch.optim.SGD):
+        """Its rate falls with the steps that it has counted in its parameter group."""
+
+        def __init__(self, named: Any) -> None:
+            super().__init__([p for _, p in named], lr=1e-2)
+            self.param_groups[0]["count"] = 0
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.param_groups[0]["count"] += 1
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.data -= 1e-2 / self.param_groups[0]["count"] * parameter.grad
+
+    return Counting
+
+
+def test_what_an_optimizer_keeps_in_its_groups_goes_on(tmp_path: Path) -> None:
+    counting = counting_in_its_group()
+    whole = train_in_plain_torch(perceptron(), BATCHES, STEPS, counting)
+    save(tmp_path / "a", 2, factory=counting)
+    losses, parameters = load(tmp_path / "a", 3, factory=counting)
+    assert losses == whole.losses[HALF:]
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in whole.parameters.items())
+
+
+def test_another_optimizer_is_refused_before_anything_is_changed(tmp_path: Path) -> None:
+    save(tmp_path / "a", 1, factory=momentum)
+    engine = alone()
+    before = [p.detach().clone() for _, p in engine.named_parameters()]
+    with pytest.raises(axrt.ConfigError, match=r"the optimizer of 0.norm.weight was SGD, and is AdamW here"):
+        engine.load_checkpoint(tmp_path / "a")
+    assert all(torch.equal(old, new) for old, (_, new) in zip(before, engine.named_parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["latest", "a.partial"])
+def test_names_that_mean_something_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(axrt.ConfigError, match="a checkpoint cannot be called"):
+        alone().save_checkpoint(tmp_path / name)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(axrt.ConfigError, match="expected a directory that checkpoints can be written to"):
+        alone().save_checkpoint(tmp_path / "file" / "a")
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rename, the last act of writing a file or a directory, may be the one that does not happen."""
+    model = lambda: axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)  # noqa: E731
+    save(tmp_path / "step-1", 1, model=model)
+    left = [step]
+
+    def until_killed(act: Any) -> Any:
+        def wrapped(self: Path, target: Path) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return act(self, target)
+
+        return wrapped
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", until_killed(Path.replace))
+        patched.setattr(Path, "rename", until_killed(Path.rename))
+        try:
+            save(tmp_path / "step-2", 1, model=model)
+        except Killed:
+            pass
+    whole = (tmp_path / "step-2" / "manifest.json").exists()
+    assert whole == (step >= 4)  # two files, the manifest, the directory
+    newest = manifests.checkpoint_in(tmp_path)
+    assert newest == tmp_path / ("step-2" if step >= 5 else "step-1")
+    load(tmp_path, 1, model=model)
+    (tmp_path / "latest").write_text("gone\n")
+    assert manifests.checkpoint_in(tmp_path) == tmp_path / ("step-2" if whole else "step-1")
+    manifests.prune(tmp_path, keep=2)
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_save_that_fails_leaves_the_one_before_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,8 @@ def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
     told = generate("out", "--prompt", "4 5", "--tokens", "5")
     assert len(told.output.split()) == 7
     assert all(0 <= int(word) < 50 for word in told.output.split())
+    assert "--prompt has token 50; expected tokens from 0 to 49" in generate("out", "--prompt", "4 50").output
+    assert "--prompt has token -1; expected" in generate("out", "--prompt", "-1").output
     assert "expected numbers of tokens" in generate("out", "--prompt", "four").output
 
 
@@ -68,10 +70,11 @@ def test_sampling_follows_the_logits_within_the_context(temperature: float, top_
 
 def test_characters_of_several_bytes_are_shown_whole() -> None:
     codec = Bytes()
+    assert codec.decode(300) == "\N{REPLACEMENT CHARACTER}"
     assert [codec.decode(byte) for byte in "aé€".encode()] == ["a", "", "é", "", "", "€"]
 
 
 def test_a_checkpoint_stays_readable_when_the_run_has_moved(in_a_directory: Path) -> None:
-    axrt("tiny.toml", "run.steps=1")
+    axrt("tiny.toml", "run.steps=1", "checkpoint.dir=kept/here")
     Path("out").rename("elsewhere")
     assert generate("elsewhere", "--tokens", "3").exit_code == 0

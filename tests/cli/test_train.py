@@ -177,6 +177,37 @@ def test_a_checkpoint_to_go_on_from_must_be_there() -> None:
     assert not Path("out").exists()
 
 
+def test_a_place_for_checkpoints_that_cannot_be_written_is_refused_before_the_first_step() -> None:
+    Path("file").write_text("")
+    result = axrt("tiny.toml", f"checkpoint.dir={Path('file').absolute()}")
+    assert result.exit_code == 2
+    assert "expected a directory that checkpoints can be written to (checkpoint.dir)" in result.output
+    assert not any("loss" in line for line in lines("out")) if Path("out/metrics.jsonl").exists() else True
+
+
+def test_a_run_that_goes_on_from_an_older_checkpoint_names_the_one_it_ends_with() -> None:
+    axrt("tiny.toml", "checkpoint.every=2", "checkpoint.keep=0")
+    Path("out/checkpoints/latest").write_text("step-00000002\n")
+    result = axrt("out/config.toml", "checkpoint.resume=auto")
+    assert "at step 2" in result.output
+    assert Path("out/checkpoints/latest").read_text() == "step-00000004\n"
+    Path("out/checkpoints/latest").write_text("gone\n")
+    assert "at step 4" in axrt("out/config.toml", "checkpoint.resume=auto").output
+
+
+def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
+    axrt("tiny.toml")
+    result = axrt("out/config.toml", "checkpoint.resume=auto")
+    assert result.exit_code == 0, result.output
+    assert "done; " in result.output
+    assert "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
+
+
+def test_another_seed_on_going_on_is_told() -> None:
+    axrt("tiny.toml")
+    assert "run.seed was 0 and is 9" in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=6", "run.seed=9").output
+
+
 def test_workers_change_no_loss() -> None:
     axrt("tiny.toml", "run.log_every=1")
     axrt("tiny.toml", "run.log_every=1", "data.workers=2")

@@ -1,15 +1,18 @@
 """Token files of the two common forms."""
 
+import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
 from axrt.data.tokens import map_tokens
+from axrt.data.windows import Windows
 
 
 def write_megatron(path: Path, sequences: list[list[int]], dtype: str = "int32", code: int = 4) -> None:
@@ -44,6 +47,15 @@ def test_a_corpus_holds_the_end_of_a_token_file_out_or_another_file(tmp_path: Pa
     assert corpus.held_out.tolist() == list(range(90, 100))
     corpus = load(Data(source=str(tmp_path / "train.bin"), validation=str(tmp_path / "val.bin")), context=4)
     assert (len(corpus.training), len(corpus.held_out)) == (100, 20)
+
+
+def test_a_part_of_a_mapped_row_travels_as_its_place_in_the_file(tmp_path: Path) -> None:
+    np.arange(5000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    tokens = map_tokens(tmp_path / "train.bin")[1000:3000]
+    windows = Windows(tokens, 16, 0, 60000)
+    packed = pickle.dumps(windows)
+    assert len(packed) < 1000
+    assert torch.equal(pickle.loads(packed).microbatch(7, 2)[0], windows.microbatch(7, 2)[0])
 
 
 def odd(path: Path) -> None:

@@ -60,8 +60,8 @@ def train_in_plain_torch(
         items = batches(step)
         of_step, weights = [], []
         for k, (inputs, target) in enumerate(items):
+            value = run_in_plain_torch(whole, inputs, step, k, compute)
             with computing(compute):
-                value = run_in_plain_torch(whole, inputs, step, k, compute)
                 loss = model.loss_fn(value, target)
             if isinstance(loss, tuple):
                 loss, weight = loss
@@ -85,14 +85,15 @@ def train_in_plain_torch(
 def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, compute: torch.dtype | None) -> Any:
     for place, layer in enumerate(whole):
         torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
-        value = layer(value)
+        with computing(compute):
+            value = layer(value)
         if compute and value.dtype == torch.float32:
             value = value.to(compute)
     return value
 
 
 def computing(compute: torch.dtype | None) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=compute, cache_enabled=False) if compute else nullcontext()
+    return torch.autocast("cpu", dtype=compute) if compute else nullcontext()
 
 
 def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import motley, perceptron
-from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 from .test_engine import Watch
 
 MICROBATCHES, STEPS, CLIP = 4, 4, 0.5
@@ -55,10 +55,6 @@ def test_every_rank_knows_the_norm_before_clipping(reference: Outcome) -> None:
     assert LocalWorld(3, seed=2).run(rank_main) == [reference.norms] * 3
 
 
-def adamw(named: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(named, lr=1e-2)
-
-
 def test_replicas_clip_by_the_norm_of_what_they_have_in_common() -> None:
     batches = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
     reference = train_in_plain_torch(perceptron(), batches, STEPS, clip=CLIP)
@@ -73,7 +69,19 @@ def test_without_a_limit_nothing_waits_for_a_norm() -> None:
     watch = Watch()
     with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone(), observers=[watch]) as engine:
         engine.train_batch(iter(BATCHES(0)))
-    assert not {Kind.NORM, Kind.VOTE} & {task.kind for task in watch.tasks}
+    assert {task.kind for task in watch.tasks} == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
+
+
+def test_one_replica_votes_for_all() -> None:
+    def rank_main(transport: Transport) -> set[Kind]:
+        watch, config = Watch(), configured(MICROBATCHES, optimizer={"clip": CLIP}, parallel={"data": 2})
+        with axrt.initialize(perceptron(), config=config, transport=transport, observers=[watch]) as engine:
+            engine.train_batch(iter(BATCHES(0)) if engine.reads else None)
+        return {task.kind for task in watch.tasks} & {Kind.NORM, Kind.VOTE}
+
+    with pytest.warns(UserWarning, match="the same first microbatch"):
+        voted = LocalWorld(4).run(rank_main)
+    assert voted == [{Kind.NORM, Kind.VOTE}, {Kind.NORM}, set(), set()]
 
 
 class Explodes(nn.Module):

@@ -22,7 +22,7 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 
 MICROBATCHES = 4
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -142,10 +142,6 @@ def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed:
     one, two, three = LocalWorld(3, seed).run(rank_main)
     assert one == two == three
     assert len(one) == 4
-
-
-def adamw(named: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(named, lr=1e-2)
 
 
 def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:

@@ -1,9 +1,10 @@
 """bfloat16 by autocast: float32 weights, messages in the type that is computed in, and the same bits wherever the model is cut."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 import axrt
 from axrt.transport import Parcel, Transport
@@ -28,6 +29,23 @@ def test_bfloat16_has_the_bits_of_plain_torch_under_autocast(ranks: int) -> None
     assert on_ranks(ranks) == reference
     assert on_ranks(ranks, schedule={"policy": "gpipe"}, memory={"bucket_mb": 0}) == reference
     assert all(tensor.dtype == torch.float32 for tensor in reference.parameters.values())
+
+
+class Pair(NamedTuple):
+    """What may not travel."""
+
+    value: Tensor
+    factor: float
+
+
+def test_what_does_not_travel_may_be_of_any_type() -> None:
+    model = axrt.PipelineModule(
+        [lambda value: Pair(value, 2.0), lambda pair: pair.value * pair.factor, axrt.LayerSpec(torch.nn.Linear, 16, 5)],
+        torch.nn.functional.cross_entropy,
+    )
+    config = configured(MICROBATCHES, precision={"compute": "bfloat16"})
+    with axrt.initialize(model, config=config, transport=LocalWorld(1).alone()) as engine:
+        assert engine.train_batch(iter(BATCHES(0))).loss > 0
 
 
 def test_what_travels_is_in_the_type_that_is_computed_in() -> None:

@@ -126,6 +126,34 @@ def test_the_whole_model_in_one_process_shares_one_parameter() -> None:
     assert sum(parameter is weights[0] for parameter in whole.parameters()) == 1
 
 
+@pytest.mark.parametrize("pipe", [1, 2])
+def test_a_factory_knows_every_copy_by_the_name_that_plain_torch_shows(pipe: int) -> None:
+    seen: set[str] = set()
+
+    def by_name(named: Any) -> torch.optim.Optimizer:
+        pairs = list(named)
+        seen.update(name for name, _ in pairs)
+        return torch.optim.SGD([{"params": [p], "lr": 0.1 if name.startswith("0.") else 0.01} for name, p in pairs], lr=0.1)
+
+    copies = on_ranks(pipe, 1, three_times(), factory=by_name).parameters
+    assert torch.equal(copies["0.weight"], copies["2.weight"])
+    assert torch.equal(copies["0.weight"], copies["4.out.weight"])
+    assert seen == {name for name, _ in three_times().sequential(7).named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        (("weight", "wait"), r"layer 1: tied_weight_attr = 'wait' is no parameter of Linear; expected one of weight, bias"),
+        (("weight", ["weight", "bias"]), r"but tied_weight_attr names \['weight'\] and \['weight', 'bias'\]; expected as many names"),
+    ],
+)
+def test_attributes_that_cannot_be_tied_are_refused(attributes: tuple[Any, Any], text: str) -> None:
+    first, last = (axrt.TiedLayerSpec("w", nn.Linear, 4, 4, tied_weight_attr=attribute) for attribute in attributes)
+    with pytest.raises(axrt.ConfigError, match=text):
+        axrt.PipelineModule([first, last], functional.cross_entropy).sequential(0)
+
+
 def test_shapes_that_differ_are_refused() -> None:
     model = axrt.PipelineModule(
         [axrt.TiedLayerSpec("w", nn.Linear, 3, 4), axrt.TiedLayerSpec("w", nn.Linear, 4, 3)], functional.cross_entropy

@@ -77,6 +77,29 @@ def test_the_weight_may_be_a_number_and_an_evaluation_counts_alike() -> None:
         assert trained != expected  # with dropout
 
 
+def test_a_replica_without_microbatches_has_no_say_in_an_evaluation() -> None:
+    def rank_main(transport: Transport) -> tuple[float, int]:
+        with axrt.initialize(model(), config=configured(MICROBATCHES, parallel={"data": 2}), transport=transport) as engine:
+            result = engine.eval_batch(iter(batches()(0) if engine.data_rank else []))
+            return result.loss, result.microbatches
+
+    one, two = LocalWorld(2).run(rank_main)
+    assert one == two
+    assert one[1] == MICROBATCHES
+
+
+def test_means_and_pairs_do_not_mix() -> None:
+    def sometimes(outputs: Tensor, target: Tensor) -> Any:
+        pair = summed(outputs, target)
+        return pair if int(pair[1]) else pair[0] * 0
+
+    with (
+        axrt.initialize(model(sometimes), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine,
+        pytest.raises(axrt.DataError, match=r"gave \(sum, weight\) for some microbatches and a mean for others"),
+    ):
+        engine.train_batch(iter(batches()(0)))
+
+
 def test_weights_that_sum_to_nothing_are_refused() -> None:
     items = [(inputs, torch.full_like(target, IGNORED)) for inputs, target in batches()(0)]
     with (

@@ -17,7 +17,7 @@ from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready
 from tests.engine.models import motley, perceptron
-from tests.engine.reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from tests.engine.reference import Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 from tests.engine.test_ties import batches as token_batches
 from tests.engine.test_ties import tied
 from tests.transport.payloads import PAYLOADS, assert_same
@@ -192,7 +192,7 @@ def case_a_gradient_on_its_way_is_not_touched_by_the_next_backward(comm: "MPI.Co
 def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on(comm: "MPI.Comm") -> None:
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
     losses = []
-    with axrt.initialize(perceptron(), sgd_like_reference, config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
+    with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
         for step in range(STEPS):
             try:
                 engine.train_batch(iter(BATCHES(step)[:3]))
@@ -201,10 +201,6 @@ def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on
                 pass
             losses.append(engine.train_batch(iter(BATCHES(step))).loss)
     assert losses == reference.losses
-
-
-def sgd_like_reference(named: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(named, lr=1e-2)
 
 
 def case_a_users_own_messages_do_not_meet_ours(comm: "MPI.Comm") -> None:

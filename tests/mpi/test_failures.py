@@ -54,11 +54,25 @@ def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> N
     assert "from rank 0, which has gone on to another call" in ended.err or "from rank 1, which has gone on to another call" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("one_rank_saves", "from rank 1, which waits for this rank in another call"),
+        ("one_rank_broadcasts", "from rank 0, which waits for this rank in another call"),
+    ],
+)
+def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(name: str, text: str) -> None:
+    ended = victim(name)
+    assert ended.code != 0
+    assert text in ended.err
+    assert "Every rank must make the same calls of the engine" in ended.err
+
+
 def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiting() -> None:
     ended = victim("a_rank_dies_before_it_begins")
     assert ended.code != 0
     # Open MPI's launcher notices by itself; under MPICH our watchdog ends those who wait.
-    assert "_start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
+    assert "start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
 
 
 def test_a_fork_after_mpi_has_started_is_warned_of() -> None:

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -158,6 +160,22 @@ def a_rank_dies_before_it_begins() -> None:
 
 def too_many_stages() -> None:
     engine(parallel={"pipe": 3})
+
+
+def one_rank_saves() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == 0:
+            e.save_checkpoint(Path(tempfile.mkdtemp()) / "a")
+        train(e, 1)
+
+
+def one_rank_broadcasts() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == 1:
+            e.broadcast(None)
+        train(e, 1)
 
 
 def a_rank_forks() -> None:

@@ -71,8 +71,9 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     for state in pipeline.states:
         (stage,) = state.lanes
         of_batch = {Task(kind, stage, n) for kind in (Kind.FORWARD, Kind.BACKWARD) for n in range(steps * state.microbatches)}
-        of_step = {(Kind.NORM, 0)} if state.clips else set()
-        of_step |= {(Kind.VOTE, 0)} if state.clips and stage == 0 else set()
+        votes = state.clips and state.replica == 0
+        of_step = {(Kind.NORM, 0)} if votes else set()
+        of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
         for bucket, holders in enumerate(state.holders[stage]):
             of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
         expected.append(of_batch | {Task(kind, stage, step, bucket) for kind, bucket in of_step for step in range(steps)})

@@ -1,0 +1,114 @@
+"""What ranks tell each other besides the messages that tasks wait for: collected under a key until whoever asked has all of it."""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from axrt.errors import ConfigError
+from axrt.loop import Loop
+from axrt.scheduler.message import Meaning, Message
+from axrt.transport import Parcel
+
+Key = tuple[Meaning, int, int]  # generation, number
+_MAIN = 0
+
+
+@dataclass(slots=True)
+class Collected:
+    """What has come under one key.
+
+    Args:
+        wanted: how many parts there will be; None while nobody has asked.
+        from_ranks: who sends them.
+    """
+
+    wanted: int | None = None
+    from_ranks: frozenset[int] = frozenset()
+    parts: dict[Hashable, Any] = field(default_factory=dict)
+    heard_from: set[int] = field(default_factory=set)
+
+    @property
+    def whole(self) -> bool:
+        return self.wanted is not None and len(self.parts) >= self.wanted
+
+    @property
+    def owing(self) -> frozenset[int]:
+        """The ranks that have reported nothing yet."""
+        return self.from_ranks - self.heard_from
+
+    def in_order(self) -> list[Any]:
+        return [self.parts[part] for part in sorted(self.parts)]  # type: ignore[type-var]
+
+
+class Reports:
+    """Tells, hears and waits for reports; what nobody has asked for yet, or is not whole, is kept.
+
+    Args:
+        loop: carries them.
+        rank, size: of this rank in the job.
+    """
+
+    def __init__(self, loop: Loop, rank: int, size: int) -> None:
+        self._loop, self._rank, self._size = loop, rank, size
+        self._open: dict[Key, Collected] = {}
+        self._broadcasts = 0
+
+    def tell(self, rank: int, message: Message, payload: Any, generation: int = 0) -> None:
+        """Report something to a rank, this one included."""
+        self._loop.tell(rank, Parcel(generation, message, payload))
+
+    def tell_all(self, message: Message, payload: Any, generation: int = 0) -> None:
+        for rank in range(self._size):
+            self.tell(rank, message, payload, generation)
+
+    def hear(self, source: int, parcel: Parcel) -> None:
+        """Part of what is collected under a key has come, about a stage of a replica."""
+        generation, (meaning, stage, number, replica, _), payload = parcel
+        key = (meaning, generation, number)
+        collected = self._open.setdefault(key, Collected())
+        collected.parts[replica, stage] = payload
+        collected.heard_from.add(source)
+        self._let_go(key)
+
+    def claim(self, meaning: Meaning, number: int, from_ranks: Iterable[int], wanted: int | None = None, generation: int = 0) -> Collected:
+        """What is collected under a key, to be filled as reports come.
+
+        Args:
+            meaning, number, generation: the key.
+            from_ranks: who reports.
+            wanted: how many parts there will be; None: one from each rank.
+        """
+        key, ranks = (meaning, generation, number), frozenset(from_ranks)
+        collected = self._open.setdefault(key, Collected())
+        collected.from_ranks, collected.wanted = ranks, len(ranks) if wanted is None else wanted
+        self._let_go(key)
+        return collected
+
+    def wait(self, collected: Collected, what: str) -> list[Any]:
+        """All parts, in the order of replicas and stages; `what` is waited for."""
+        self._loop.listen(lambda: collected.whole, what, lambda: collected.owing)
+        return collected.in_order()
+
+    def broadcast(self, value: Any) -> Any:
+        """What the main rank gives, on every rank; every rank calls it."""
+        self._broadcasts += 1
+        if self._rank == _MAIN:
+            self.tell_all(Message(Meaning.TOLD, 0, self._broadcasts), value)
+        return self.wait(self.claim(Meaning.TOLD, self._broadcasts, [_MAIN]), "a value from rank 0")[0]
+
+    def agreed(self, find: Callable[[], Any]) -> Any:
+        """What the main rank finds, on every rank; the `ConfigError` that it finds instead is raised on every rank."""
+        found, refusal = None, None
+        if self._rank == _MAIN:
+            try:
+                found = find()
+            except ConfigError as error:
+                refusal = str(error)
+        found, refusal = self.broadcast((found, refusal))
+        if refusal is not None:
+            raise ConfigError(refusal)
+        return found
+
+    def _let_go(self, key: Key) -> None:
+        if self._open[key].whole:
+            del self._open[key]
