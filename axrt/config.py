@@ -103,7 +103,7 @@ class Schedule(_Section):
     policy: str = _key("1f1b", "what runs first, and what may start", choices=POLICIES)
     placement: str = _key("linear", "which rank holds which stage", choices=("linear",))
     microbatches: int = _key(8, "per step and replica", least=1)
-    microbatch_size: int = _key(1, "samples in a microbatch", least=1)
+    microbatch_size: int = _key(1, "samples in a microbatch; in code only what engine.samples counts by", least=1)
     global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
     in_flight: int = _key(0, "cap on microbatches in the pipeline, for policy axonn; 0 = the policy's own", least=0)
 
@@ -153,7 +153,9 @@ class Run(_Section):
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
     cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))
-    eval_every: int = _key(0, "steps between validations; one at the end comes anyway; 0 = off", least=0)
+    eval_every: int = _key(
+        0, "steps between validations; one before the first step and one at the end come anyway; 0 = only those", least=0
+    )
     eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
     out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
     log_every: int = _key(10, "steps between lines of metrics", least=1)
@@ -204,6 +206,15 @@ class Config:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every section with every key, as TOML can write it."""
         return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()} for name, keys in asdict(self).items()}
+
+
+def described() -> list[str]:
+    """Every key with its default and meaning, a line each."""
+    lines = []
+    for name, section in get_type_hints(Config).items():
+        lines.append(f"[{name}]  {section.__doc__}")
+        lines += [f"  {item.name} = {item.default!r}".ljust(34) + item.metadata["meaning"] for item in fields(section)]
+    return lines
 
 
 def _parse_file(path: Path) -> dict[str, Any]:
@@ -293,6 +304,11 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"schedule.global_batch = {schedule.global_batch}, but parallel.data x schedule.microbatches x schedule.microbatch_size = "
             f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set schedule.global_batch = {batch} or 0"
+        )
+    source, validation = config.data.source, config.data.validation
+    if validation and source.endswith(".bin") != validation.endswith(".bin"):
+        raise ConfigError(
+            f"data.source = {source!r} and data.validation = {validation!r}: one is a token file and the other is text; expected the same"
         )
     if len(config.optimizer.betas) != 2:
         raise ConfigError(f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]")

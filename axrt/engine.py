@@ -1,6 +1,7 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
 import json
+import multiprocessing
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -492,7 +493,9 @@ def initialize(
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
     """
+    _refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI
     try:
+        _check_use(model, optimizer)
         settings = Config.read(config)
     except ConfigError as error:
         world = World() if transport else join()
@@ -505,6 +508,25 @@ def initialize(
         return Engine(model, factory, schedule, settings, world, transport, observers)
     except BaseException as error:
         world.fail(error)
+
+
+def _refuse_in_a_worker() -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python itself asks before it starts a process
+        raise ConfigError(
+            "initialize was called while a worker process, of a DataLoader say, imports this script, which it does from the beginning; "
+            'put everything but definitions under `if __name__ == "__main__":`'
+        )
+
+
+def _check_use(model: Any, optimizer: Any) -> None:
+    """Refuse what is easily mistaken."""
+    if not isinstance(model, PipelineModule):
+        raise ConfigError(f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)")
+    if optimizer is not None and not callable(optimizer):
+        raise ConfigError(
+            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one, "
+            f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
+        )
 
 
 def _warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:

@@ -35,9 +35,10 @@ class Mesh:
             ConfigError: the ranks do not factor into pipe x data.
         """
         if size % data or (pipe and pipe * data != size):
+            fits = "parallel.pipe = 0" if pipe and not size % data else "parallel.data = 1 and parallel.pipe = 0"
             raise ConfigError(
                 f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
-                f"Start {max(pipe, 1) * data} ranks, or set parallel.pipe = 0 to take what there is"
+                f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
             )
         return cls(rank, pipe or size // data, data, order)
 

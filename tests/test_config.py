@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("parallel.partition=[0, 1.5]", "parallel.partition .* expected a string or a list, each an integer"),
         ("run.seed=9223372036854775808", "run.seed = 9223372036854775808; expected at least 0 and at most"),
         ("optimizer.lr=inf", "optimizer.lr = inf; expected at least 0 and finite"),
+        ("data.validation=val.bin", "one is a token file and the other is text"),
         ("run=3", "'run=3' is no override; expected section.key=value"),
     ],
 )
@@ -96,9 +97,21 @@ def test_the_examples_are_good() -> None:
         assert Config.read(path).run.out.startswith("runs/")
 
 
+def test_every_key_is_described_in_a_line() -> None:
+    from axrt.config import described
+
+    told = described()
+    assert "  microbatches = 8                per step and replica" in told
+    assert len(told) == sum(1 + len(keys) for keys in Config().as_dict().values())
+
+
 def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:
-    with pytest.raises(ConfigError, match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks"):
+    with pytest.raises(
+        ConfigError, match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks, or set parallel.pipe = 0 "
+    ):
         Mesh.of(rank=0, size=6, pipe=4, data=1)
+    with pytest.raises(ConfigError, match="= any x 2. Start 2 ranks, or set parallel.data = 1 and parallel.pipe = 0"):
+        Mesh.of(rank=0, size=3, pipe=0, data=2)
     assert Mesh.of(rank=4, size=6, pipe=0, data=2) == Mesh(rank=4, pipe=3, data=2)
 
 

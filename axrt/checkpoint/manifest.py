@@ -75,7 +75,7 @@ class Manifest:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; expected a checkpoint, or a directory with a file named {_LATEST}") from None
+            raise ConfigError(f"{path}: {error.strerror}; expected that of a whole checkpoint") from None
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}") from None
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
@@ -95,6 +95,8 @@ def checkpoint_in(path: Path) -> Path:
     Raises:
         ConfigError: there is no whole one.
     """
+    if not path.is_dir():
+        raise ConfigError(f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or a checkpoint")
     if (path / _MANIFEST).exists():
         return path
     of_run = [path / Config.read(path / "config.toml").checkpoint.dir] if (path / "config.toml").exists() else []
@@ -102,7 +104,7 @@ def checkpoint_in(path: Path) -> Path:
         newest = latest(folder)
         if newest is not None:
             return newest
-    raise ConfigError(f"{path} has no whole checkpoint; expected one, a directory with a file named {_LATEST}, or a run that has saved")
+    raise ConfigError(f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the directory of some")
 
 
 def latest(folder: Path) -> Path | None:

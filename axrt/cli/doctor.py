@@ -14,7 +14,7 @@ from axrt.doctor.links import Link, measure
 _MARKS = {Level.OK: "OK      ", Level.WARNING: "warning ", Level.PROBLEM: "PROBLEM "}
 
 
-@click.command()
+@click.command(short_help="Look at this machine, or this job, and say what is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="facts, links and findings as JSON")
 def doctor(as_json: bool) -> None:
     """Look at Python, torch, MPI, cores and memory, and say what to do about what is wrong.

@@ -1,6 +1,7 @@
 """`axrt generate`: let a trained model go on from a prompt, in one process."""
 
 import codecs
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,11 @@ from axrt.checkpoint.layers import load_weights
 from axrt.checkpoint.manifest import Manifest, checkpoint_in
 from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError, DataError
-from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED
+from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, told
 from axrt.models.chosen import model_of
 
 
-@click.command()
+@click.command(short_help="Let a trained model go on from a prompt.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--prompt", default="\n", show_default="a new line", help="what to go on from; for a model of token files, numbers")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add")
@@ -31,7 +32,12 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int
     \b
     axrt generate runs/quickstart --prompt "def " --tokens 300
     """
+    said = told()
+    if said is not None and said.rank > 0:
+        return  # one process is enough, whatever has started more
     try:
+        if not math.isfinite(temperature):
+            raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
         checkpoint = checkpoint_in(run)
         config = Config.read(Manifest.read(checkpoint).config)
         codec = _codec_for(config)
@@ -80,7 +86,7 @@ class Numbers:
 
     def encode(self, text: str) -> list[int]:
         try:
-            numbers = [int(word) for word in text.split()]
+            numbers = [int(word) for word in text.replace(",", " ").split()]
         except ValueError:
             numbers = []
         if not numbers:

@@ -2,9 +2,12 @@
 
 import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.checkpoint.manifest import Manifest
+from axrt.config import Config
 from axrt.engine import Engine, StepResult
 from axrt.observe.metrics import RunFiles
 from axrt.observe.progress import Progress
@@ -21,37 +24,38 @@ class Record:
     def __init__(self, engine: Engine, show: Progress) -> None:
         self._config, self._show = engine.config, show
         self._files = RunFiles(engine.config)
+        self._launch = f"mpirun -n {engine.pipe_size * engine.data_size} " if engine.pipe_size * engine.data_size > 1 else ""
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
+        self._unwritten: StepResult | None = None
+        self._skipped = 0
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
 
     @property
     def directory(self) -> Path:
         return self._files.directory
 
-    def resumed(self, checkpoint: Path, done: int) -> None:
-        self._files.record(step=done, resumed_from=str(checkpoint))
-        self._show.say(f"going on from {checkpoint} at step {done}")
-        seed = Manifest.read(checkpoint_in(checkpoint)).seed
-        if seed != self._config.run.seed:
-            self._show.say(f"run.seed was {seed} and is {self._config.run.seed}: samples come in another order from here on")
+    def began(self, resumed_from: Path | None, done: int) -> None:
+        """The run begins, or goes on from a checkpoint."""
+        if resumed_from is not None:
+            self._files.record(step=done, resumed_from=str(resumed_from))
+            self._show.say(f"going on from {resumed_from} at step {done}")
+            changes = changed(Manifest.read(resumed_from).config, self._config)
+            if changes:
+                self._show.say(f"changed since then: {', '.join(changes)}")
+        elif self._config.checkpoint.resume == "auto":
+            self._show.say(f"no checkpoint in {self.directory}: beginning anew")
+        if done >= self._config.run.steps:
+            self._show.say(f"step {done} of run.steps = {self._config.run.steps} is done already; set run.steps higher to go on")
         self._last_s, self._last_step = time.perf_counter(), done
 
     def step(self, result: StepResult) -> None:
         done = result.step + 1
+        self._unwritten = result
         if done % self._config.run.log_every == 0 or done == self._config.run.steps:
-            grad_norm, samples_per_s = result.grad_norm, self._rate(done)
-            self._tokens_per_s = samples_per_s * self._config.model.context
-            self._files.record(
-                step=done,
-                loss=result.loss,
-                lr=_number(result.lr),
-                grad_norm=None if grad_norm is None else _number(grad_norm),
-                **({"skipped": True} if result.skipped else {}),
-                tokens_per_s=round(self._tokens_per_s, 1),
-                samples_per_s=round(samples_per_s, 2),
-            )
-        if result.skipped:
+            self._write(result)
+        self._skipped = self._skipped + 1 if result.skipped else 0
+        if self._skipped == 1:
             self._show.say(f"step {done}: skipped, the norm of the gradients is {result.grad_norm}")
         self._show.step(done, result.loss, self._tokens_per_s)
 
@@ -64,17 +68,48 @@ class Record:
         self._last_s, self._last_step = time.perf_counter(), done
 
     def end(self, done: int, checkpoints: Path | None) -> None:
+        if self._unwritten is not None:
+            self._write(self._unwritten)
         what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
         where = f"configuration and metrics are in {self.directory}" + (f", the checkpoint in {checkpoints}" if checkpoints else "")
         self._show.say(f"{what}; {where}")
         if done < self._config.run.steps and checkpoints:
-            self._show.say(f"go on with: axrt train {self.directory / 'config.toml'} checkpoint.resume=auto")
+            self._show.say(f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto")
+
+    def _write(self, result: StepResult) -> None:
+        done = result.step + 1
+        grad_norm, samples_per_s = result.grad_norm, self._rate(done)
+        self._tokens_per_s = samples_per_s * self._config.model.context
+        self._unwritten = None
+        self._files.record(
+            step=done,
+            loss=result.loss,
+            lr=_number(result.lr),
+            grad_norm=None if grad_norm is None else _number(grad_norm),
+            **({"skipped": True} if result.skipped else {}),
+            tokens_per_s=round(self._tokens_per_s, 1),
+            samples_per_s=round(samples_per_s, 2),
+        )
 
     def _rate(self, done: int) -> float:
         now = time.perf_counter()
         rate = (done - self._last_step) * self._config.global_batch / (now - self._last_s) if done > self._last_step else 0.0
         self._last_s, self._last_step = now, done
         return rate
+
+
+def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
+    """Settings that shape what is learned, where they are others now."""
+    sections = {name: keys for name, keys in now.as_dict().items() if name in ("model", "data", "optimizer", "precision")}
+    sections["run"] = {"seed": now.run.seed, "steps": now.run.steps}
+    found = [
+        f"{section}.{key} {before[section][key]!r} -> {value!r}"
+        for section, keys in sections.items()
+        for key, value in keys.items()
+        if key in before.get(section, {}) and before[section][key] != value
+    ]
+    batch = before["parallel"]["data"] * before["schedule"]["microbatches"] * before["schedule"]["microbatch_size"]
+    return found + ([f"samples a step {batch} -> {now.global_batch}"] if batch != now.global_batch else [])
 
 
 def _number(value: float) -> float | None:
@@ -84,6 +119,7 @@ def _number(value: float) -> float | None:
 
 def _describe(engine: Engine) -> str:
     config, size = engine.config, engine.config.schedule
-    batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step"
+    replica = " and replica" if engine.data_size > 1 else ""
+    batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step{replica}"
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (f", replicas: {engine.data_size}" if engine.data_size > 1 else "")
     return f"axrt: {layout}, policy {size.policy}, {batch}, {config.run.steps} steps on {engine.device}"

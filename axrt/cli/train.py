@@ -3,21 +3,21 @@
 import gc
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from axrt.allocator import keep_freed_memory
-from axrt.checkpoint.manifest import check_writable, latest, name_latest, prune
-from axrt.config import Config
+from axrt.checkpoint.manifest import Manifest, check_writable, checkpoint_in, latest, name_latest, prune
+from axrt.config import Config, described
 from axrt.data.corpus import load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
-from axrt.errors import AxrtError, ConfigError
+from axrt.errors import AxrtError, ConfigError, NonFiniteLossError
 from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, join
 from axrt.models.chosen import model_of
 from axrt.observe.progress import progress_for
@@ -25,8 +25,17 @@ from axrt.observe.progress import progress_for
 from .interrupt import Interrupt
 from .record import Record
 
+_MOST_SKIPPED = 20
 
-@click.command()
+
+def _print_keys(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo("\n".join(described()))
+        context.exit()
+
+
+@click.command(short_help="Train a model, alone or on the ranks of a job.")
+@click.option("--keys", is_flag=True, is_eager=True, expose_value=False, callback=_print_keys, help="Every key, its default and meaning.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
 def train(file: str, overrides: tuple[str, ...]) -> None:
@@ -53,7 +62,7 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
 
 def _train(file: str, overrides: tuple[str, ...]) -> None:
     try:
-        config = Config.read(file, overrides)
+        config = _of_this_run(file, Config.read(file, overrides))
         model = model_of(config)
     except ConfigError as error:
         join().fail(error)
@@ -64,13 +73,21 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
         data = _Data.load(engine, interrupt) if engine.reads else None
         record = Record(engine, show) if engine.is_main else None
         saves = _Saves(engine, record)
-        if record and resumed_from:
-            record.resumed(resumed_from, engine.step)
+        if record:
+            record.began(resumed_from, engine.step)
         gc.freeze()  # what stands by now, torch above all, stays: scanning it again and again costs some 20 microseconds a task
         with show:
             _steps(engine, data, record, saves)
             if record:
                 record.end(engine.step, latest(saves.folder) if saves.folder else None)
+
+
+def _of_this_run(file: str, config: Config) -> Config:
+    """A run that goes on from itself is the one whose configuration is given, wherever it has been moved to since."""
+    directory = Path(file).parent
+    if config.checkpoint.resume == "auto" and (directory / "metrics.jsonl").exists():
+        return replace(config, run=replace(config.run, out=str(directory)))
+    return config
 
 
 def _resume(engine: Engine) -> Path | None:
@@ -83,7 +100,11 @@ def _resume(engine: Engine) -> Path | None:
     if not found:
         return None
     engine.load_checkpoint(found)
-    return Path(found)
+    where = Path(engine.broadcast(str(checkpoint_in(Path(found))) if engine.is_main else None))
+    heads = Manifest.read(where).config["model"]["heads"]
+    if not config.model.factory and heads != config.model.heads:
+        raise ConfigError(f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same")
+    return where
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +182,7 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
 
     if validates and engine.step == 0:
         validate(0)
+    skipped = 0
     while engine.step < run.steps:
         try:
             result = engine.train_batch(data.training if data else None)
@@ -169,6 +191,12 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
         if record:
             record.step(result)
         done = engine.step
+        skipped = skipped + 1 if result.skipped else 0
+        if skipped == _MOST_SKIPPED:
+            raise NonFiniteLossError(
+                f"the norm of the gradients was no finite number in {skipped} steps in a row, the last {done - 1}; expected that to pass. "
+                "Lower optimizer.lr or lengthen optimizer.warmup_steps, and go on from a checkpoint"
+            )
         if validates and (done == run.steps or (run.eval_every and done % run.eval_every == 0)):
             validate(done)
         if done < run.steps:

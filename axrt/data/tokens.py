@@ -17,6 +17,7 @@ from axrt.errors import DataError
 Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents
+_LOOKED_AT, _PIECES = 1 << 28, 256  # tokens: half a second
 _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
@@ -52,9 +53,21 @@ def is_token_file(path: Path) -> bool:
     return path.suffix == ".bin"
 
 
-def map_tokens(path: Path) -> Tokens:
+def largest(tokens: Tokens) -> int:
+    """The largest token; of a very long row, of pieces spread over it evenly."""
+    piece = _LOOKED_AT // _PIECES
+    if len(tokens) <= _LOOKED_AT:
+        return int(tokens.max())
+    starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64)
+    return max(int(tokens[start : start + piece].max()) for start in starts)
+
+
+def map_tokens(path: Path, key: str = "data.source") -> Tokens:
     """The tokens of a file, shape (number,), of the type that they are stored in.
 
+    Args:
+        path: of the .bin.
+        key: of the configuration that names it, for errors.
     Raises:
         DataError: no such file, or one whose length does not fit its type or its index.
     """
@@ -63,7 +76,7 @@ def map_tokens(path: Path) -> Tokens:
         size = path.stat().st_size
         dtype, expected = _read_index(index) if index.exists() else (np.dtype(np.uint16), None)
     except OSError as error:
-        raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable token file (data.source)") from None
+        raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable token file ({key})") from None
     if size % dtype.itemsize or (expected is not None and size != expected * dtype.itemsize):
         says = f"{index} says {expected} tokens of {dtype}" if expected is not None else "a row of uint16 has an even number"
         raise DataError(

@@ -1,8 +1,11 @@
 """The model that a configuration names: a built-in one, or the user's own."""
 
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from axrt.config import Config
 from axrt.errors import ConfigError
@@ -28,8 +31,22 @@ def model_of(config: Config) -> PipelineModule:
         raise ConfigError(
             f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported from {os.getcwd()}"
         ) from None
+    if callable(factory) and not _takes_one(factory):
+        raise ConfigError(
+            f"model.factory = {config.model.factory!r}: {name} cannot be called with one argument; expected one that takes the Config"
+        )
     model = factory(config) if callable(factory) else None
     if not isinstance(model, PipelineModule):
         found = f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
         raise ConfigError(f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule")
     return model
+
+
+def _takes_one(factory: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(factory).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # written in C, says nothing of itself
+        return True
+    return True

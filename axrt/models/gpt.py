@@ -13,6 +13,13 @@ from axrt.config import Config
 from axrt.model import LayerSpec, PipelineModule
 
 
+class Norm(nn.RMSNorm):
+    """In float32, whatever type comes in: for that of bfloat16 there is no fused kernel with float32 weights."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features.to(self.weight.dtype))
+
+
 class Embedding(nn.Module):
     """Tokens (batch, context), int64, to features (batch, context, width)."""
 
@@ -62,7 +69,7 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.attention_norm, self.feed_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention_norm, self.feed_norm = Norm(width), Norm(width)
         self.attention = Attention(width, heads, context, dropout)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
@@ -82,7 +89,7 @@ class Head(nn.Module):
 
     def __init__(self, width: int, vocab: int) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(width)
+        self.norm = Norm(width)
         self.logits = nn.Linear(width, vocab, bias=False)
         nn.init.normal_(self.logits.weight, std=0.1 * width**-0.5)
 
@@ -93,7 +100,7 @@ class Head(nn.Module):
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean over all tokens, nats a token; targets (batch, context), int64."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def gpt(config: Config) -> PipelineModule:

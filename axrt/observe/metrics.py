@@ -23,13 +23,20 @@ class RunFiles:
         self.directory = wanted if config.checkpoint.resume == "auto" and wanted.is_dir() else _new_directory(wanted)
         resolved = config.as_dict()
         resolved["run"]["out"] = str(self.directory)
-        (self.directory / "config.toml").write_text(tomli_w.dumps(resolved), encoding="utf-8")
+        self._write("config.toml", "w", tomli_w.dumps(resolved))
         self._began = time.monotonic()
 
     def record(self, **values: Any) -> None:
         """Append one line, with the seconds since the run began; on disk at once."""
-        with (self.directory / "metrics.jsonl").open("a", encoding="utf-8") as metrics:
-            metrics.write(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+        self._write("metrics.jsonl", "a", json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+
+    def _write(self, name: str, mode: str, text: str) -> None:
+        path = self.directory / name
+        try:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}; expected a place where the files of a run can be written (run.out)") from None
 
 
 def _new_directory(wanted: Path) -> Path:

@@ -1,8 +1,12 @@
 """`axrt train` on one rank: what it writes, and what it refuses."""
 
 import json
+import sys
 import tomllib
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -111,13 +115,16 @@ def test_a_model_of_the_users_own_trains_and_a_scheduler_py_beside_it_does_no_ha
 @pytest.mark.parametrize(
     ("factory", "text"),
     [
-        ("mine", "expected 'package.module:function'"),
+        ("mine:without_argument", "without_argument cannot be called with one argument"),
+        ("no_colon", "expected 'package.module:function'"),
         ("nowhere_at_all:build", "No module named 'nowhere_at_all'"),
         ("json:nothing", "nothing is not in json"),
         ("builtins:repr", "repr returned str; expected a function that returns a PipelineModule"),
     ],
 )
 def test_a_factory_that_gives_no_model_is_refused(factory: str, text: str) -> None:
+    Path("mine.py").write_text("def without_argument(): ...")
+    sys.modules.pop("mine", None)
     result = axrt("tiny.toml", f"model.factory={factory}")
     assert result.exit_code == 2, result.output
     assert text in result.output
@@ -173,7 +180,7 @@ def test_another_layout_of_the_same_global_batch_reads_on_where_the_first_stoppe
 def test_a_checkpoint_to_go_on_from_must_be_there() -> None:
     result = axrt("tiny.toml", "checkpoint.resume=nowhere")
     assert result.exit_code == 2
-    assert "nowhere has no whole checkpoint" in result.output
+    assert "nowhere does not exist" in result.output
     assert not Path("out").exists()
 
 
@@ -203,9 +210,43 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
     assert "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
 
 
-def test_another_seed_on_going_on_is_told() -> None:
+def test_settings_that_are_others_on_going_on_are_told_and_another_model_is_refused() -> None:
     axrt("tiny.toml")
-    assert "run.seed was 0 and is 9" in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=6", "run.seed=9").output
+    told = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=6", "run.seed=9", "schedule.microbatches=4").output
+    assert "changed since then: run.seed 0 -> 9, run.steps 4 -> 6, samples a step 2 -> 4" in told
+    refused = axrt("tiny.toml", "checkpoint.resume=out", "model.heads=2")
+    assert refused.exit_code == 2
+    assert "is of a model with model.heads = 1, and it is 2 here" in refused.output
+
+
+def test_a_run_goes_on_from_itself_wherever_it_was_moved_and_says_when_there_is_nothing() -> None:
+    assert "no checkpoint in out: beginning anew" in axrt("tiny.toml", "checkpoint.resume=auto").output
+    Path("out").rename("moved")
+    told = axrt("moved/config.toml", "checkpoint.resume=auto", "run.steps=6").output
+    assert "going on from moved/checkpoints/step-00000004 at step 4" in told
+    assert not Path("out").exists()
+
+
+def test_a_run_whose_steps_are_all_skipped_ends() -> None:
+    result = axrt("tiny.toml", "optimizer.lr=1e30", "optimizer.clip=1", "run.steps=100", "data.held_out=0", "run.eval_every=0")
+    assert result.exit_code == 70
+    assert "skipped" in result.output or "the loss is" in result.output
+    assert result.output.count("skipped, the norm") <= 2
+
+
+def test_the_last_step_of_an_interrupted_run_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from axrt.cli.interrupt import Interrupt
+
+    def three_steps(self: Interrupt, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
+        return islice(batches, 3 * microbatches)
+
+    monkeypatch.setattr(Interrupt, "until", three_steps)
+    assert "interrupted after step 3" in axrt("tiny.toml", "run.steps=100").output
+    assert [line["step"] for line in lines("out") if "loss" in line] == [2, 3]
+
+
+def test_the_keys_can_be_asked_for() -> None:
+    assert "  clip = 0.0" in CliRunner().invoke(main, ["train", "--keys"]).output
 
 
 def test_workers_change_no_loss() -> None:

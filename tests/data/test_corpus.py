@@ -42,7 +42,7 @@ def test_the_standard_library_is_there() -> None:
     ("name", "held_out", "text"),
     [
         ("nowhere.txt", 0.1, "nowhere.txt: No such file or directory"),
-        ("empty", 0.1, "no file of .*empty matches data.files"),
+        ("empty", 0.1, "no file of data.source = .*empty. matches data.files"),
         ("short.txt", 0.0, "has 3 tokens to train on; expected more than model.context = 8"),
         ("long.txt", 0.1, "has 2 tokens held out; expected more than model.context = 8"),
     ],

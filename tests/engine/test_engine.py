@@ -323,6 +323,18 @@ def test_parameters_shared_between_stages_are_refused_and_within_a_stage_are_fin
     LocalWorld(2).run(lambda transport: made(transport, model, parallel={"partition": [0, 3, 4]}))
 
 
+@pytest.mark.parametrize(
+    ("model", "optimizer", "text"),
+    [
+        (nn.Sequential(nn.Linear(1, 1)), None, "model is of type Sequential; expected an axrt.PipelineModule"),
+        (perceptron(), torch.optim.SGD([nn.Parameter(torch.zeros(1))]), "optimizer is of type SGD; expected a function that makes one"),
+    ],
+)
+def test_what_is_easily_mistaken_is_refused(model: Any, optimizer: Any, text: str) -> None:
+    with pytest.raises(axrt.ConfigError, match=text):
+        axrt.initialize(model, optimizer, transport=LocalWorld(1).alone())
+
+
 def test_two_engines_live_in_one_process() -> None:
     with alone() as one, alone(run={"seed": 9}) as other:
         first = [one.train_batch(iter(BATCHES(0))).loss, other.train_batch(iter(BATCHES(0))).loss]

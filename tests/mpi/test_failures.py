@@ -3,6 +3,7 @@
 import re
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,26 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
     assert ended.code != 0
     # Open MPI's launcher notices by itself; under MPICH our watchdog ends those who wait.
     assert "start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
+
+
+SCRIPT = """
+import torch, axrt
+from torch.utils.data import DataLoader
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, n): return torch.ones(4), torch.ones(4)
+model = axrt.PipelineModule([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)], torch.nn.functional.mse_loss)
+with axrt.initialize(model) as engine:
+    loader = DataLoader(Data(), num_workers=1, multiprocessing_context="forkserver")
+    engine.train_batch(iter(loader) if engine.reads else None)
+"""
+
+
+def test_a_script_that_its_own_workers_would_run_again_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    ended = mpirun(2, ["train.py"], timeout_s=60, cwd=tmp_path)
+    assert ended.code != 0
+    assert 'put everything but definitions under `if __name__ == "__main__":`' in ended.err
 
 
 def test_a_fork_after_mpi_has_started_is_warned_of() -> None:
