@@ -10,7 +10,8 @@ PROGRAM = """
 import resource, sys, torch
 from axrt.allocator import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else False
-torch.zeros(16 << 20)
+for _ in range(3):
+    torch.zeros(16 << 20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(5):
     torch.zeros(16 << 20)

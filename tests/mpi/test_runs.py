@@ -68,7 +68,7 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     assert (
         f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in {checkpoint.relative_to(tmp_path)}" in out
     )
-    assert "go on with: axrt train out/config.toml checkpoint.resume=auto" in out
+    assert "go on with: mpirun -n 4 axrt train out/config.toml checkpoint.resume=auto" in out
     assert err.count("Traceback") == 0
 
     more = ("checkpoint.resume=auto", f"run.steps={step + 5}", "run.log_every=1", "parallel.data=1", "schedule.microbatches=4")
