@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
+from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import NAMES as POLICIES
 from axrt.scheduler.policies import named
 
@@ -101,11 +102,12 @@ class Schedule(_Section):
     """In which order microbatches run, and how many there are."""
 
     policy: str = _key("1f1b", "what runs first, and what may start", choices=POLICIES)
-    placement: str = _key("linear", "which rank holds which stage", choices=("linear",))
+    placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
+    chunks: int = _key(0, "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped", least=0)
     microbatches: int = _key(8, "per step and replica", least=1)
     microbatch_size: int = _key(1, "samples in a microbatch; in code only what engine.samples counts by", least=1)
     global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
-    in_flight: int = _key(0, "cap on microbatches in the pipeline, for policy axonn; 0 = the policy's own", least=0)
+    in_flight: int = _key(0, "cap on what is under way on a rank, for policies axonn and adaptive; 0 = the policy's own", least=0)
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)

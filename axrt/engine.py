@@ -36,13 +36,13 @@ from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
 from axrt.reports import Collected, Reports
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Linear
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import NAMES, SPLITTING, Nested, Policy, placement_for
 from axrt.scheduler.policies import named as policy_named
 from axrt.scheduler.state import RankState
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
-_EVALUATION_POLICY = "eager-1f1b"  # its caps leave no rank waiting for the news that a microbatch is through
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class Engine:
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
-        self._placement = Linear(self._mesh.pipe)
         self._policy = policy_named(config.schedule.policy, config.schedule.in_flight)
+        self._placement = _placed(self._policy, config, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         _refuse_shared_parameters(model, cuts)
         self.device = device_of(
@@ -228,7 +228,7 @@ class Engine:
         hands = EvaluationHands(self._holding.stages, last, mesh.data_rank, keeps_outputs=outputs)
         state = RankState(
             self._placement,
-            policy_named(_EVALUATION_POLICY),
+            Nested(),
             mesh.pipe_rank,
             self.config.schedule.microbatches,
             replica=mesh.data_rank,
@@ -537,6 +537,18 @@ def _warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
             "part of the data: give train_batch what engine.data_rank of engine.data_size should see",
             stacklevel=2,
         )
+
+
+def _placed(policy: Policy, config: Config, ranks: int) -> Placement:
+    if policy.splits:
+        raise ConfigError(
+            f"schedule.policy = {policy.name!r} splits backwards, which the runtime does not do yet; expected one of "
+            f"{', '.join(name for name in NAMES if name not in SPLITTING)}. axrt simulate shows what it would do"
+        )
+    try:
+        return placement_for(policy, ranks, config.schedule.microbatches, config.schedule.placement, config.schedule.chunks)
+    except ValueError as error:
+        raise ConfigError(f"[schedule] {error}") from None
 
 
 def _refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:

@@ -201,11 +201,11 @@ class TrainingHands:
         return parts
 
     def _reduce(self, task: Task) -> Payloads:
-        total = self._buckets[task.stage][task.bucket].add_up(self._from_holders(Meaning.PART, task))
+        total = self._buckets[task.stage][task.part].add_up(self._from_holders(Meaning.PART, task))
         return lambda message: total
 
     def _norm(self, task: Task) -> Payloads:
-        norms = [self._complete(task._replace(bucket=number)).norms() for number in range(len(self._buckets[task.stage]))]
+        norms = [self._complete(task._replace(part=number)).norms() for number in range(len(self._buckets[task.stage]))]
         return lambda message: joined(norms)
 
     def _vote(self, task: Task) -> Payloads:
@@ -223,15 +223,15 @@ class TrainingHands:
                 return lambda message: None
             bucket.scale(clip_factor(of.norm, self._clip))
         elif self._tell_norms:
-            of.norms[task.stage][task.bucket] = bucket.norms()
+            of.norms[task.stage][task.part] = bucket.norms()
         bucket.step(task.microbatch)
         return lambda message: None
 
     def _complete(self, task: Task) -> Bucket:
         """The bucket, with the gradient of all microbatches of all holders."""
-        bucket, of = self._buckets[task.stage][task.bucket], self._steps[task.microbatch]
-        if (task.stage, task.bucket) not in of.complete:
-            of.complete.add((task.stage, task.bucket))
+        bucket, of = self._buckets[task.stage][task.part], self._steps[task.microbatch]
+        if (task.stage, task.part) not in of.complete:
+            of.complete.add((task.stage, task.part))
             if bucket.shared:
                 bucket.take_sums(self._from_holders(Meaning.SUM, task))
             weight = total_weight(of.in_order())
@@ -241,9 +241,9 @@ class TrainingHands:
 
     def _from_holders(self, meaning: Meaning, task: Task) -> list[Any]:
         """What each holder of the task's bucket has sent for it, in the order of holders."""
-        holders = len(self._buckets[task.stage][task.bucket].holders)
+        holders = len(self._buckets[task.stage][task.part].holders)
         numbers = range(task.microbatch * holders, (task.microbatch + 1) * holders)
-        return [self._mail.take(meaning, task.stage, number, self._replica, task.bucket) for number in numbers]
+        return [self._mail.take(meaning, task.stage, number, self._replica, task.part) for number in numbers]
 
     def _settle_loss(self, task: Task) -> Payloads:
         step, microbatch = divmod(task.microbatch, self._microbatches)

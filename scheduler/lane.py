@@ -41,7 +41,7 @@ class Lane:
         kinds: the tasks that run on it.
     """
 
-    __slots__ = ("count", "early", "finished", "name", "needs", "per_step")
+    __slots__ = ("count", "early", "finished", "name", "needs", "per_step", "piece")
 
     def __init__(self, name: str, per_step: Mapping[Counter, int], meanings: Sequence[Meaning], kinds: Sequence[Kind]) -> None:
         self.name = name
@@ -50,6 +50,7 @@ class Lane:
         self.count: dict[Counter, int] = dict.fromkeys((*kinds, *meanings), 0)
         self.early: dict[Meaning, set[int]] = {meaning: set() for meaning in meanings}
         self.finished: dict[Kind, int] = dict.fromkeys(kinds, 0)
+        self.piece = 0  # of the weight gradient at the head, which is begun where it is not 0
 
     def begin_at(self, step: int) -> None:
         """Set every counter as if the first `step` steps had been done."""

@@ -9,15 +9,19 @@ g the holders of the bucket):
     F      s.n      activation n; on the last stage target n too; the weights are      activation n to stage s+1;
                     open (all buckets of s have done step n // m - 1)                  the last stage's last of a step:
                                                                                        a loss to every stage there is
-    B      s.n      F s.n has started; gradient n (not on the last stage)              gradient n to stage s-1; the last
-                                                                                       of a step: a part to each holder
-                                                                                       of each shared bucket
+    B, I   s.n      F s.n has started; gradient n (not on the last stage)              gradient n to stage s-1
+    W      s.n/i    I s.n has started                                                  the next piece
+    B, W   s.n                                                                         the last of a step: a part to each
+                                                                                       holder of each shared bucket
     reduce s.t/b    (g > 1 only) a part from each of the g holders                     a sum to each holder
     norm   s.t      (clipped, replica 0) every bucket of s is whole; all losses        a norm to stage 0
     vote   0.t      (clipped, replica 0) a norm from each of the S stages              a vote to every stage there is
     step   s.t/b    bucket b is whole; all losses; if clipped the vote                 weights open for step t+1
 
-A bucket is *whole* when a sum has come from each of its g holders or, where g = 1, when the last B of step t has started.
+Under a policy that splits, I and W stand in for B. A W comes in pieces: it stays the head of its lane until the last has
+started, and anything may run in between.
+
+A bucket is *whole* when a sum has come from each of its g holders or, where g = 1, when the last B or W of step t has started.
 *All losses* are those of every replica: they say by what the gradient is to be divided, and that all went well. Replicas have
 the same gradient when it is whole, so one of them votes for all, and no rank can think otherwise than the others.
 
@@ -53,6 +57,7 @@ class IllegalMove(AssertionError):
 
 
 UNLIMITED = sys.maxsize
+_A_PIECE: list[Message] = []  # what follows from a piece that is not the last
 _FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
 
@@ -83,6 +88,10 @@ class Lack:
 
     def __str__(self) -> str:
         return f"{self.task} lacks {self.what}" + ("" if self.owed_by is None else f" from {self.owed_by}")
+
+
+def _head(lane: Lane, stage: int, kind: Kind) -> Task:
+    return Task(kind, stage, lane.count[kind], lane.piece if kind is Kind.WEIGHT else 0)
 
 
 class RankState:
@@ -129,6 +138,9 @@ class RankState:
         self.asked = first_step * microbatches if trains else UNLIMITED
         self.end: int | None = None
         self._later: dict[Task, list[Message]] = {}  # what follows from a task that runs, once it has finished
+        splits = policy.splits and trains
+        self._kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.FORWARD, Kind.BACKWARD)
+        self._back, self._last = self._kinds[1], self._kinds[-1]  # what sends a gradient back; what completes the weights'
         stages = placement.stages_of(rank)
         held = buckets or {stage: (held_by_replicas(stage, 0, replicas),) for stage in stages}
         self.holders = {stage: tuple(held[stage]) if trains else () for stage in stages}
@@ -146,12 +158,21 @@ class RankState:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches that hold memory here, over all stages: forward started, backward not.
+        """Microbatches under way here, over all stages: forward started, backward (or input gradient) not.
 
         A backward that runs still counts for memory, but whatever is started now runs after it on the same
         device; counting it would leave a stream idle between the last backward and the next forward.
         """
-        return sum(lane.count[Kind.FORWARD] - lane.count[Kind.BACKWARD] for lane in self.lanes.values())
+        return sum(lane.count[Kind.FORWARD] - lane.count[self._back] for lane in self.lanes.values())
+
+    @property
+    def held(self) -> int:
+        """Microbatches that hold memory here, over all stages: forward started, weight gradient not."""
+        return sum(lane.count[Kind.FORWARD] - lane.count[self._last] for lane in self.lanes.values())
+
+    def started(self, kind: Kind, stage: int) -> int:
+        """How many of a kind have started on a stage of this rank."""
+        return self.lanes[stage].count[kind]
 
     def forwards_left(self, task: Task) -> int:
         """How many forwards of the task's step have not started on its lane."""
@@ -170,7 +191,7 @@ class RankState:
         if self.trains:
             steps = self.asked // self.microbatches
             return all(bucket.finished[Kind.STEP] >= steps for buckets in self.buckets.values() for bucket in buckets)
-        return self.end is not None and all(lane.finished[Kind.BACKWARD] >= self.end for lane in self.lanes.values())
+        return self.end is not None and all(lane.finished[self._last] >= self.end for lane in self.lanes.values())
 
     @property
     def cut_short(self) -> bool:
@@ -199,23 +220,34 @@ class RankState:
 
     def pick(self) -> Task | None:
         """The policy's choice among the heads that may run now. What ends a step comes first: it waits for nobody, and others for it."""
-        heads = [
-            Task(kind, stage, lane.count[kind])
-            for stage, lane in self.lanes.items()
-            for kind in (Kind.FORWARD, Kind.BACKWARD)
-            if lane.is_ready(kind)
-        ]
+        heads = [_head(lane, stage, kind) for stage, lane in self.lanes.items() for kind in self._kinds if lane.is_ready(kind)]
         ready = [head for head in heads if self.policy.admits(head, self)]
         for stage, lane in self.lanes.items():
-            if self.trains and lane.count[Kind.BACKWARD] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
+            if self.trains and lane.count[self._last] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
                 ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]
         return min(ready, key=self._precedence, default=None)
 
-    def start(self, task: Task) -> list[Message]:
-        """The task runs from now on; what it makes true on this rank holds at once, and is returned."""
+    def refuses(self) -> bool:
+        """Something has all its inputs and is not admitted."""
+        return any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds)
+
+    def start(self, task: Task, more: bool = False) -> list[Message]:
+        """The task runs from now on; what it makes true on this rank holds at once, and is returned.
+
+        Args:
+            task: a ready head.
+            more: it is a piece of a weight gradient, and not the last.
+        """
         lane = self._lane_of_task(task)
         if lane is None or task.microbatch != lane.count[task.kind] or not lane.is_ready(task.kind):
             raise IllegalMove(f"{task} cannot start: {self._story(task.stage)}")
+        if task.kind is Kind.WEIGHT:
+            if task.part != lane.piece:
+                raise IllegalMove(f"{task} cannot start: piece {lane.piece} is next; {self._story(task.stage)}")
+            lane.piece = lane.piece + 1 if more else 0
+            if more:
+                self._later[task] = _A_PIECE
+                return []
         lane.count[task.kind] += 1
         if task.kind is Kind.STEP:
             steps = min(bucket.count[Kind.STEP] for bucket in self.buckets[task.stage])
@@ -231,18 +263,20 @@ class RankState:
     def finish(self, task: Task) -> list[Message]:
         """The task has run; what follows that was not true at its start: on other ranks, and the losses."""
         lane = self._lane_of_task(task)
-        if lane is None or not lane.finished[task.kind] == task.microbatch < lane.count[task.kind]:
+        if lane is None or task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
-        lane.finished[task.kind] += 1
-        return self._later.pop(task)
+        later = self._later.pop(task)
+        if later is not _A_PIECE:
+            lane.finished[task.kind] += 1
+        return later
 
     def waiting_for(self) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and who owes it."""
         wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks: list[Lack] = []
         for stage, lane in self.lanes.items():
-            for kind in (Kind.FORWARD, Kind.BACKWARD):
-                head = Task(kind, stage, lane.count[kind])
+            for kind in self._kinds:
+                head = _head(lane, stage, kind)
                 if head.microbatch < wanted:
                     lacks += self._lacks(lane, head) or ([] if self.policy.admits(head, self) else [Lack(head, "room", None)])
             lacks += [
@@ -258,9 +292,9 @@ class RankState:
     def _stage_lane(self, stage: int) -> Lane:
         m, stages = self.microbatches, self.placement.stages
         clips = self.trains and self.clips and self.replica == 0
-        kinds = (Kind.FORWARD, Kind.BACKWARD, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
+        kinds = (*self._kinds, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
         per_step: dict[Counter, int] = {
-            **dict.fromkeys((Kind.FORWARD, Kind.BACKWARD, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
+            **dict.fromkeys((*self._kinds, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
             **dict.fromkeys((Kind.NORM, Kind.VOTE, Meaning.VOTE), 1),
             Meaning.LOSS: self.replicas,
             Meaning.NORM: stages,
@@ -282,11 +316,12 @@ class RankState:
         inputs: list[Counter] = [Meaning.ACTIVATION, *[Meaning.TARGET] * last, Gate.WEIGHTS]
         back: list[Counter] = [Kind.FORWARD, *[Meaning.GRADIENT] * (not last)]
         lane.needs[Kind.FORWARD] = tuple(Need(lane, counter) for counter in inputs)
-        lane.needs[Kind.BACKWARD] = tuple(Need(lane, counter) for counter in back)
+        lane.needs[self._back] = tuple(Need(lane, counter) for counter in back)
+        if self._last is Kind.WEIGHT:
+            lane.needs[Kind.WEIGHT] = (Need(lane, Kind.INPUT),)
         losses, voted = Need(lane, Meaning.LOSS), Need(lane, Meaning.VOTE)
         whole = {
-            bucket: Need(bucket, Meaning.SUM) if Kind.REDUCE in bucket.needs else Need(lane, Kind.BACKWARD)
-            for bucket in self.buckets[stage]
+            bucket: Need(bucket, Meaning.SUM) if Kind.REDUCE in bucket.needs else Need(lane, self._last) for bucket in self.buckets[stage]
         }
         for bucket in self.buckets[stage]:
             if Kind.REDUCE in bucket.needs:
@@ -323,27 +358,27 @@ class RankState:
             lane = self.lanes.get(task.stage)
         else:
             buckets = self.buckets.get(task.stage, ())
-            lane = buckets[task.bucket] if task.bucket < len(buckets) else None
+            lane = buckets[task.part] if task.part < len(buckets) else None
         return lane if lane is not None and task.kind in lane.needs else None
 
     def _precedence(self, task: Task) -> tuple[int, ...]:
         if task.kind in tasks.ONCE_A_STEP:
-            return (0, _URGENCY[task.kind], task.stage, task.bucket)
+            return (0, _URGENCY[task.kind], task.stage, task.part)
         return (1, *self.policy.key(task, self))
 
     # What follows.
 
     def _consequences(self, task: Task) -> list[Message]:
-        kind, stage, number, bucket = task
+        kind, stage, number, part = task
         if kind is Kind.FORWARD:
             if stage < self.placement.stages - 1:
                 return [Message(Meaning.ACTIVATION, stage + 1, number, self.replica)]
             return self._losses(number)
-        if kind is Kind.BACKWARD:
-            back = [Message(Meaning.GRADIENT, stage - 1, number, self.replica)] if stage > 0 else []
-            return back + self._parts(stage, number) if self._ends_a_step(number) else back
+        if kind in self._kinds:
+            back = [Message(Meaning.GRADIENT, stage - 1, number, self.replica)] if kind is self._back and stage > 0 else []
+            return back + self._parts(stage, number) if kind is self._last and self._ends_a_step(number) else back
         if kind is Kind.REDUCE:
-            return self._to_holders(Meaning.SUM, stage, bucket, number)
+            return self._to_holders(Meaning.SUM, stage, part, number)
         if kind is Kind.NORM:
             return [Message(Meaning.NORM, 0, number * self.placement.stages + stage, self.replica)]
         if kind is Kind.VOTE:

@@ -3,8 +3,8 @@
 It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
 microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a run:
 microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. What comes once a step
-counts steps instead, and some of it is done bucket by bucket: ``step2.5`` is the first bucket of stage 2 being
-stepped at the end of step 5, ``step2.5/1`` the next bucket.
+counts steps instead. Some tasks are done part by part: ``step2.5`` is the first bucket of stage 2 being stepped at the
+end of step 5, ``step2.5/1`` the next bucket; ``W2.7`` is the first piece of a weight gradient, ``W2.7/1`` the next.
 """
 
 import re
@@ -18,7 +18,9 @@ class Kind(Enum):
     """What a task does; the value is how it prints."""
 
     FORWARD = "F"
-    BACKWARD = "B"
+    BACKWARD = "B"  # whole, or
+    INPUT = "I"  # the gradient of what came in, which the stage before waits for, and
+    WEIGHT = "W"  # that of the weights, which nobody waits for until the step ends
     REDUCE = "reduce"  # add up this holder's shard of a bucket's gradient
     NORM = "norm"  # the norms of a stage's gradients
     VOTE = "vote"  # the norm of all gradients, from those of the stages
@@ -39,16 +41,16 @@ class Task(NamedTuple):
         kind: what is done.
         stage: 0 holds the first layers; numbered over the whole model.
         microbatch: the running number over all steps; for what comes once a step the number of the step.
-        bucket: which one of the stage, for work on a bucket.
+        part: which bucket of the stage, for work on a bucket; which piece, of a weight gradient.
     """
 
     kind: Kind
     stage: int
     microbatch: int
-    bucket: int = 0
+    part: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.stage}.{self.microbatch}" + (f"/{self.bucket}" if self.bucket else "")
+        return f"{self.kind.value}{self.stage}.{self.microbatch}" + (f"/{self.part}" if self.part else "")
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -4,6 +4,7 @@ import click
 
 from .doctor import doctor
 from .generate import generate
+from .simulate import simulate_command
 from .train import train
 
 
@@ -13,5 +14,5 @@ def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
 
 
-for command in (train, generate, doctor):
+for command in (train, generate, simulate_command, doctor):
     main.add_command(command)

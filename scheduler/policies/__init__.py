@@ -1,13 +1,30 @@
 """Which task first, and which forward may start: one small module a family, and their names."""
 
+from ..placement import Placement, placed
 from .axonn import AxoNN
 from .gpipe import GPipe
+from .looped import BreadthFirst, Interleaved
+from .nested import Nested
 from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
-from .policy import Policy, View
+from .planned import Adaptive, ZeroBubbleV
+from .policy import Bounds, Policy, View
+from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["NAMES", "Policy", "View", "named"]
+__all__ = ["NAMES", "SPLITTING", "Bounds", "Nested", "Policy", "View", "named", "placement_for"]
 
-NAMES = ("1f1b", "axonn", "eager-1f1b", "gpipe")
+_PLAIN = (
+    OneForwardOneBackward(),
+    BreadthFirst(),
+    EagerOneForwardOneBackward(),
+    GPipe(),
+    Interleaved(),
+    ZeroBubbleH1(),
+    ZeroBubbleH2(),
+    ZeroBubbleV(),
+)
+_CAPPED = (Adaptive, AxoNN)
+NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
+SPLITTING = tuple(sorted([policy.name for policy in _PLAIN if policy.splits] + [Adaptive.name]))
 
 
 def named(name: str, in_flight: int = 0) -> Policy:
@@ -15,15 +32,43 @@ def named(name: str, in_flight: int = 0) -> Policy:
 
     Args:
         name: one of `NAMES`.
-        in_flight: the cap, for policies that take one (`axonn`); 0 is the policy's own.
+        in_flight: the cap, for policies that take one; 0 is the policy's own.
     Raises:
         ValueError: no such policy, or one that does not take a cap.
     """
-    if name == AxoNN.name:
-        return AxoNN(limit=in_flight)
-    if in_flight:
-        raise ValueError(f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy axonn, or set in_flight = 0")
-    for policy in (GPipe, OneForwardOneBackward, EagerOneForwardOneBackward):
+    for kind in _CAPPED:
+        if kind.name == name:
+            return kind(in_flight)
+    for policy in _PLAIN:
         if policy.name == name:
-            return policy()
+            if in_flight:
+                takes = " or ".join(sorted(kind.name for kind in _CAPPED))
+                raise ValueError(
+                    f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy {takes}, or set in_flight = 0"
+                )
+            return policy
     raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}")
+
+
+def placement_for(policy: Policy, ranks: int, microbatches: int, placement: str = "", chunks: int = 0) -> Placement:
+    """Where the policy's stages are.
+
+    Args:
+        policy: to be followed.
+        ranks: of a pipeline.
+        microbatches: per step.
+        placement: by name; "": the policy's own.
+        chunks: stages a rank; 0: the placement's own.
+    Raises:
+        ValueError: policy, placement, chunks and microbatches do not go together; with the nearest that do.
+    """
+    if placement and placement not in policy.placements:
+        raise ValueError(
+            f"policy {policy.name} is made for placement {policy.placements[0]}, not {placement}; set placement = {policy.placements[0]!r}"
+        )
+    if policy.name == Interleaved.name and microbatches % ranks:
+        fits = (microbatches // ranks + 1) * ranks
+        raise ValueError(
+            f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, not {microbatches}, or policy breadth-first"
+        )
+    return placed(placement or policy.placements[0], ranks, chunks)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..placement import Placement
 from ..task import Kind, Task
-from .policy import View
+from .policy import Bounds, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +15,10 @@ class AxoNN:
     Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to G_inter).
     """
 
-    limit: int  # microbatches in the pipeline; 0: as many as there are ranks
+    limit: int = 0  # microbatches in the pipeline; 0: as many as there are ranks
     name = "axonn"
+    splits = False
+    placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
         return (task.kind is Kind.FORWARD, task.microbatch)
@@ -23,5 +26,6 @@ class AxoNN:
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or view.rank > 0 or view.in_flight < (self.limit or view.ranks)
 
-    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        return 1 if rank == ranks - 1 else self.limit or ranks
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        most = 1 if rank == placement.ranks - 1 else self.limit or placement.ranks
+        return Bounds(most, most)

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..placement import Placement
 from ..task import Kind, Task
-from .policy import View
+from .policy import Bounds, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class GPipe:
     """
 
     name = "gpipe"
+    splits = False
+    placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
         return (task.kind is not Kind.FORWARD, task.microbatch)
@@ -24,5 +27,5 @@ class GPipe:
             return view.in_flight < view.microbatches
         return view.forwards_left(task) <= 0
 
-    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        return microbatches
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(microbatches, microbatches)

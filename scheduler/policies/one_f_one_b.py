@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..placement import Placement
 from ..task import Kind, Task
-from .policy import View
+from .policy import Bounds, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class OneForwardOneBackward:
     """
 
     name = "1f1b"
+    splits = False
+    placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
         return (task.kind is Kind.FORWARD, task.microbatch)
@@ -22,8 +25,8 @@ class OneForwardOneBackward:
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or view.in_flight < view.ranks - view.rank
 
-    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        return ranks - rank
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(placement.ranks - rank, placement.ranks - rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class EagerOneForwardOneBackward:
     """
 
     name = "eager-1f1b"
+    splits = False
+    placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
         return (task.kind is Kind.FORWARD, task.microbatch)
@@ -42,5 +47,6 @@ class EagerOneForwardOneBackward:
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or view.in_flight < 2 * (view.ranks - view.rank) - 1
 
-    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        return 2 * (ranks - rank) - 1
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        most = 2 * (placement.ranks - rank) - 1
+        return Bounds(most, most)

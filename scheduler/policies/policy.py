@@ -1,29 +1,41 @@
 """A policy is two questions about a head that has all its inputs: what first, and may it start now.
 
 Why no policy here can get stuck. Say that nothing runs, nothing is on its way, and some task is left.
-Take the oldest microbatch n with an unfinished backward, and the deepest stage s that has started it.
+
+*Caps, one stage a rank* (1f1b, eager-1f1b, axonn, gpipe, zb-h1, zb-h2). Take the oldest microbatch n with an unfinished backward
+(or input gradient), and the deepest stage s that has started it.
 
 * s is not the last: stage s+1 has activation n, and its head is F(s+1).n, because n is the oldest, and
   so everything before it is done there. It was refused; the policies that refuse by a cap admit a
-  forward whenever in flight < cap with cap >= 1, and in flight is 0 there. Contradiction.
+  forward whenever in flight < cap with cap >= 1, and in flight is 0 there. (A cap on what is held is no hindrance
+  either: with nothing in flight all that is held is weight gradients, which are never refused.) Contradiction.
 * s is the last: its backward needs nothing else. Only gpipe refuses backwards, and only until the
   forwards of that step are done here; they are refused by nothing, since in flight < m holds for the
   microbatches of the oldest step, and their activations come from stages of which the same is true.
 * No stage has started n: the reader gives it, and F0.n is the first case with s+1 = 0.
 
-So each policy owes two things: its caps are at least 1 wherever a rank holds a stage, and what is refused
-besides is given back by tasks that are themselves never refused. (Several stages on a rank want *nested*
-caps, strictly increasing with the stage: a flat cap per rank deadlocks there.)
+*Nested caps, several stages a rank* (the rule of evaluations). A flat cap a rank deadlocks there: forwards of a shallow stage fill it,
+and those of the deeper one, which alone would free it, find no room. With caps that strictly increase with the stage
+the argument above holds again: of the oldest microbatch take the deepest stage s+1 that waits for room; the shallower stages
+of that rank may have filled their own cap, which is smaller.
+
+*An order* (interleaved-1f1b, zb-v, adaptive). All ranks follow one acyclic order of forwards and input gradients (of interleaved-1f1b: of
+forwards). The due task, the first of this rank's that has not started, is never refused for the sake of another; take of all due tasks
+the first in that order: what it needs comes before it, so it is done. A forward that lacks room waits for weight gradients, which are
+never refused, or for backwards that the order puts before it. breadth-first refuses nothing.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ..task import Task
+from ..placement import Placement
+from ..task import Kind, Task
 
 
 class View(Protocol):
     """What a policy may look at: this rank's counters, no clock and no tensors."""
 
+    @property
+    def placement(self) -> Placement: ...
     @property
     def rank(self) -> int: ...
     @property
@@ -35,7 +47,16 @@ class View(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """Forwards started here whose backward has not started."""
+        """Forwards started here whose backward (or input gradient) has not started."""
+        ...
+
+    @property
+    def held(self) -> int:
+        """Forwards started here whose weight gradient has not started; the same as in flight where backwards are whole."""
+        ...
+
+    def started(self, kind: Kind, stage: int) -> int:
+        """How many of a kind have started on a stage of this rank."""
         ...
 
     def forwards_left(self, task: Task) -> int:
@@ -43,15 +64,33 @@ class View(Protocol):
         ...
 
 
+class Bounds(NamedTuple):
+    """The most that a rank has under way, in microbatches of one stage each.
+
+    Args:
+        in_flight: forward started, backward (or input gradient) not.
+        held: forward started, weight gradient not.
+    """
+
+    in_flight: int
+    held: int
+
+
 class Policy(Protocol):
     """Which ready head runs first (least key), and which must wait."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def splits(self) -> bool:
+        """Backwards are split into input gradients and weight gradients."""
+        ...
+
+    @property
+    def placements(self) -> tuple[str, ...]:
+        """Those it is made for, its own first."""
+        ...
 
     def key(self, task: Task, view: View) -> tuple[int, ...]: ...
     def admits(self, task: Task, view: View) -> bool: ...
-
-    def stash_bound(self, rank: int, ranks: int, microbatches: int) -> int:
-        """At most so many microbatches are in flight on this rank (forward started, backward not)."""
-        ...
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds: ...

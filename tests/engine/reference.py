@@ -14,6 +14,7 @@ from axrt.optim.bucket import OptimizerFactory, Schedule, constant
 from axrt.transport import Transport
 
 SEED = 7
+RUNNING = ("1f1b", "axonn", "eager-1f1b", "gpipe")  # with one stage a rank
 Item = tuple[Any, Any]
 
 

@@ -16,13 +16,14 @@ from axrt.compute import Made, OnCpu, Run
 from axrt.model.stage import _Inflow, _Stashed
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Message
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import named
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import RUNNING, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 
 MICROBATCHES = 4
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -67,7 +68,7 @@ class Delayed(OnCpu):
         self._running.clear()
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", RUNNING)
 def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "compute_on", lambda device: Delayed())
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
@@ -92,7 +93,7 @@ class Watch(Observer):
         self.messages.append(message)
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", ["1f1b", "eager-1f1b", "gpipe", "axonn"])
 def test_a_running_engine_keeps_its_policys_bound(policy: str) -> None:
     def rank_main(transport: Transport) -> Watch:
         watch = Watch()
@@ -103,7 +104,7 @@ def test_a_running_engine_keeps_its_policys_bound(policy: str) -> None:
         return watch
 
     for rank, watch in enumerate(LocalWorld(3, seed=2).run(rank_main)):
-        assert 0 < watch.most <= named(policy).stash_bound(rank, 3, MICROBATCHES)
+        assert 0 < watch.most <= named(policy).bounds(Linear(3), rank, MICROBATCHES).in_flight
         assert len(watch.tasks) == 3 * (2 * MICROBATCHES + 1)
 
 
@@ -152,7 +153,7 @@ def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", RUNNING)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: int, policy: str) -> None:
     items = BATCHES(99) + BATCHES(98)[:3]

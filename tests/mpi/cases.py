@@ -11,13 +11,12 @@ from torch.nn.functional import cross_entropy
 import axrt
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.policies import NAMES
 from axrt.transport import Parcel
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready
 from tests.engine.models import motley, perceptron
-from tests.engine.reference import Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from tests.engine.reference import RUNNING, Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 from tests.engine.test_ties import batches as token_batches
 from tests.engine.test_ties import tied
 from tests.transport.payloads import PAYLOADS, assert_same
@@ -118,7 +117,7 @@ def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches:
 def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
     assert reference == train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    for policy in NAMES:
+    for policy in RUNNING:
         assert trained(comm, perceptron, BATCHES, policy) == reference, policy
         assert trained(comm, perceptron, BATCHES, policy) == reference, f"{policy}, again"
 

@@ -4,12 +4,13 @@ from random import Random
 
 from axrt.scheduler.bucket import Holder, Holders, held_by_replicas
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Linear, Placement
-from axrt.scheduler.policies import Policy, named
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
-TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.BACKWARD: 2}
+TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
+PIECES = 3
 
 
 def read(state: RankState, end: int | None = None) -> list[Message]:
@@ -19,7 +20,8 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
         return []
     if number == end:
         told = range(state.replicas) if state.trains else (state.replica,)
-        return [Message(Meaning.END, stage, number, replica) for replica in told for stage in range(state.placement.stages)]
+        stages = [state.placement.stages_of(rank)[0] for rank in range(state.ranks)]
+        return [Message(Meaning.END, stage, number, replica) for replica in told for stage in stages]
     return [
         Message(Meaning.ACTIVATION, 0, number, state.replica),
         Message(Meaning.TARGET, state.placement.stages - 1, number, state.replica),
@@ -34,6 +36,7 @@ class Pipeline:
         tied: one bucket more on the first and one on the last stage, both held by both in every replica.
         clips: steps wait for a vote.
         evaluate: so many microbatches without gradients, instead of steps.
+        placement: the policy's own where it is None.
         end: the readers end after so many.
     """
 
@@ -50,8 +53,9 @@ class Pipeline:
         clips: bool = False,
         evaluate: int | None = None,
         end: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        self.placement: Placement = Linear(ranks)
+        self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
         self.states = [
@@ -62,7 +66,7 @@ class Pipeline:
                 microbatches,
                 replica=replica,
                 replicas=replicas,
-                buckets={rank: held_on(rank, ranks, replicas, buckets, tied)},
+                buckets={stage: held_on(stage, self.placement.stages, replicas, buckets, tied) for stage in self.placement.stages_of(rank)},
                 clips=clips,
                 trains=trains,
             )
@@ -73,7 +77,8 @@ class Pipeline:
             for _ in range(steps if trains else 0):
                 state.ask_step()
         self.ran: list[list[Task]] = [[] for _ in self.states]
-        self.stash = [0] * len(self.states)
+        self.stash = [Bounds(0, 0)] * len(self.states)
+        self.now = list(self.stash)
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
@@ -86,10 +91,14 @@ class Pipeline:
         return min(self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1)
 
     def start(self, place: int, task: Task) -> None:
-        self.states[place].start(task)
+        more = task.kind is Kind.WEIGHT and task.part < PIECES - 1
+        self.states[place].start(task, more)
         self.ran[place].append(task)
-        started = [task.kind for task in self.ran[place]]  # counted here, not asked of the state that is tested
-        self.stash[place] = max(self.stash[place], started.count(Kind.FORWARD) - started.count(Kind.BACKWARD))
+        # Counted here, not asked of the state that is tested.
+        forward, back = task.kind is Kind.FORWARD, task.kind in (Kind.BACKWARD, Kind.INPUT)
+        last = task.kind is Kind.BACKWARD or (task.kind is Kind.WEIGHT and not more)
+        now = self.now[place] = Bounds(self.now[place].in_flight + forward - back, self.now[place].held + forward - last)
+        self.stash[place] = Bounds(max(self.stash[place].in_flight, now.in_flight), max(self.stash[place].held, now.held))
 
     @property
     def finished(self) -> bool:
@@ -135,7 +144,8 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
 
 def timetable(policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0, evaluate: bool = False) -> str:
     """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation none), messages and steps none."""
-    pipeline = Pipeline(named(policy, in_flight), ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None)
+    rule = Nested() if policy == Nested.name else named(policy, in_flight)
+    pipeline = Pipeline(rule, ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None)
     ticks = TICKS | {Kind.BACKWARD: 0} if evaluate else TICKS
     running: list[tuple[Task, int] | None] = [None] * ranks
     rows: list[list[str]] = [[] for _ in range(ranks)]

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.placement import Linear, Looped, Placement, Vee, placed
+from axrt.scheduler.policies import NAMES, Nested, Policy, named, placement_for
 from axrt.scheduler.task import Kind, Task
 
-from .pipelines import Pipeline, drawn, run_in_random_order, timetable
+from .pipelines import PIECES, Pipeline, drawn, run_in_random_order, timetable
 
 
 def test_backwards_first_under_a_tapered_cap_is_one_forward_one_backward() -> None:
@@ -44,23 +45,37 @@ def test_steps_follow_each_other_without_a_barrier() -> None:
         .. F0 B0 -- F1 B1 -- .. .. .. F0 B0 -- F1 B1 -- .. ..""")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["1f1b", "axonn", "eager-1f1b", "gpipe"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 1), (4, 8), (5, 3)])
-def test_with_equal_costs_every_policy_takes_the_published_time(name: str, ranks: int, microbatches: int) -> None:
+def test_with_equal_costs_whole_backwards_on_a_line_take_the_published_time(name: str, ranks: int, microbatches: int) -> None:
     grid = timetable(name, ranks, microbatches)
     assert max(len(row.split()) for row in grid.splitlines()) == (microbatches + ranks - 1) * (1 + 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "stash"), [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("axonn", [4, 4, 4, 1]), ("eager-1f1b", [7, 5, 3, 1])]
+    ("name", "in_flight", "held"),
+    [
+        ("gpipe", [8, 8, 8, 8], [8, 8, 8, 8]),
+        ("1f1b", [4, 3, 2, 1], [4, 3, 2, 1]),
+        ("axonn", [4, 4, 4, 1], [4, 4, 4, 1]),
+        ("eager-1f1b", [7, 5, 3, 1], [7, 5, 3, 1]),
+        ("interleaved-1f1b", [11, 9, 7, 5], [11, 9, 7, 5]),
+        ("breadth-first", [16, 16, 16, 16], [16, 16, 16, 16]),
+        ("zb-h1", [4, 3, 2, 1], [4, 4, 4, 4]),
+        ("zb-h2", [7, 5, 3, 1], [8, 8, 8, 8]),
+        ("zb-v", [8, 8, 8, 8], [8, 8, 8, 8]),
+        ("adaptive", [8, 8, 8, 8], [8, 8, 8, 8]),
+    ],
 )
-def test_the_stash_is_the_published_one(name: str, stash: list[int]) -> None:
-    assert [named(name).stash_bound(rank, 4, 8) for rank in range(4)] == stash
+def test_the_stated_bound_is_the_published_one(name: str, in_flight: list[int], held: list[int]) -> None:
+    policy = named(name)
+    bounds = [policy.bounds(placement_for(policy, 4, 8), rank, 8) for rank in range(4)]
+    assert [bound.in_flight for bound in bounds] == in_flight
+    assert [bound.held for bound in bounds] == held
 
 
-@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b", "gpipe"])
-def test_an_evaluation_keeps_the_pipeline_full(name: str) -> None:
-    assert timetable(name, ranks=3, microbatches=5, evaluate=True) == drawn("""
+def test_an_evaluation_keeps_the_pipeline_full() -> None:
+    assert timetable("nested", ranks=3, microbatches=5, evaluate=True) == drawn("""
         F0 F1 F2 F3 F4 .. ..
         .. F0 F1 F2 F3 F4 ..
         .. .. F0 F1 F2 F3 F4""")
@@ -69,15 +84,27 @@ def test_an_evaluation_keeps_the_pipeline_full(name: str) -> None:
 def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     expected = []
     for state in pipeline.states:
-        (stage,) = state.lanes
-        of_batch = {Task(kind, stage, n) for kind in (Kind.FORWARD, Kind.BACKWARD) for n in range(steps * state.microbatches)}
-        votes = state.clips and state.replica == 0
-        of_step = {(Kind.NORM, 0)} if votes else set()
-        of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
-        for bucket, holders in enumerate(state.holders[stage]):
-            of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
-        expected.append(of_batch | {Task(kind, stage, step, bucket) for kind, bucket in of_step for step in range(steps)})
+        everything: set[Task] = set()
+        kinds = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]
+        if state.policy.splits:
+            kinds = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
+        for stage in state.lanes:
+            votes = state.clips and state.replica == 0
+            of_step = {(Kind.NORM, 0)} if votes else set()
+            of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
+            for bucket, holders in enumerate(state.holders[stage]):
+                of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
+            everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in range(steps * state.microbatches)}
+            everything |= {Task(kind, stage, step, part) for kind, part in of_step for step in range(steps)}
+        expected.append(everything)
     return expected
+
+
+def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple[Placement, int]:
+    """A placement of the policy's own with so many chunks where it has the choice, and the next number of microbatches that it takes."""
+    if policy.name == "interleaved-1f1b":
+        microbatches = -(-microbatches // ranks) * ranks
+    return placement_for(policy, ranks, microbatches, chunks=chunks if policy.placements[0] == "looped" else 0), microbatches
 
 
 @given(
@@ -88,34 +115,55 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     st.integers(0, 9),
     st.integers(1, 4),
     st.integers(1, 3),
+    st.integers(1, 3),
     st.booleans(),
     st.booleans(),
     st.integers(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
-    name: str, ranks: int, microbatches: int, steps: int, in_flight: int, replicas: int, buckets: int, tied: bool, clips: bool, seed: int
+    name: str,
+    ranks: int,
+    microbatches: int,
+    steps: int,
+    in_flight: int,
+    replicas: int,
+    buckets: int,
+    chunks: int,
+    tied: bool,
+    clips: bool,
+    seed: int,
 ) -> None:
-    policy = named(name, in_flight if name == "axonn" else 0)
+    policy = named(name, in_flight if name == "axonn" else 2 * ranks + in_flight if name == "adaptive" else 0)
+    placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     replicas = min(replicas, 9 // ranks + 1)
-    pipeline = Pipeline(policy, ranks, microbatches, steps=steps, replicas=replicas, buckets=buckets, tied=tied, clips=clips)
+    pipeline = Pipeline(
+        policy, ranks, microbatches, steps=steps, replicas=replicas, buckets=buckets, tied=tied, clips=clips, placement=placement
+    )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
     assert [set(ran) for ran in pipeline.ran] == (expected := everything_once(pipeline, steps))
     assert [len(ran) for ran in pipeline.ran] == [len(tasks) for tasks in expected]
     for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
-        assert stash <= min(microbatches, policy.stash_bound(state.rank, ranks, microbatches))
+        bounds, all_there_are = policy.bounds(placement, state.rank, microbatches), microbatches * placement.chunks
+        assert stash.in_flight <= min(bounds.in_flight, all_there_are)
+        assert stash.held <= min(bounds.held, all_there_are)
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 8), st.integers(1, 6), st.integers(0, 24), st.integers())
+@given(
+    st.sampled_from(["linear", "looped", "vee"]), st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), st.integers(0, 24), st.integers()
+)
 @settings(max_examples=200, deadline=None)
-def test_an_evaluation_of_any_length_ends_and_keeps_the_bound(name: str, ranks: int, microbatches: int, length: int, seed: int) -> None:
-    pipeline = Pipeline(named(name), ranks, microbatches, evaluate=length)
+def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
+    name: str, ranks: int, chunks: int, microbatches: int, length: int, seed: int
+) -> None:
+    placement = placed(name, ranks, chunks if name == "looped" else 0)
+    pipeline = Pipeline(Nested(), ranks, microbatches, evaluate=length, placement=placement)
     run_in_random_order(pipeline, seed)
     assert pipeline.finished
-    assert [len(ran) for ran in pipeline.ran] == [2 * length] * ranks
+    assert [len(ran) for ran in pipeline.ran] == [2 * length * placement.chunks] * ranks
     for rank, stash in enumerate(pipeline.stash):
-        assert stash <= named(name).stash_bound(rank, ranks, microbatches)
+        assert stash.in_flight <= Nested().bounds(placement, rank, microbatches).in_flight
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 11), st.integers(1, 3), st.booleans(), st.integers())
@@ -123,28 +171,53 @@ def test_an_evaluation_of_any_length_ends_and_keeps_the_bound(name: str, ranks: 
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     name: str, ranks: int, microbatches: int, end: int, replicas: int, clips: bool, seed: int
 ) -> None:
+    placement, microbatches = fitting(named(name), ranks, microbatches, 2)
     steps = end // microbatches + 1
-    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips)
+    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips, placement=placement)
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
-    for ran in pipeline.ran:
-        assert [task.microbatch for task in ran if task.kind is Kind.STEP] == list(range(steps - 1))
+    for state, ran in zip(pipeline.states, pipeline.ran, strict=True):
+        for stage in state.lanes:
+            assert [task.microbatch for task in ran if task.kind is Kind.STEP and task.stage == stage] == list(range(steps - 1))
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
 @settings(max_examples=100, deadline=None)
-def test_microbatches_run_in_order_within_a_kind(name: str, ranks: int, microbatches: int, seed: int) -> None:
-    pipeline = Pipeline(named(name), ranks, microbatches, steps=2)
+def test_microbatches_run_in_order_within_a_kind_and_a_stage(name: str, ranks: int, microbatches: int, seed: int) -> None:
+    placement, microbatches = fitting(named(name), ranks, microbatches, 2)
+    pipeline = Pipeline(named(name), ranks, microbatches, steps=2, placement=placement)
     run_in_random_order(pipeline, seed)
     for ran in pipeline.ran:
-        for kind in Kind:
-            numbers = [task.microbatch for task in ran if task.kind is kind]
+        for kind, stage in {(task.kind, task.stage) for task in ran}:
+            numbers = [(task.microbatch, task.part) for task in ran if task.kind is kind and task.stage == stage]
             assert numbers == sorted(numbers)
 
 
 def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -> None:
     assert [named(name).name for name in NAMES] == list(NAMES)
-    with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, axonn"):
+    with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, adaptive, axonn"):
         named("1f2b")
-    with pytest.raises(ValueError, match="in_flight = 3 needs policy axonn"):
+    with pytest.raises(ValueError, match="in_flight = 3 needs policy adaptive or axonn"):
         named("gpipe", in_flight=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "chunks", "microbatches", "text"),
+    [
+        ("zb-v", "linear", 0, 8, "policy zb-v is made for placement vee, not linear; set placement = 'vee'"),
+        ("interleaved-1f1b", "", 2, 6, "takes multiples of 4 ranks; set microbatches = 8, not 6, or policy breadth-first"),
+        ("1f1b", "", 2, 8, "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set chunks = 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_what_does(name: str, placement: str, chunks: int, microbatches: int, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        placement_for(named(name), 4, microbatches, placement, chunks)
+
+
+@pytest.mark.parametrize("placement", [Linear(4), Looped(4, 3), Vee(4)])
+def test_every_stage_is_on_the_rank_that_holds_it(placement: Placement) -> None:
+    held = [stage for rank in range(4) for stage in placement.stages_of(rank)]
+    assert sorted(held) == list(range(placement.stages))
+    for rank in range(4):
+        assert placement.stages_of(rank) == tuple(sorted(placement.stages_of(rank)))
+        assert {placement.rank_of(stage) for stage in placement.stages_of(rank)} == {rank}

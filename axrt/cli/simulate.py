@@ -1,0 +1,163 @@
+"""`axrt simulate`: what a schedule would do, before anything runs."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from axrt.launch import EXIT_BAD_CONFIG
+from axrt.observe.picture import draw
+from axrt.scheduler.placement import PLACEMENTS, Placement
+from axrt.scheduler.policies import NAMES, Policy, named, placement_for
+from axrt.scheduler.simulator import END, INPUT, ROOM, Costs, Timeline, simulate
+
+
+class _Numbers(click.ParamType):  # type: ignore[type-arg]
+    """So many numbers with a mark between them, such as 1,1,1 or 2:1.3."""
+
+    def __init__(self, count: int, mark: str) -> None:
+        self._count, self._mark = count, mark
+        self.name = mark.join("abc"[:count]).upper()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(float(word) for word in value.split(self._mark))
+        except ValueError:
+            numbers = ()
+        if len(numbers) != self._count or min(numbers) < 0:
+            self.fail(f"{value!r}; expected {self._count} numbers with {self._mark!r} between them", param, ctx)
+        return numbers
+
+
+@click.command("simulate", short_help="Show what a schedule would do, or compare all.")
+@click.option("--policy", required=True, type=click.Choice([*NAMES, "all"]), help="the rule; all: a table of those that fit")
+@click.option("--ranks", required=True, type=click.IntRange(1), help="of a pipeline")
+@click.option("--microbatches", required=True, type=click.IntRange(1), help="per step")
+@click.option(
+    "--placement", default="", type=click.Choice(["", *PLACEMENTS]), help="which rank holds which stage; the policy's own by default"
+)
+@click.option("--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped")
+@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive and axonn")
+@click.option(
+    "--costs", default=(1.0, 1.0, 1.0), type=_Numbers(3, ","), help="forward, input and weight gradient of a rank; a chunk's is 1/v"
+)
+@click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
+@click.option("--task-cost", default=0.0, type=click.FloatRange(0), help="added to every task")
+@click.option("--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a rank and chunk")
+@click.option("--jitter", default=0.0, type=click.FloatRange(0), help="sigma of a lognormal factor on every duration")
+@click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
+@click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
+@click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
+@click.option("--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other, without a barrier")
+@click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
+@click.option("--seed", default=0, type=int, help="of what varies")
+@click.option("--stash-mib", default=0.0, type=click.FloatRange(0), help="what a microbatch holds on a rank; a chunk holds 1/v")
+@click.option("--json", "as_json", is_flag=True, help="figures as JSON")
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="draw the timeline to an SVG file")
+def simulate_command(policy: str, picture: Path | None, as_json: bool, stash_mib: float, **options: Any) -> None:
+    """Simulate a schedule with the rules that the runtime itself follows.
+
+    \b
+    axrt simulate --policy 1f1b --ranks 4 --microbatches 8
+    axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
+    axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
+    """
+    if policy == "all" and picture:
+        _refuse("--picture draws one schedule; expected a --policy other than all")
+    found: list[dict[str, Any]] = []
+    misfits: list[str] = []
+    for name in NAMES if policy == "all" else (policy,):
+        try:
+            rule, where, line = _simulated(name, options)
+        except ValueError as error:
+            misfits.append(str(error))
+            continue
+        found.append(_figures(rule, where, line, options, stash_mib))
+        if picture:
+            title = f"{name} on {where.name} placement, {options['ranks']} ranks, {options['microbatches']} microbatches"
+            picture.write_text(draw(line, options["microbatches"], title), encoding="utf-8")
+    if policy != "all" and misfits:
+        _refuse(misfits[0])
+    if as_json:
+        click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
+    else:
+        _show(found, misfits)
+
+
+def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, Timeline]:
+    """`ValueError` where the options do not go together."""
+    takes_cap = name in ("adaptive", "axonn")
+    rule = named(name, options["in_flight"] if takes_cap else 0)
+    where = placement_for(rule, options["ranks"], options["microbatches"], options["placement"], options["chunks"])
+    forward, back, weight = options["costs"]
+    costs = Costs(
+        forward,
+        back,
+        weight,
+        step=options["step_cost"],
+        task=options["task_cost"],
+        latency=options["latency"],
+        jitter=options["jitter"],
+        hiccups=options["hiccups"],
+        stragglers={int(rank): factor for rank, factor in options["straggler"]},
+        pieces=options["pieces"],
+        seed=options["seed"],
+    )
+    return rule, where, simulate(where, rule, options["microbatches"], costs, steps=options["steps"], clips=options["clip"])
+
+
+def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
+    return {
+        "policy": rule.name,
+        "placement": where.name,
+        "ranks": where.ranks,
+        "microbatches": options["microbatches"],
+        "chunks": where.chunks,
+        "makespan": line.makespan,
+        "span": line.span,
+        "stash": line.in_flight,
+        "stash_weight": line.held,
+        "stash_mib": [held * stash_mib / where.chunks for held in line.held],
+        "idle": line.idle(),
+        "idle_by_cause": {cause: line.idle(cause) for cause in (INPUT, ROOM, END)},
+        "utilisation": line.utilisation,
+        "tasks": line.tasks,
+    }
+
+
+def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("policy", "placement"):
+        table.add_column(column, no_wrap=True)
+    for column in ("makespan", "span", "utilisation", "in flight", "held", "no input", "cap", "nothing left"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for of in sorted(found, key=lambda of: float(of["makespan"])):
+        causes = [sum(of["idle_by_cause"][cause]) / of["ranks"] for cause in (INPUT, ROOM, END)]
+        table.add_row(
+            of["policy"],
+            f"{of['placement']} x{of['chunks']}",
+            f"{of['makespan']:.2f}",
+            f"{max(of['span']):.2f}",
+            f"{of['utilisation']:.3f}",
+            str(max(of["stash"])),
+            str(max(of["stash_weight"])),
+            *[f"{cause:.2f}" for cause in causes],
+        )
+    Console(width=max(112, Console().width), highlight=False).print(table)
+    click.echo(
+        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank is\n"
+        "idle on average, since nothing has come, a cap says no, or nothing is left."
+    )
+    for misfit in misfits:
+        click.echo(f"left out: {misfit}")
+
+
+def _refuse(text: str) -> None:
+    click.echo(f"axrt: {text}", err=True)
+    sys.exit(EXIT_BAD_CONFIG)

@@ -1,0 +1,85 @@
+"""A timeline as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below each row; SVG, light and dark."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from xml.sax.saxutils import escape
+
+from axrt.scheduler.simulator import Span, Timeline
+from axrt.scheduler.task import ONCE_A_STEP, Kind
+
+_ROW, _STRIP, _GAP, _LEFT, _TOP, _WIDTH = 22, 12, 8, 64, 44, 1400
+_NARROW = 11  # a box with less has no room for its number
+_CLASS = {Kind.FORWARD: "f", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
+_NAMES = (
+    ("f", "forward"),
+    ("b", "backward"),
+    ("i", "input gradient"),
+    ("w", "weight gradient"),
+    ("h", "held: forward started, weight gradient not finished"),
+)
+_STYLE = """
+text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}.t{font-size:13px;font-weight:bold}
+.f{fill:#3b6fb6}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
+rect.f,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}.d{opacity:.72}
+@media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}.r{fill:#24272d}
+rect.f,rect.b,rect.i,rect.w{stroke:#16181c}.h{fill:#777}}
+"""
+
+
+def draw(line: Timeline, microbatches: int, title: str) -> str:
+    """The picture of a timeline.
+
+    Args:
+        line: what has run when.
+        microbatches: per step; numbers are shown within it.
+        title: above.
+    """
+    scale = (_WIDTH - _LEFT - 10) / line.makespan
+    height = _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 10
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        f"<style>{_STYLE}</style>",
+        f'<text class="t" x="8" y="16">{escape(title)}</text>',
+        *_legend(line),
+    ]
+    spans = sorted((span for span in line.spans if span.task.kind not in ONCE_A_STEP), key=lambda span: (span.rank, span.start))
+    most = max(1, *line.held)
+    for rank, of_rank in groupby(spans, key=lambda span: span.rank):
+        mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
+        shallowest = min(span.task.stage for span in mine)
+        parts.append(f'<text x="8" y="{top + 15}">rank {rank}</text>')
+        parts.append(f'<rect class="r" x="{_LEFT}" y="{top}" width="{_WIDTH - _LEFT - 10}" height="{_ROW}"/>')
+        parts += [_box(span, top, scale, microbatches, span.task.stage > shallowest) for span in mine]
+        parts.append(_held(mine, top + _ROW + _STRIP, scale, most))
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _legend(line: Timeline) -> Iterable[str]:
+    kinds = {_CLASS[span.task.kind] for span in line.spans if span.task.kind in _CLASS} | {"h"}
+    at = _LEFT
+    for name, words in _NAMES:
+        if name in kinds:
+            yield f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/><text x="{at + 16}" y="34">{escape(words)}</text>'
+            at += 30 + 7 * len(words)
+
+
+def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
+    x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
+    kind = _CLASS[span.task.kind] + (" d" if deeper else "")
+    place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
+    box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
+    if width < _NARROW:
+        return box
+    return box + f'<text class="n" x="{x + width / 2:.1f}" y="{top + 15}">{span.task.microbatch % microbatches}</text>'
+
+
+def _held(spans: Sequence[Span], bottom: float, scale: float, most: int) -> str:
+    """What is held over time, as a filled line."""
+    last_piece = {(s.task.stage, s.task.microbatch): s.end for s in spans if s.task.kind in (Kind.BACKWARD, Kind.WEIGHT)}
+    changes = [(span.start, 1) for span in spans if span.task.kind is Kind.FORWARD] + [(end, -1) for end in last_piece.values()]
+    points, held = [(spans[0].start, 0)], 0
+    for when, change in sorted(changes):
+        points += [(when, held), (when, held + change)]
+        held += change
+    drawn = " ".join(f"{_LEFT + when * scale:.1f},{bottom - count * _STRIP / most:.1f}" for when, count in points)
+    return f'<polygon class="h" points="{drawn} {_LEFT + points[-1][0] * scale:.1f},{bottom}"/>'

@@ -1,0 +1,31 @@
+"""Caps that grow with the stage: for any placement, whatever the order of events."""
+
+from dataclasses import dataclass
+
+from ..placement import Placement
+from ..task import Kind, Task
+from .policy import Bounds, View
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start while fewer than 2p + c are in flight.
+
+    The rule of evaluations, which have no backwards to compute: their news come back at once, and no rank waits for room.
+    Bound: 2p + v - 1.
+    """
+
+    name = "nested"
+    splits = False
+    placements = ("linear", "looped", "vee")
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, -task.stage, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        chunk = view.placement.stages_of(view.rank).index(task.stage)
+        return task.kind is not Kind.FORWARD or view.in_flight < 2 * view.ranks + chunk
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        most = 2 * placement.ranks + placement.chunks - 1
+        return Bounds(most, most)

@@ -1,0 +1,183 @@
+"""The simulator against published tables, formulas and bounds."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import NAMES, Nested, named, placement_for
+from axrt.scheduler.simulator import END, INPUT, ROOM, Costs, Timeline, simulate
+from axrt.scheduler.task import Kind
+
+from .test_policies import fitting
+
+
+def ran(
+    name: str, ranks: int = 4, microbatches: int = 8, steps: int = 1, clips: bool = False, chunks: int = 0, cap: int = 0, **costs: Any
+) -> Timeline:
+    policy = named(name, cap)
+    return simulate(
+        placement_for(policy, ranks, microbatches, chunks=chunks),
+        policy,
+        microbatches,
+        Costs(**costs),
+        steps=steps,
+        clips=clips,
+    )
+
+
+# Makespan, largest span, in flight and held on each rank, for p = 4 and m = 8 with tF = tI = tW = 1: what the published generators give.
+ORACLES = {
+    "gpipe": (33, 33, [8, 8, 8, 8], [8, 8, 8, 8]),
+    "1f1b": (33, 33, [4, 3, 2, 1], [4, 3, 2, 1]),
+    "axonn": (33, 33, [4, 4, 4, 1], [4, 4, 4, 1]),
+    "eager-1f1b": (33, 33, [7, 5, 3, 1], [7, 5, 3, 1]),
+    "interleaved-1f1b": (28.5, 28.5, [11, 9, 7, 5], [11, 9, 7, 5]),
+    "breadth-first": (28.5, 28.5, [16, 16, 16, 16], [16, 16, 16, 16]),
+    "zb-h1": (27, 27, [4, 3, 2, 1], [4, 4, 4, 4]),
+    "zb-h2": (27, 24, [7, 5, 3, 1], [8, 8, 8, 8]),
+    "zb-v": (25.5, 24, [8, 8, 8, 8], [8, 8, 8, 8]),
+}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_every_row_is_met_or_beaten(name: str) -> None:
+    makespan, span, in_flight, held = ORACLES[name]
+    line = ran(name)
+    assert line.makespan <= makespan
+    assert max(line.span) <= span
+    assert all(mine <= published for mine, published in zip(line.in_flight, in_flight, strict=True))
+    assert all(mine <= published for mine, published in zip(line.held, held, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("latency", "name", "makespan"),
+    [
+        (0.25, "gpipe", 34.5),
+        (0.25, "1f1b", 37),
+        (0.25, "eager-1f1b", 34.5),
+        (0.25, "interleaved-1f1b", 32),
+        (0.25, "breadth-first", 30),
+        (0.25, "zb-v", 28.75),
+        (0.5, "1f1b", 41),
+        (0.5, "axonn", 41),
+        (0.5, "eager-1f1b", 36),
+    ],
+)
+def test_every_row_with_latency_is_met_or_beaten(latency: float, name: str, makespan: float) -> None:
+    assert ran(name, latency=latency).makespan <= makespan
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+@pytest.mark.parametrize("microbatches", [12, 24])
+def test_makespans_and_spans_follow_the_published_formulas(ranks: int, microbatches: int) -> None:
+    p, m, forward, weight, back = ranks, microbatches, 1.0, 1.0, 2.0
+    for name in ("gpipe", "1f1b"):
+        assert ran(name, p, m).makespan == pytest.approx((m + p - 1) * (forward + back))
+    for name in ("interleaved-1f1b", "breadth-first"):
+        for chunks in (1, 2, 3):
+            line = ran(name, p, m, chunks=chunks)
+            assert line.makespan <= m * (forward + back) + (p - 1) * (forward + back) / chunks + 1e-9
+    ideal = m * (forward + back)
+    assert max(ran("1f1b", p, m).span) == pytest.approx(ideal + (p - 1) * (forward + back))
+    assert max(ran("zb-h1", p, m).span) <= ideal + (p - 1) * (forward + 1.0 - weight) + 1e-9
+    assert max(ran("zb-h2", p, m).span) <= ideal + max(0.0, (p - 1) * (forward + 1.0 - 2 * weight)) + 1e-9
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 6),
+    st.integers(1, 14),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.tuples(st.floats(0.1, 3), st.floats(0.1, 3), st.floats(0.1, 3)),
+    st.floats(0, 2),
+    st.floats(0, 1),
+    st.booleans(),
+    st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None)
+def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
+    name: str,
+    ranks: int,
+    microbatches: int,
+    steps: int,
+    chunks: int,
+    work: tuple[float, float, float],
+    latency: float,
+    jitter: float,
+    clips: bool,
+    seed: int,
+) -> None:
+    policy = named(name)
+    placement, microbatches = fitting(policy, ranks, microbatches, chunks)
+    costs = Costs(*work, latency=latency, jitter=jitter, seed=seed)
+    line = simulate(placement, policy, microbatches, costs, steps=steps, clips=clips)
+    for rank in range(ranks):
+        mine = [span for span in line.spans if span.rank == rank]
+        assert all(one.end <= next_one.start + 1e-9 for one, next_one in pairwise(mine))
+        bounds = policy.bounds(placement, rank, microbatches)
+        assert line.in_flight[rank] <= bounds.in_flight
+        assert line.held[rank] <= bounds.held
+        if not jitter:
+            busy = sum(span.end - span.start for span in mine)
+            assert busy == pytest.approx(steps * microbatches * sum(work))
+        assert line.idle()[rank] == pytest.approx(line.makespan - sum(span.end - span.start for span in mine), abs=1e-6)
+
+
+def test_one_microbatch_goes_down_and_back() -> None:
+    for name in NAMES:
+        policy, p = named(name), 4
+        placement, m = fitting(policy, p, 1, 2)
+        makespan = simulate(placement, policy, m, Costs()).makespan
+        if name in ("1f1b", "axonn", "eager-1f1b", "gpipe"):
+            assert makespan == p * 3
+        elif name.startswith("zb-h"):
+            assert p * 2 + 1 <= makespan <= p * 3
+
+
+def test_why_a_rank_is_idle_is_told() -> None:
+    line = ran("1f1b", latency=0.5)
+    assert [line.idle(cause)[0] > 0 for cause in (INPUT, ROOM, END)] == [True, True, False]
+    assert [line.idle(cause)[3] > 0 for cause in (INPUT, ROOM, END)] == [True, False, True]
+
+
+def test_policies_meet_the_same_durations() -> None:
+    def durations(name: str) -> dict[str, float]:
+        line = ran(name, jitter=0.5, seed=3)
+        return {str(span.task): span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD}
+
+    assert durations("1f1b") == pytest.approx(durations("gpipe"))
+    assert durations("1f1b") == pytest.approx(durations("zb-h2"))
+    other = ran("1f1b", jitter=0.5, seed=4)
+    assert other.makespan != ran("1f1b", jitter=0.5, seed=3).makespan
+
+
+def test_a_straggler_and_hiccups_take_their_time() -> None:
+    policy = named("1f1b")
+    slow = simulate(Linear(4), policy, 8, Costs(stragglers={2: 1.5}))
+    assert slow.makespan > 1.3 * ran("1f1b").makespan
+    assert simulate(Linear(4), policy, 8, Costs(hiccups=(0.1, 6.0))).makespan > ran("1f1b").makespan
+
+
+def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
+    apart, free = ran("zb-v", steps=8, clips=True), ran("zb-v", steps=8)
+    assert free.utilisation > 0.98
+    assert apart.utilisation < free.utilisation - 0.03
+
+
+def test_an_evaluation_takes_its_forwards_and_the_way_through() -> None:
+    line = simulate(Linear(4), Nested(), 9, Costs(input=0, weight=0), evaluate=True)
+    assert line.makespan == 9 + 4 - 1
+
+
+def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> None:
+    """Of three seeds; docs/schedules.md has the study."""
+    gains = []
+    for seed in range(3):
+        strict, ahead = ran("zb-v", 8, 16, 8, jitter=0.5, seed=seed), ran("adaptive", 8, 16, 8, cap=24, jitter=0.5, seed=seed)
+        gains.append(ahead.utilisation - strict.utilisation)
+    assert min(gains) > 0.03
