@@ -151,8 +151,8 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
         )
     Console(width=max(112, Console().width), highlight=False).print(table)
     click.echo(
-        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank is\n"
-        "idle on average, since nothing has come, a cap says no, or nothing is left."
+        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank\n"
+        "is idle on average, since nothing has come, a cap says no, or nothing is left."
     )
     for misfit in misfits:
         click.echo(f"left out: {misfit}")
