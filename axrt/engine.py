@@ -102,6 +102,12 @@ class Engine:
         world: the job.
         transport: to the other ranks; None: the world's own.
         observers: told of every event of this rank's loop.
+    Attributes:
+        config: as it was resolved.
+        rank: of this process in the job.
+        step: how many steps are done.
+        samples: how many of the data they have used up, over all replicas, counting `schedule.microbatch_size` a microbatch.
+        device: that this rank computes on.
     """
 
     def __init__(
