@@ -1,9 +1,10 @@
 """axrt: an asynchronous, message-driven runtime for training large neural networks."""
 
 from axrt.config import Config
-from axrt.engine import Engine, EvalResult, StepResult, initialize
+from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, LaunchError, NonFiniteLossError, PeerLeftError
 from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, seed_of
+from axrt.results import EvalResult, StepResult
 
 __all__ = [
     "AxrtError",

@@ -1,12 +1,8 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
 import json
-import multiprocessing
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -23,7 +19,7 @@ from axrt.hands import EvaluationHands, TrainingHands
 from axrt.holding import hold
 from axrt.launch import World, join
 from axrt.loop import Loop, Session
-from axrt.losses import Losses, mean_loss
+from axrt.losses import Losses
 from axrt.mesh import Mesh
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
@@ -34,61 +30,16 @@ from axrt.optim.bucket import Norms, OptimizerFactory, Schedule, constant, total
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
+from axrt.refusals import check_use, placed, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
 from axrt.reports import Collected, Reports
+from axrt.results import EvalResult, StepResult
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import NAMES, SPLITTING, Nested, Policy, placement_for
+from axrt.scheduler.policies import Nested
 from axrt.scheduler.policies import named as policy_named
 from axrt.scheduler.state import RankState
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """One optimizer step, as far as this rank is done with it.
-
-    Args:
-        step: counted from 0.
-        loss: the mean over the step's microbatches, of all replicas; on every rank.
-        lr: learning rate of the first parameter group on this rank; nan where the rank has no parameters.
-        skipped: the norm of the gradients was infinite or not a number, and no rank has stepped (only where steps are clipped).
-    """
-
-    step: int
-    loss: float
-    lr: float
-    skipped: bool
-    _grad_norm: Callable[[], float | None] = field(repr=False)
-
-    @property
-    def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients before clipping: on every rank where steps are clipped; elsewhere on the main rank, where
-        reading it may wait for messages, and None on the others."""
-        return self._grad_norm()
-
-
-@dataclass(frozen=True, slots=True)
-class EvalResult:
-    """One evaluation. Reading it may wait for messages."""
-
-    _replicas: Callable[[], list[tuple[Losses, list[Any]]]] = field(repr=False)
-
-    @property
-    def loss(self) -> float:
-        """The mean over all microbatches of all replicas, on every rank; nan where there were none."""
-        return mean_loss([losses for losses, _ in self._replicas()])
-
-    @property
-    def microbatches(self) -> int:
-        """How many there were, of all replicas."""
-        return sum(len(losses.values) for losses, _ in self._replicas())
-
-    @property
-    def outputs(self) -> list[Any]:
-        """What the last layer returned for each microbatch, replica by replica; on the main rank, if they were asked for, else none."""
-        return [output for _, outputs in self._replicas() for output in outputs]
 
 
 class Engine:
@@ -130,9 +81,9 @@ class Engine:
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
         self._policy = policy_named(config.schedule.policy, config.schedule.in_flight)
-        self._placement = _placed(self._policy, config, self._mesh.pipe)
+        self._placement = placed(self._policy, config, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
-        _refuse_shared_parameters(model, cuts)
+        refuse_shared_parameters(model, cuts)
         self.device = device_of(
             config.run.device, world.node_rank, world.visible_on_node(visible_gpus(config.run.device)), config.run.share_gpu
         )
@@ -381,7 +332,7 @@ class Engine:
     def _hear_rank(self, source: int, parcel: Parcel) -> None:
         if parcel.message.meaning is Meaning.READ:
             self._read_first[parcel.message.replica] = parcel.payload
-            _warn_of_equal_readers(self._read_first, parcel.message.replica)
+            warn_of_equal_readers(self._read_first, parcel.message.replica)
         else:
             self._reports.hear(source, parcel)
 
@@ -499,9 +450,9 @@ def initialize(
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
     """
-    _refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI
+    refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI
     try:
-        _check_use(model, optimizer)
+        check_use(model, optimizer)
         settings = Config.read(config)
     except ConfigError as error:
         world = World() if transport else join()
@@ -514,57 +465,3 @@ def initialize(
         return Engine(model, factory, schedule, settings, world, transport, observers)
     except BaseException as error:
         world.fail(error)
-
-
-def _refuse_in_a_worker() -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python itself asks before it starts a process
-        raise ConfigError(
-            "initialize was called while a worker process, of a DataLoader say, imports this script, which it does from the beginning; "
-            'put everything but definitions under `if __name__ == "__main__":`'
-        )
-
-
-def _check_use(model: Any, optimizer: Any) -> None:
-    """Refuse what is easily mistaken."""
-    if not isinstance(model, PipelineModule):
-        raise ConfigError(f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)")
-    if optimizer is not None and not callable(optimizer):
-        raise ConfigError(
-            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one, "
-            f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
-        )
-
-
-def _warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
-    twins = [replica for replica, digest in digests.items() if replica != new and digest == digests[new]]
-    if twins:
-        warnings.warn(
-            f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first microbatch; expected each to read its own "
-            "part of the data: give train_batch what engine.data_rank of engine.data_size should see",
-            stacklevel=2,
-        )
-
-
-def _placed(policy: Policy, config: Config, ranks: int) -> Placement:
-    if policy.splits:
-        raise ConfigError(
-            f"schedule.policy = {policy.name!r} splits backwards, which the runtime does not do yet; expected one of "
-            f"{', '.join(name for name in NAMES if name not in SPLITTING)}. axrt simulate shows what it would do"
-        )
-    try:
-        return placement_for(policy, ranks, config.schedule.microbatches, config.schedule.placement, config.schedule.chunks)
-    except ValueError as error:
-        raise ConfigError(f"[schedule] {error}") from None
-
-
-def _refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
-    """Modules given as they are may share parameters within a stage; between stages each rank would train its own copy."""
-    stage_of: dict[int, int] = {}
-    for stage, (first, end) in enumerate(pairwise(cuts)):
-        for layer in model.layers[first:end]:
-            for parameter in getattr(layer, "parameters", list)():
-                if stage_of.setdefault(id(parameter), stage) != stage:
-                    raise ConfigError(
-                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage {stage}; expected an "
-                        "axrt.TiedLayerSpec for each layer that shares it, or parallel.partition set so that they are in one stage"
-                    )

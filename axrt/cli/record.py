@@ -8,9 +8,10 @@ from typing import Any
 
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
-from axrt.engine import Engine, StepResult
+from axrt.engine import Engine
 from axrt.observe.metrics import RunFiles
 from axrt.observe.progress import Progress
+from axrt.results import StepResult
 
 
 class Record:

@@ -8,7 +8,7 @@ from axrt.scheduler.simulator import Span, Timeline
 from axrt.scheduler.task import ONCE_A_STEP, Kind
 
 _ROW, _STRIP, _GAP, _LEFT, _TOP, _WIDTH = 22, 12, 8, 64, 44, 1400
-_NARROW = 11  # a box with less has no room for its number
+_NARROW, _THIN = 11, 4  # a box with less has no room for its number; for an edge
 _CLASS = {Kind.FORWARD: "f", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
 _NAMES = (
     ("f", "forward"),
@@ -20,9 +20,9 @@ _NAMES = (
 _STYLE = """
 text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}.t{font-size:13px;font-weight:bold}
 .f{fill:#3b6fb6}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
-rect.f,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}.d{opacity:.72}
+rect.f,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}.r{fill:#24272d}
-rect.f,rect.b,rect.i,rect.w{stroke:#16181c}.h{fill:#777}}
+rect.f,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
 
@@ -65,7 +65,7 @@ def _legend(line: Timeline) -> Iterable[str]:
 
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
-    kind = _CLASS[span.task.kind] + (" d" if deeper else "")
+    kind = _CLASS[span.task.kind] + (" d" if deeper else "") + (" s" if width < _THIN else "")
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
     if width < _NARROW:

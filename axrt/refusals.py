@@ -1,0 +1,70 @@
+"""What is easily mistaken in using axrt, refused or warned of before it does harm."""
+
+import multiprocessing
+import warnings
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.model.module import PipelineModule
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import NAMES, SPLITTING, Policy, placement_for
+
+
+def refuse_in_a_worker() -> None:
+    """A worker process that imports the script is no rank, and must not become one."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python itself asks before it starts a process
+        raise ConfigError(
+            "initialize was called while a worker process, of a DataLoader say, imports this script, which it does from the beginning; "
+            'put everything but definitions under `if __name__ == "__main__":`'
+        )
+
+
+def check_use(model: Any, optimizer: Any) -> None:
+    """What `initialize` takes; `ConfigError` says what it got instead."""
+    if not isinstance(model, PipelineModule):
+        raise ConfigError(f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)")
+    if optimizer is not None and not callable(optimizer):
+        raise ConfigError(
+            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one, "
+            f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
+        )
+
+
+def placed(policy: Policy, config: Config, ranks: int) -> Placement:
+    """Where the stages are; `ConfigError` where policy, placement and sizes do not go together."""
+    if policy.splits:
+        raise ConfigError(
+            f"schedule.policy = {policy.name!r} splits backwards, which the runtime does not do yet; expected one of "
+            f"{', '.join(name for name in NAMES if name not in SPLITTING)}. axrt simulate shows what it would do"
+        )
+    try:
+        return placement_for(policy, ranks, config.schedule.microbatches, config.schedule.placement, config.schedule.chunks)
+    except ValueError as error:
+        raise ConfigError(f"[schedule] {error}") from None
+
+
+def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
+    """Say so where a replica has read the same first microbatch as another."""
+    twins = [replica for replica, digest in digests.items() if replica != new and digest == digests[new]]
+    if twins:
+        warnings.warn(
+            f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first microbatch; expected each to read its own "
+            "part of the data: give train_batch what engine.data_rank of engine.data_size should see",
+            stacklevel=2,
+        )
+
+
+def refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
+    """Modules given as they are may share parameters within a stage; between stages each rank would train its own copy."""
+    stage_of: dict[int, int] = {}
+    for stage, (first, end) in enumerate(pairwise(cuts)):
+        for layer in model.layers[first:end]:
+            for parameter in getattr(layer, "parameters", list)():
+                if stage_of.setdefault(id(parameter), stage) != stage:
+                    raise ConfigError(
+                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage {stage}; expected an "
+                        "axrt.TiedLayerSpec for each layer that shares it, or parallel.partition set so that they are in one stage"
+                    )
