@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axrt.scheduler.placement import Linear
+from axrt.scheduler.plan import zb_v_plan
 from axrt.scheduler.policies import NAMES, Nested, named, placement_for
 from axrt.scheduler.simulator import END, INPUT, ROOM, Costs, Timeline, simulate
 from axrt.scheduler.task import Kind
@@ -172,6 +173,26 @@ def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
 def test_an_evaluation_takes_its_forwards_and_the_way_through() -> None:
     line = simulate(Linear(4), Nested(), 9, Costs(input=0, weight=0), evaluate=True)
     assert line.makespan == 9 + 4 - 1
+
+
+@pytest.mark.parametrize("cap", [0, 12])
+def test_adaptive_runs_no_further_ahead_of_the_plan_than_it_says(cap: int) -> None:
+    ranks, m, steps = 4, 8, 3
+    line = ran("adaptive", ranks, m, steps, cap=cap, jitter=0.5, seed=1)
+    furthest, ahead = 0, 0
+    for rank in range(ranks):
+        plan = zb_v_plan(ranks, rank, m)
+        left = set(range(plan.length * steps))
+        for span in sorted(line.spans, key=lambda span: span.start):
+            if span.rank == rank and span.task.kind in (Kind.FORWARD, Kind.INPUT):
+                place, due = plan.place(span.task, m), min(left)
+                left.remove(place)
+                if span.task.kind is Kind.INPUT:
+                    furthest = max(furthest, place - due)
+                elif place != due:
+                    ahead += 1
+    assert furthest == 2
+    assert (ahead > 0) == (cap > 2 * ranks)
 
 
 def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> None:
