@@ -23,6 +23,23 @@ def _key(task: Task, view: View) -> tuple[int, ...]:
     return (0, zb_v_plan(view.ranks, view.rank, view.microbatches).place(task, view.microbatches))
 
 
+def _admits(task: Task, view: View, cap: int, inputs_ahead: int) -> bool:
+    """What is due, within the cap; ahead of it an input gradient by so many places, and so many forwards as the cap exceeds 2p."""
+    if task.kind is Kind.WEIGHT:
+        return True
+    plan = zb_v_plan(view.ranks, view.rank, view.microbatches)
+    due, place = _due(plan, view), plan.place(task, view.microbatches)
+    if task.kind is Kind.INPUT:
+        return place - due <= inputs_ahead
+    return view.held < cap and (place == due or _forwards_ahead(plan, due, view) < cap - 2 * view.ranks)
+
+
+def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
+    """How many have started ahead of the plan."""
+    stages, m = view.placement.stages_of(view.rank), view.microbatches
+    return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage, m) for stage in stages)
+
+
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleV:
     """The critical order of zb-v, strictly; weight gradients fill, and make room where a forward lacks it.
@@ -39,11 +56,7 @@ class ZeroBubbleV:
         return _key(task, view)
 
     def admits(self, task: Task, view: View) -> bool:
-        if task.kind is Kind.WEIGHT:
-            return True
-        plan = zb_v_plan(view.ranks, view.rank, view.microbatches)
-        is_due = plan.place(task, view.microbatches) == _due(plan, view)
-        return is_due and (task.kind is Kind.INPUT or view.held < 2 * view.ranks)
+        return _admits(task, view, cap=2 * view.ranks, inputs_ahead=0)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(2 * placement.ranks, 2 * placement.ranks)
@@ -67,21 +80,10 @@ class Adaptive:
         return _key(task, view)
 
     def admits(self, task: Task, view: View) -> bool:
-        if task.kind is Kind.WEIGHT:
-            return True
-        plan, cap = zb_v_plan(view.ranks, view.rank, view.microbatches), self._cap(view.ranks)
-        due, place = _due(plan, view), plan.place(task, view.microbatches)
-        if task.kind is Kind.INPUT:
-            return place - due <= 2
-        return view.held < cap and (place == due or self._ahead(plan, due, view) < cap - 2 * view.ranks)
+        return _admits(task, view, cap=self._cap(view.ranks), inputs_ahead=2)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
 
     def _cap(self, ranks: int) -> int:
         return max(self.cap, 2 * ranks)
-
-    def _ahead(self, plan: Plan, due: int, view: View) -> int:
-        """Forwards that have started ahead of the plan."""
-        stages, m = view.placement.stages_of(view.rank), view.microbatches
-        return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage, m) for stage in stages)

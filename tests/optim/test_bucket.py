@@ -48,6 +48,7 @@ def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
 def test_holders_add_up_their_shards_in_order() -> None:
     one, other = bucket_of(with_gradient(1, 2, 3), with_gradient(4)), bucket_of(with_gradient(10, 20, 30), with_gradient(40))
     parts = [one.parts(), other.parts()]
+    assert all(parameter.grad is None for bucket in (one, other) for _, parameter in bucket.named), "a part is given away"
     assert [[shard.tolist() for shard, _ in of] for of in parts] == [[[1, 2], [3, 4]], [[10, 20], [30, 40]]]
     sums = [bucket.add_up([of[shard] for of in parts]) for shard, bucket in enumerate((one, other))]
     one.take_sums(sums)
