@@ -3,7 +3,7 @@
 from axrt.config import Config
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, LaunchError, NonFiniteLossError, PeerLeftError
-from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, seed_of
+from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
 from axrt.results import EvalResult, StepResult
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "PipelineModule",
     "StepResult",
     "TiedLayerSpec",
+    "defer_weight_gradient",
     "initialize",
     "seed_of",
 ]

@@ -90,7 +90,7 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._generator = BorrowedGenerator(config.run.seed, self.device)
-        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule)
+        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         watching = (*observers, WaitDiagnosis(rank))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)

@@ -33,6 +33,10 @@ class Hands(Protocol):
         """Do it, on the current device and stream; its inputs are there. What it made is for later tasks of this device."""
         ...
 
+    def follows(self, task: Task) -> bool:
+        """The task is a piece of a weight gradient, and another one of the same comes after it."""
+        ...
+
     def settle(self, task: Task) -> Payloads:
         """The task has finished on the device: what it made may be looked at and leave, and is given away."""
         ...
@@ -142,6 +146,8 @@ class TrainingHands:
         self._run: dict[Kind, Callable[[Task], Payloads]] = {
             Kind.FORWARD: self._forward,
             Kind.BACKWARD: self._backward,
+            Kind.INPUT: self._input,
+            Kind.WEIGHT: self._weight,
             Kind.REDUCE: self._reduce,
             Kind.NORM: self._norm,
             Kind.VOTE: self._vote,
@@ -160,6 +166,9 @@ class TrainingHands:
     def run(self, task: Task) -> Payloads:
         made = self._made[task] = self._run[task.kind](task)
         return made
+
+    def follows(self, task: Task) -> bool:
+        return task.kind is Kind.WEIGHT and self._stages[task.stage].weight_pieces(task.microbatch) > 1
 
     def settle(self, task: Task) -> Payloads:
         made = self._made.pop(task)
@@ -187,14 +196,27 @@ class TrainingHands:
     def _backward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
         gradients = self._stages[stage].backward(number, self._mail.take(Meaning.GRADIENT, stage, number, self._replica))
-        if (number + 1) % self._microbatches:
-            return lambda message: gradients
-        parts = self._parts(stage, number // self._microbatches)
+        parts = self._parts(stage, number)
         return lambda message: parts[message] if message.meaning is Meaning.PART else gradients
 
-    def _parts(self, stage: int, step: int) -> dict[Message, Any]:
-        """The parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
+    def _input(self, task: Task) -> Payloads:
+        _, stage, number, _ = task
+        gradients = self._stages[stage].input_gradient(number, self._mail.take(Meaning.GRADIENT, stage, number, self._replica))
+        return lambda message: gradients
+
+    def _weight(self, task: Task) -> Payloads:
+        _, stage, number, _ = task
+        last = not self.follows(task)
+        self._stages[stage].weight_gradient(number)
+        parts = self._parts(stage, number) if last else {}
+        return parts.__getitem__
+
+    def _parts(self, stage: int, number: int) -> dict[Message, Any]:
+        """After a step's last backward the parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
+        step, microbatch = divmod(number, self._microbatches)
         parts: dict[Message, Any] = {}
+        if microbatch < self._microbatches - 1:
+            return parts
         for bucket in self._buckets[stage]:
             if bucket.shared:
                 parts.update(zip(to_holders(Meaning.PART, bucket.holders, bucket.me, step), bucket.parts(), strict=True))
@@ -285,6 +307,9 @@ class EvaluationHands:
     def losses(self) -> Losses:
         """Of the microbatches in order, on the rank that holds the last stage."""
         return _losses(self._losses)
+
+    def follows(self, task: Task) -> bool:
+        return False
 
     def run(self, task: Task) -> Payloads:
         made = self._made[task] = self._forward(task) if task.kind is Kind.FORWARD else lambda message: None

@@ -67,6 +67,7 @@ def hold(
     generator: BorrowedGenerator,
     factory: OptimizerFactory,
     schedule: Schedule,
+    splits: bool,
 ) -> Holding:
     """Build what this rank holds.
 
@@ -79,6 +80,7 @@ def hold(
         generator: of the device that this rank computes on.
         factory: makes the optimizer of a bucket.
         schedule: the factor on the learning rate.
+        splits: backwards are split into input gradients and weight gradients.
     """
     stages, buckets = {}, {}
     for stage in placement.stages_of(mesh.pipe_rank):
@@ -92,6 +94,7 @@ def hold(
             mesh.data_rank,
             mesh.data,
             _TYPES[config.precision.compute],
+            splits,
         )
         named = stages[stage].named_parameters()
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}

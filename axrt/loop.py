@@ -187,7 +187,7 @@ class Loop:
     def _start(self, session: Session) -> bool:
         started = False
         while self._compute.idle and (task := session.state.pick()):
-            here = session.state.start(task)
+            here = session.state.start(task, more=session.hands.follows(task))
             self.task = task
             for observer in self._observers:
                 observer.started(task)

@@ -10,7 +10,7 @@ from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.model.module import PipelineModule
 from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import NAMES, SPLITTING, Policy, placement_for
+from axrt.scheduler.policies import Policy, placement_for
 
 
 def refuse_in_a_worker() -> None:
@@ -35,11 +35,6 @@ def check_use(model: Any, optimizer: Any) -> None:
 
 def placed(policy: Policy, config: Config, ranks: int) -> Placement:
     """Where the stages are; `ConfigError` where policy, placement and sizes do not go together."""
-    if policy.splits:
-        raise ConfigError(
-            f"schedule.policy = {policy.name!r} splits backwards, which the runtime does not do yet; expected one of "
-            f"{', '.join(name for name in NAMES if name not in SPLITTING)}. axrt simulate shows what it would do"
-        )
     try:
         return placement_for(policy, ranks, config.schedule.microbatches, config.schedule.placement, config.schedule.chunks)
     except ValueError as error:

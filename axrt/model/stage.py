@@ -1,4 +1,5 @@
-"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in.
+"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in. A backward runs whole, or the
+weight gradients of those layers that can defer them come later, piece by piece (see `deferral.py`).
 
 Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the tensors that arrived and
 whose backward catches their gradients. Leaves with `.grad` would do, but torch lays a leaf's gradient out like the leaf, while
@@ -22,6 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from axrt.errors import NonFiniteLossError
 from axrt.payload import flatten, unflatten
 
+from .deferral import Deferral, with_deferral
 from .module import LossFunction
 from .seeds import BorrowedGenerator
 
@@ -75,6 +77,7 @@ class Stage:
         replica: of the pipeline, this one.
         replicas: how many there are.
         compute: the type that layers compute in and hand on; None: as they are.
+        splits: weight gradients may be deferred.
     """
 
     def __init__(
@@ -87,8 +90,10 @@ class Stage:
         replica: int = 0,
         replicas: int = 1,
         compute: torch.dtype | None = None,
+        splits: bool = False,
     ) -> None:
-        self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(layers, first_layer)})
+        ready = map(with_deferral, layers) if splits else layers
+        self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(ready, first_layer)})
         self._first_layer = first_layer
         self._loss_fn = loss_fn
         self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
@@ -98,6 +103,7 @@ class Stage:
         self._anchor = torch.empty(0, requires_grad=True)
         self._device_type = generator.device.type
         self._parameters = [parameter for _, parameter in self.named_parameters()]
+        self._deferral = Deferral(self._parameters if splits else ())
         self._own_memory = {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -141,10 +147,28 @@ class Stage:
         if self._loss_fn is None:
             pairs = [(root, g) for root, g in zip(stashed.roots, gradients or (), strict=True) if g is not None]
         if pairs:
-            fresh = [parameter for parameter in self._parameters if parameter.grad is None]
+            fresh = self._without_gradient()
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
             _keep_apart(fresh, stashed.inflow.gradients)
         return stashed.inflow.gradients
+
+    def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
+        """The backward without those weight gradients that can wait; what does not defer does all of its work here."""
+        fresh = self._without_gradient()
+        with self._deferral.collecting(number):
+            caught = self.backward(number, gradients)
+        for parameter in fresh if self.weight_pieces(number) else ():
+            if parameter.grad is not None:  # perhaps a view of a gradient that a deferred product has yet to read
+                parameter.grad = parameter.grad.clone()
+        return caught
+
+    def weight_pieces(self, number: int) -> int:
+        """How many weight gradients of microbatch `number` wait."""
+        return self._deferral.pieces(number)
+
+    def weight_gradient(self, number: int) -> None:
+        """Compute the next of them, if there is one, and add it to its parameter's `.grad`."""
+        self._deferral.run_piece(number)
 
     @torch.no_grad()
     def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
@@ -159,8 +183,12 @@ class Stage:
     def drop(self) -> None:
         """Forget every microbatch under way and what it has added to gradients."""
         self._stash.clear()
+        self._deferral.drop()
         for parameter in self._parameters:
             parameter.grad = None
+
+    def _without_gradient(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self._parameters if parameter.grad is None]
 
     def _run_layers(self, number: int, value: Any) -> Any:
         step, microbatch = divmod(number, self._microbatches)

@@ -10,7 +10,7 @@ from .planned import Adaptive, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["NAMES", "SPLITTING", "Bounds", "Nested", "Policy", "View", "named", "placement_for"]
+__all__ = ["NAMES", "Bounds", "Nested", "Policy", "View", "named", "placement_for"]
 
 _PLAIN = (
     OneForwardOneBackward(),
@@ -24,7 +24,6 @@ _PLAIN = (
 )
 _CAPPED = (Adaptive, AxoNN)
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
-SPLITTING = tuple(sorted([policy.name for policy in _PLAIN if policy.splits] + [Adaptive.name]))
 
 
 def named(name: str, in_flight: int = 0) -> Policy:

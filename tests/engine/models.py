@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from axrt import LayerSpec, PipelineModule
+from axrt import Config, LayerSpec, PipelineModule
+from axrt.models.gpt import gpt
 
 
 class Block(nn.Module):
@@ -24,7 +25,7 @@ class Block(nn.Module):
         return value + hidden
 
 
-def perceptron(layers: int = 6, width: int = 16, classes: int = 5) -> PipelineModule:
+def perceptron(layers: int = 8, width: int = 16, classes: int = 5) -> PipelineModule:
     """Dropout in every layer: right seeds or wrong bits."""
     body = [LayerSpec(Block, width) for _ in range(layers - 1)]
     return PipelineModule([*body, LayerSpec(nn.Linear, width, classes)], functional.cross_entropy)
@@ -84,3 +85,8 @@ def motley(width: int = 12, classes: int = 4) -> PipelineModule:
         ],
         functional.cross_entropy,
     )
+
+
+def small_gpt() -> PipelineModule:
+    """The model of the command line, with dropout, and a layer for each of eight stages."""
+    return gpt(Config.read({"model": {"vocab": 256, "width": 16, "heads": 2, "layers": 6, "context": 8, "dropout": 0.1}}))

@@ -14,7 +14,6 @@ from axrt.optim.bucket import OptimizerFactory, Schedule, constant
 from axrt.transport import Transport
 
 SEED = 7
-RUNNING = ("1f1b", "axonn", "eager-1f1b", "gpipe")  # with one stage a rank
 Item = tuple[Any, Any]
 
 
@@ -142,5 +141,15 @@ def random_batches(shape: tuple[int, ...], classes: int, microbatches: int) -> C
         return [
             (torch.randn(shape, generator=generator), torch.randint(classes, shape[:1], generator=generator)) for _ in range(microbatches)
         ]
+
+    return of_step
+
+
+def token_batches(vocab: int, context: int, microbatches: int) -> Callable[[int], list[Item]]:
+    """Microbatches of two sequences of random tokens and those that follow them, the same for the same step."""
+
+    def of_step(step: int) -> list[Item]:
+        tokens = torch.randint(vocab, (microbatches, 2, context + 1), generator=torch.Generator().manual_seed(step))
+        return [(row[:, :-1], row[:, 1:]) for row in tokens]
 
     return of_step

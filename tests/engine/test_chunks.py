@@ -42,11 +42,12 @@ def test_looped_policies_have_the_bits_of_plain_torch(reference: Outcome, ranks:
     assert on_ranks(ranks, policy, chunks, seed) == reference
 
 
+@pytest.mark.parametrize("policy", ["interleaved-1f1b", "zb-v", "adaptive"])
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_clipping_buckets_and_empty_stages_change_no_bit(clip: float) -> None:
+def test_clipping_buckets_and_empty_stages_change_no_bit(clip: float, policy: str) -> None:
     reference = train_in_plain_torch(deep(), BATCHES, STEPS, clip=clip)
     sections: dict[str, Any] = {"optimizer": {"clip": clip}, "memory": {"bucket_mb": 0.001}, "parallel": {"partition": [0, 5, 5, 9, 12]}}
-    assert on_ranks(2, "interleaved-1f1b", 2, **sections) == reference
+    assert on_ranks(2, policy, 2, **sections) == reference
 
 
 def test_structured_activations_pass_between_stages_of_one_rank() -> None:
@@ -54,19 +55,23 @@ def test_structured_activations_pass_between_stages_of_one_rank() -> None:
     reference = train_in_plain_torch(motley(), batches, STEPS)
     for ranks, chunks in ((1, 2), (1, 8), (2, 3)):
         assert on_ranks(ranks, "breadth-first", chunks, model=motley, batches=batches) == reference
+    for ranks in (1, 2, 4):
+        assert on_ranks(ranks, "adaptive", 0, model=motley, batches=batches) == reference
 
 
 def test_replicas_and_tied_weights_depend_on_their_number_alone() -> None:
     batches = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
     expected = on_ranks(1, "gpipe", 0, batches=batches, parallel={"data": 2})
     assert on_ranks(2, "breadth-first", 3, batches=batches, parallel={"data": 2}) == expected
+    assert on_ranks(2, "adaptive", 0, batches=batches, parallel={"data": 2}) == expected
     tokens = token_batches(MICROBATCHES // 4)
     alone = on_ranks(1, "1f1b", 0, model=three_times, batches=tokens)
     assert on_ranks(2, "interleaved-1f1b", 2, model=three_times, batches=tokens) == alone
     assert on_ranks(1, "breadth-first", 5, model=three_times, batches=tokens) == alone
+    assert on_ranks(2, "zb-v", 0, model=three_times, batches=tokens) == alone
 
 
-@pytest.mark.parametrize("policy", ["breadth-first", "interleaved-1f1b"])
+@pytest.mark.parametrize("policy", ["breadth-first", "interleaved-1f1b", "zb-h1", "zb-v", "adaptive"])
 def test_evaluations_drops_and_checkpoints_hold(policy: str, tmp_path: Any) -> None:
     items = BATCHES(9)[:7]
     expected = plain_evaluation(deep().sequential(7), items)
@@ -91,7 +96,7 @@ def test_evaluations_drops_and_checkpoints_hold(policy: str, tmp_path: Any) -> N
 
 def test_what_does_not_go_together_is_refused() -> None:
     for schedule, text in (
-        ({"policy": "zb-v"}, "splits backwards, which the runtime does not do yet"),
+        ({"policy": "zb-v", "placement": "linear"}, "made for placement vee, not linear"),
         ({"policy": "1f1b", "placement": "looped"}, "made for placement linear, not looped"),
         ({"policy": "interleaved-1f1b", "microbatches": 5}, "takes multiples of 2 ranks; set microbatches = 6, not 5"),
     ):

@@ -17,15 +17,15 @@ from axrt.model.stage import _Inflow, _Stashed
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import NAMES, named
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import RUNNING, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 
-MICROBATCHES = 4
+MICROBATCHES = 6
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 
@@ -68,7 +68,7 @@ class Delayed(OnCpu):
         self._running.clear()
 
 
-@pytest.mark.parametrize("policy", RUNNING)
+@pytest.mark.parametrize("policy", NAMES)
 def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "compute_on", lambda device: Delayed())
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
@@ -116,7 +116,7 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
         with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=transport) as engine:
             for step in range(2):
                 for short in range(MICROBATCHES):
-                    with pytest.raises(StopIteration, match=f"ended after {short} of the 4 microbatches of step {step}"):
+                    with pytest.raises(StopIteration, match=f"ended after {short} of the {MICROBATCHES} microbatches of step {step}"):
                         engine.train_batch(iter(BATCHES(step)[:short]))
                 assert engine.step == step
                 losses.append(engine.train_batch(iter(BATCHES(step))).loss)
@@ -133,7 +133,7 @@ def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed:
         with made(transport) as engine:
             batches = iter(BATCHES(0) + BATCHES(1))
             losses += [engine.train_batch(batches).loss for _ in range(2)]
-            with pytest.raises(StopIteration, match="after 0 of the 4 microbatches of step 2"):
+            with pytest.raises(StopIteration, match=f"after 0 of the {MICROBATCHES} microbatches of step 2"):
                 engine.train_batch(batches)
             assert engine.step == 2
             losses.append(engine.eval_batch(iter(BATCHES(2))).loss)
@@ -153,7 +153,7 @@ def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("policy", RUNNING)
+@pytest.mark.parametrize("policy", NAMES)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: int, policy: str) -> None:
     items = BATCHES(99) + BATCHES(98)[:3]

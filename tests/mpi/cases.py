@@ -11,21 +11,32 @@ from torch.nn.functional import cross_entropy
 import axrt
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.policies import NAMES
 from axrt.transport import Parcel
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready
-from tests.engine.models import motley, perceptron
-from tests.engine.reference import RUNNING, Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
-from tests.engine.test_ties import batches as token_batches
+from tests.engine.models import motley, perceptron, small_gpt
+from tests.engine.reference import (
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    token_batches,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
+from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
 from tests.transport.payloads import PAYLOADS, assert_same
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-MICROBATCHES, STEPS = 5, 3
+MICROBATCHES, STEPS = 12, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+TOKEN_BATCHES = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
 _SIZES: dict[str, tuple[int, ...]] = {"bits_of_every_policy": (1, 2, 3, 4), "replicas_have_the_bits_of_a_world_in_one_process": (2, 3, 4)}
 
@@ -115,11 +126,11 @@ def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches:
 
 
 def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
-    reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    assert reference == train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    for policy in RUNNING:
-        assert trained(comm, perceptron, BATCHES, policy) == reference, policy
-        assert trained(comm, perceptron, BATCHES, policy) == reference, f"{policy}, again"
+    reference = train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
+    assert reference == train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
+    for policy in NAMES:
+        assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, policy
+        assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, f"{policy}, again"
 
 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
@@ -145,8 +156,8 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
 
 def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
     config = configured(MICROBATCHES, optimizer={"clip": 0.3})
-    here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, tied(), token_batches(2), STEPS, config))
-    assert comm.allgather(train_on_a_rank(MpiTransport(comm), tied(), token_batches(2), STEPS, config)) == here
+    here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, tied(), tied_batches(MICROBATCHES // 4), STEPS, config))
+    assert comm.allgather(train_on_a_rank(MpiTransport(comm), tied(), tied_batches(MICROBATCHES // 4), STEPS, config)) == here
 
 
 def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
