@@ -1,6 +1,6 @@
 """Due orders: which forward or input gradient of a rank is to come first, second, and so on within a step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from .task import Kind, Task
@@ -45,16 +45,19 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
 
 
 class Plan:
-    """A due order of one rank, looked up both ways.
+    """A due order of one rank, looked up both ways. Kinds that it does not name go wherever there is time.
 
     Args:
-        order: every forward and input gradient of a step, once.
+        order: the tasks of a step, each once.
+    Attributes:
+        lanes: the (stage, kind) that it orders.
+        length: how many tasks it has.
     """
 
-    def __init__(self, order: list[Task]) -> None:
+    def __init__(self, order: Sequence[Task]) -> None:
         self._places = {task: place for place, task in enumerate(order)}
-        self._stages = sorted({task.stage for task in order})
-        forwards = dict.fromkeys(self._stages, 0)
+        self.lanes = tuple(dict.fromkeys((task.stage, task.kind) for task in order))
+        forwards = dict.fromkeys([task.stage for task in order], 0)
         self._before: list[dict[int, int]] = []
         for task in order:
             self._before.append(dict(forwards))
@@ -63,9 +66,9 @@ class Plan:
         self.length = len(order)
 
     def place(self, task: Task, microbatches: int) -> int:
-        """Its place in the order of all steps."""
+        """Its place in the order of all steps; pieces of a weight gradient have one."""
         step, microbatch = divmod(task.microbatch, microbatches)
-        return step * self.length + self._places[task._replace(microbatch=microbatch)]
+        return step * self.length + self._places[Task(task.kind, task.stage, microbatch)]
 
     def forwards_before(self, place: int, stage: int, microbatches: int) -> int:
         """How many forwards of a stage stand before a place in the order of all steps."""

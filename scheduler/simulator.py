@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from .message import Meaning, Message
+from .order import Order
 from .placement import Placement
 from .policies.policy import Policy
 from .state import RankState
@@ -285,3 +286,12 @@ def simulate(
         last[span.rank] = max(last[span.rank], span.end)
     line.pauses += [Pause(rank, END, end, makespan) for rank, end in enumerate(last) if end < makespan]
     return line
+
+
+def order_of(policy: Policy, placement: Placement, microbatches: int) -> Order:
+    """The order in which a policy runs on a steady machine where forward, input gradient and weight gradient take equally long."""
+    rows: list[list[Task]] = [[] for _ in range(placement.ranks)]
+    for span in simulate(placement, policy, microbatches, Costs(pieces=1)).spans:
+        if span.task.kind not in ONCE_A_STEP:
+            rows[span.rank].append(span.task)
+    return Order(placement, microbatches, tuple(map(tuple, rows)))

@@ -6,11 +6,11 @@ from .gpipe import GPipe
 from .looped import BreadthFirst, Interleaved
 from .nested import Nested
 from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
-from .planned import Adaptive, ZeroBubbleV
+from .planned import Adaptive, Fixed, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["NAMES", "Bounds", "Nested", "Policy", "View", "named", "placement_for"]
+__all__ = ["NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
 
 _PLAIN = (
     OneForwardOneBackward(),

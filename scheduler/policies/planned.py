@@ -1,7 +1,8 @@
-"""Along a plan: one acyclic order of forwards and input gradients, in which weight gradients float."""
+"""Along a plan: one acyclic order of tasks; kinds that it does not name, weight gradients above all, go wherever there is time."""
 
 from dataclasses import dataclass
 
+from ..order import Order
 from ..placement import Placement
 from ..plan import Plan, zb_v_plan
 from ..task import Kind, Task
@@ -10,34 +11,40 @@ from .policy import Bounds, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started."""
-    heads = [
-        Task(kind, stage, view.started(kind, stage)) for stage in view.placement.stages_of(view.rank) for kind in (Kind.FORWARD, Kind.INPUT)
-    ]
-    return min(plan.place(head, view.microbatches) for head in heads)
+    return min(plan.place(Task(kind, stage, view.started(kind, stage)), view.microbatches) for stage, kind in plan.lanes)
 
 
-def _key(task: Task, view: View) -> tuple[int, ...]:
-    """What the plan names in its order; weight gradients after it, of the shallowest stage first: its next forward comes first."""
-    if task.kind is Kind.WEIGHT:
-        return (1, task.stage, task.microbatch)
-    return (0, zb_v_plan(view.ranks, view.rank, view.microbatches).place(task, view.microbatches))
+def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
+    """What the plan names in its order, then the rest, of the shallowest stage first: its next forward comes first."""
+    if (task.stage, task.kind) in plan.lanes:
+        return (0, plan.place(task, view.microbatches))
+    return (1, task.stage, task.microbatch)
 
 
-def _admits(task: Task, view: View, cap: int, inputs_ahead: int) -> bool:
-    """What is due, within the cap; ahead of it an input gradient by so many places, and so many forwards as the cap exceeds 2p."""
-    if task.kind is Kind.WEIGHT:
+def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
+    """Forwards within the cap; what is due; ahead of it, unless slack is None, backwards, and forwards while fewer than slack are ahead.
+
+    Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
+    """
+    if (task.stage, task.kind) not in plan.lanes:
         return True
-    plan = zb_v_plan(view.ranks, view.rank, view.microbatches)
-    due, place = _due(plan, view), plan.place(task, view.microbatches)
-    if task.kind is Kind.INPUT:
-        return place - due <= inputs_ahead
-    return view.held < cap and (place == due or _forwards_ahead(plan, due, view) < cap - 2 * view.ranks)
+    is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
+    if is_forward and view.held >= cap:
+        return False
+    if plan.place(task, view.microbatches) == due:
+        return True
+    a_weight_gradient_waits = view.held > view.in_flight
+    return slack is not None and not a_weight_gradient_waits and (not is_forward or _forwards_ahead(plan, due, view) < slack)
 
 
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
     """How many have started ahead of the plan."""
     stages, m = view.placement.stages_of(view.rank), view.microbatches
     return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage, m) for stage in stages)
+
+
+def _zb_v(view: View) -> Plan:
+    return zb_v_plan(view.ranks, view.rank, view.microbatches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +60,10 @@ class ZeroBubbleV:
     placements = ("vee",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return _key(task, view)
+        return _key(_zb_v(view), task, view)
 
     def admits(self, task: Task, view: View) -> bool:
-        return _admits(task, view, cap=2 * view.ranks, inputs_ahead=0)
+        return _admits(_zb_v(view), task, view, cap=2 * view.ranks)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(2 * placement.ranks, 2 * placement.ranks)
@@ -64,9 +71,9 @@ class ZeroBubbleV:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive:
-    """The order of zb-v as a plan with slack: what is due first, else what is next in the plan and not too far ahead of it.
+    """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
 
-    An input gradient may run two places ahead, a forward while fewer than cap - 2p are ahead and there is room; weight gradients float.
+    A forward runs ahead while fewer than cap - 2p have, and there is room.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """
@@ -77,13 +84,55 @@ class Adaptive:
     placements = ("vee",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return _key(task, view)
+        return _key(_zb_v(view), task, view)
 
     def admits(self, task: Task, view: View) -> bool:
-        return _admits(task, view, cap=self._cap(view.ranks), inputs_ahead=2)
+        cap = self._cap(view.ranks)
+        return _admits(_zb_v(view), task, view, cap, slack=cap - 2 * view.ranks)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
 
     def _cap(self, ranks: int) -> int:
         return max(self.cap, 2 * ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A given order: strictly, or as a plan with the slack that a cap leaves.
+
+    Bound: what the order itself holds, or the cap where that is more.
+    Source: whoever gave the order.
+
+    Args:
+        order: of all ranks.
+        cap: chunks held on a rank; 0: what the order needs.
+        strict: nothing that the order names runs ahead of what is due.
+    """
+
+    order: Order
+    cap: int = 0
+    strict: bool = True
+    name = "fixed"
+
+    @property
+    def splits(self) -> bool:
+        return self.order.splits
+
+    @property
+    def placements(self) -> tuple[str, ...]:
+        return (self.order.placement.name,)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(self.order.plans[view.rank], task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        cap = self._cap(view.rank)
+        slack = None if self.strict else cap - self.order.needs[view.rank]
+        return _admits(self.order.plans[view.rank], task, view, cap, slack)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(self._cap(rank), self._cap(rank))
+
+    def _cap(self, rank: int) -> int:
+        return max(self.cap, self.order.needs[rank])

@@ -1,0 +1,136 @@
+"""An order: which task of a step each rank runs first, second, and so on; read from a file, or taken from a policy.
+
+As text it is a table of comma-separated values, one line a rank, in the notation of tasks, microbatches numbered within the step:
+
+    F0.0,F0.1,B0.0,B0.1
+    F1.0,B1.0,F1.1,B1.1
+
+Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from .placement import PLACEMENTS, Placement, placed
+from .plan import Plan
+from .task import ONCE_A_STEP, Kind, Task
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checked order.
+
+    Args:
+        placement: of its stages.
+        microbatches: per step.
+        rows: of each rank, its tasks.
+    """
+
+    placement: Placement
+    microbatches: int
+    rows: tuple[tuple[Task, ...], ...]
+
+    @cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        return tuple(map(Plan, self.rows))
+
+    @property
+    def splits(self) -> bool:
+        """Backwards are input gradients and weight gradients."""
+        return any(task.kind is Kind.INPUT for row in self.rows for task in row)
+
+    @property
+    def frees(self) -> frozenset[Kind]:
+        """What makes room in it for another forward."""
+        listed = {task.kind for row in self.rows for task in row}
+        return frozenset({Kind.WEIGHT} & listed or {Kind.INPUT, Kind.BACKWARD})
+
+    @cached_property
+    def needs(self) -> tuple[int, ...]:
+        """The most that each rank must hold so that none gets stuck: in flight where weight gradients go anywhere, else held."""
+        return tuple(_most_held(row, self.frees) for row in self.rows)
+
+    def without_weights(self) -> "Order":
+        """The same with weight gradients that go wherever there is time."""
+        rows = tuple(tuple(task for task in row if task.kind is not Kind.WEIGHT) for row in self.rows)
+        return Order(self.placement, self.microbatches, rows)
+
+    def __str__(self) -> str:
+        return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
+
+    @classmethod
+    def parse(cls, text: str, placement: str = "", chunks: int = 0) -> "Order":
+        """Read and check an order.
+
+        Args:
+            text: as in the head of this file.
+            placement, chunks: where the stages are; "", 0: as the first of all placements in which every rank holds its own tasks.
+        Raises:
+            ValueError: the text is no order; it names the line and what was expected there.
+        """
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+        lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        if not lines:
+            raise ValueError("the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0")
+        rows = [tuple(_tasks(number, line)) for number, line in lines]
+        where = _placement(rows, placement, chunks)
+        microbatches = 1 + max(task.microbatch for row in rows for task in row)
+        for (number, _), rank in zip(lines, range(len(rows)), strict=True):
+            _check(number, rows[rank], where.stages_of(rank), microbatches)
+        splits = {task.kind is Kind.INPUT for row in rows for task in row if task.kind in (Kind.INPUT, Kind.BACKWARD)}
+        if len(splits) > 1:
+            raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
+        return cls(where, microbatches, tuple(rows))
+
+
+def _tasks(number: int, line: str) -> Iterator[Task]:
+    for word in line.split(","):
+        try:
+            task = Task.parse(word.strip())
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if task.kind in ONCE_A_STEP or task.part:
+            raise ValueError(f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)")
+        yield task
+
+
+def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placement:
+    """One in which every rank holds the stages that its line names."""
+    stages = [tuple(sorted({task.stage for task in row})) for row in rows]
+    tried = [placed(name, len(rows), chunks)] if name else [placed(one, len(rows), _chunks(one, stages)) for one in PLACEMENTS]
+    for one in tried:
+        if [one.stages_of(rank) for rank in range(len(rows))] == stages:
+            return one
+    fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
+    raise ValueError(f"{len(rows)} lines with stages {[list(of) for of in stages]} fit not {fits}; expected a line for each rank")
+
+
+def _chunks(placement: str, stages: list[tuple[int, ...]]) -> int:
+    return len(stages[0]) if placement == "looped" else 0
+
+
+def _check(number: int, row: tuple[Task, ...], stages: tuple[int, ...], microbatches: int) -> None:
+    """Each kind on each stage has every microbatch once and in order, a backward after its forward."""
+    done: dict[tuple[Kind, int], int] = {}
+    for task in row:
+        kind, stage, microbatch, _ = task
+        due = done.get((kind, stage), 0)
+        if microbatch != due:
+            raise ValueError(f"line {number}: {task}; expected {Task(kind, stage, due)}: microbatches run in order")
+        before = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}.get(kind)
+        if before is not None and done.get((before, stage), 0) <= microbatch:
+            raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
+        done[kind, stage] = due + 1
+    split = any(task.kind is Kind.INPUT for task in row)
+    for stage in stages:
+        for kind in (Kind.FORWARD, Kind.INPUT if split else Kind.BACKWARD, *([Kind.WEIGHT] * any(k is Kind.WEIGHT for k, _ in done))):
+            if done.get((kind, stage), 0) != microbatches:
+                raise ValueError(
+                    f"line {number} ends without {Task(kind, stage, done.get((kind, stage), 0))}; there are {microbatches} microbatches"
+                )
+
+
+def _most_held(row: tuple[Task, ...], frees: frozenset[Kind]) -> int:
+    return max(accumulate((task.kind is Kind.FORWARD) - (task.kind in frees) for task in row))

@@ -1,0 +1,126 @@
+"""Orders that are given: read, refused, and followed."""
+
+from textwrap import dedent
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axrt.scheduler.order import Order
+from axrt.scheduler.placement import Looped, Vee
+from axrt.scheduler.policies import NAMES, Fixed, named, placement_for
+from axrt.scheduler.simulator import Costs, order_of, simulate
+from axrt.scheduler.task import ONCE_A_STEP, Kind, Task
+
+from .pipelines import Pipeline, run_in_random_order
+from .test_policies import fitting
+
+
+def order(text: str, placement: str = "") -> Order:
+    return Order.parse(dedent(text), placement)
+
+
+def ran(policy: Fixed, microbatches: int, **costs: float) -> list[list[str]]:
+    """What each rank ran in one step, weight gradients by their last pieces."""
+    line = simulate(policy.order.placement, policy, microbatches, Costs(pieces=1, **costs))  # type: ignore[arg-type]
+    ranks = range(policy.order.placement.ranks)
+    return [[str(span.task) for span in line.spans if span.rank == rank and span.task.kind not in ONCE_A_STEP] for rank in ranks]
+
+
+def test_what_runs_is_what_was_written() -> None:
+    text = """
+        # as few in flight as may be
+        F0.0,B0.0,F0.1,B0.1
+        F1.0, B1.0, F1.1, B1.1
+    """
+    policy = Fixed(order(text))
+    assert ran(policy, 2) == [["F0.0", "B0.0", "F0.1", "B0.1"], ["F1.0", "B1.0", "F1.1", "B1.1"]]
+    assert (policy.splits, policy.placements, policy.order.needs) == (False, ("linear",), (1, 1))
+
+
+def test_weight_gradients_that_are_left_out_go_where_there_is_time() -> None:
+    policy = Fixed(order("F0.0,F0.1,I0.0,I0.1\nF1.0,I1.0,F1.1,I1.1"))
+    assert policy.splits
+    assert sorted(ran(policy, 2)[0]) == ["F0.0", "F0.1", "I0.0", "I0.1", "W0.0", "W0.1"]
+    late = Fixed(order("F0.0,F0.1,I0.0,I0.1,W0.0,W0.1\nF1.0,I1.0,F1.1,I1.1,W1.0,W1.1"))
+    assert ran(late, 2) == [
+        ["F0.0", "F0.1", "I0.0", "I0.1", "W0.0", "W0.1"],
+        ["F1.0", "I1.0", "F1.1", "I1.1", "W1.0", "W1.1"],
+    ]
+
+
+def test_the_placement_is_that_in_which_every_rank_holds_its_tasks() -> None:
+    assert order("F0.0,F3.0,B3.0,B0.0\nF1.0,F2.0,B2.0,B1.0").placement == Vee(2)
+    assert order("F0.0,F2.0,B2.0,B0.0\nF1.0,F3.0,B3.0,B1.0").placement == Looped(2, 2)
+    with pytest.raises(ValueError, match="fit not placement vee"):
+        order("F0.0,F2.0,B2.0,B0.0\nF1.0,F3.0,B3.0,B1.0", "vee")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# nothing", "the order is empty"),
+        ("F0.0,B0.0\nF1.0,X1.0", "line 2: 'X1.0' is not a task"),
+        ("F0.0,step0.0", "line 1: step0.0; expected forwards"),
+        ("F0.0,F0.1,B0.1,B0.0", "line 1: B0.1; expected B0.0: microbatches run in order"),
+        ("B0.0,F0.0", "line 1: B0.0 stands before F0.0; expected it after"),
+        ("F0.0,W0.0,I0.0", "line 1: W0.0 stands before I0.0"),
+        ("F0.0,F0.1,B0.0,B0.1\nF1.0,B1.0", "line 2 ends without F1.1; there are 2 microbatches"),
+        ("F0.0,I0.0,F0.1,I0.1,W0.0", "line 1 ends without W0.1"),
+        ("F0.0,F0.1", "line 1 ends without B0.0"),
+        ("F0.0,B0.0\nF1.0,I1.0", "some backwards are whole"),
+        ("F0.0,B0.0\nF2.0,B2.0", "fit not any placement"),
+    ],
+)
+def test_what_is_no_order_is_refused_with_its_line(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        order(text)
+
+
+def test_an_order_that_sticks_is_found_by_simulating_it() -> None:
+    """Rank 0 wants the gradient of what it will only send afterwards."""
+    policy = Fixed(order("F0.0,B0.0,F0.1,B0.1\nF1.0,F1.1,B1.0,B1.1"))
+    with pytest.raises(RuntimeError, match="the schedule is stuck: .*B0.0 lacks gradient from rank 1"):
+        ran(policy, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_a_policy_is_as_good_as_the_policy(name: str) -> None:
+    """And so every published row is met by a file."""
+    rule, m = named(name), 8
+    placement = placement_for(rule, 4, m)
+    given = order_of(rule, placement, m)
+    assert Order.parse(str(given), placement.name, placement.chunks) == given
+    fixed, free = (simulate(placement, policy, m, Costs(pieces=1)) for policy in (Fixed(given), rule))
+    assert (fixed.makespan, fixed.span, fixed.in_flight, fixed.held) == (free.makespan, free.span, free.in_flight, free.held)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers()
+)
+def test_an_order_as_a_plan_ends_under_any_order_of_events_and_keeps_its_cap(
+    name: str, ranks: int, microbatches: int, chunks: int, steps: int, room: int, seed: int
+) -> None:
+    rule = named(name)
+    placement, microbatches = fitting(rule, ranks, microbatches, chunks)
+    plan = order_of(rule, placement, microbatches)
+    for policy in (Fixed(plan), Fixed(plan.without_weights(), max(plan.needs) + room, strict=False), Fixed(plan.without_weights())):
+        pipeline = Pipeline(policy, ranks, microbatches, steps=steps, placement=placement)
+        run_in_random_order(pipeline, seed)
+        assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
+        for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
+            assert stash.held <= policy.bounds(placement, state.rank, microbatches).held
+
+
+def test_running_ahead_of_an_order_pays_where_things_vary() -> None:
+    rule = named("zb-h2")
+    placement = placement_for(rule, 4, 16)
+    plan = order_of(rule, placement, 16).without_weights()
+    costs = Costs(jitter=0.5, seed=3)
+    strict, free = (simulate(placement, Fixed(plan, 12, strict), 16, costs, steps=4).makespan for strict in (True, False))
+    assert free < strict
+
+
+def test_tasks_of_an_order_are_those_of_the_notation() -> None:
+    assert order("F0.0,B0.0").rows == ((Task(Kind.FORWARD, 0, 0), Task(Kind.BACKWARD, 0, 0)),)
