@@ -14,8 +14,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
-from axrt.scheduler.policies import NAMES as POLICIES
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import FIXED, NAMES, named
 
 
 def _key(default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()) -> Any:
@@ -101,18 +100,29 @@ class Parallel(_Section):
 class Schedule(_Section):
     """In which order microbatches run, and how many there are."""
 
-    policy: str = _key("1f1b", "what runs first, and what may start", choices=POLICIES)
+    policy: str = _key("1f1b", "what runs first, and what may start", choices=(*NAMES, FIXED))
     placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
     chunks: int = _key(0, "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped", least=0)
     microbatches: int = _key(8, "per step and replica", least=1)
     microbatch_size: int = _key(1, "samples in a microbatch; in code only what engine.samples counts by", least=1)
     global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
-    in_flight: int = _key(0, "cap on what is under way on a rank, for policies axonn and adaptive; 0 = the policy's own", least=0)
+    in_flight: int = _key(
+        0,
+        "cap on the microbatches (of a stage each) that a rank holds, for policies axonn, adaptive and fixed; 0 = the policy's own",
+        least=0,
+    )
+    order: str = _key("", "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan")
 
     def __post_init__(self) -> None:
         _Section.__post_init__(self)
+        if bool(self.order) != (self.policy == FIXED):
+            raise ConfigError(
+                f"schedule.policy = {self.policy!r} and schedule.order = {self.order!r}; expected an order with policy {FIXED!r} "
+                "and with no other"
+            )
         try:
-            named(self.policy, self.in_flight)
+            if self.policy != FIXED:
+                named(self.policy, self.in_flight)
         except ValueError as error:
             raise ConfigError(f"schedule.in_flight: {error}") from None
 
@@ -161,6 +171,7 @@ class Run(_Section):
     eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
     out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
     log_every: int = _key(10, "steps between lines of metrics", least=1)
+    trace_steps: int = _key(0, "steps whose timeline is written and drawn, from the second on, which is warm; 0 = none", least=0)
     progress: str = _key("auto", "what the terminal shows; auto = live on a terminal", choices=("auto", "live", "plain", "off"))
 
 

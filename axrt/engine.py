@@ -26,17 +26,19 @@ from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
+from axrt.observe.trace import Trace
 from axrt.optim.bucket import Norms, OptimizerFactory, Schedule, constant, total_norm
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
-from axrt.refusals import check_use, placed, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
+from axrt.refusals import check_use, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
 from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
+from axrt.schedule import scheduled_by
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import Nested
-from axrt.scheduler.policies import named as policy_named
 from axrt.scheduler.state import RankState
+from axrt.scheduler.timeline import Timeline
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
@@ -80,8 +82,7 @@ class Engine:
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
-        self._policy = policy_named(config.schedule.policy, config.schedule.in_flight)
-        self._placement = placed(self._policy, config, self._mesh.pipe)
+        self._policy, self._placement = scheduled_by(config.schedule, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         refuse_shared_parameters(model, cuts)
         self.device = device_of(
@@ -92,7 +93,8 @@ class Engine:
         self._generator = BorrowedGenerator(config.run.seed, self.device)
         self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
-        watching = (*observers, WaitDiagnosis(rank))
+        self._trace = Trace(self._mesh.data_rank * self._mesh.pipe + self._mesh.pipe_rank, config.run.trace_steps)
+        watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
         self._generation = 0
@@ -155,7 +157,8 @@ class Engine:
                 )
             state.ask_step()
             session.reader = self._reader(batches, told=range(self._mesh.data), first=self._first_read)
-            self._loop.run(session, lambda: state.finished or state.cut_short)
+            with self._trace.step():
+                self._loop.run(session, lambda: state.finished or state.cut_short)
             whole = not state.cut_short
             if not whole:
                 self._begin_again()
@@ -202,6 +205,29 @@ class Engine:
         last_ranks = [mesh.rank_of(replica, self._placement.rank_of(last)) for replica in range(mesh.data)]
         reports = self._reports.claim(Meaning.EVALUATED, 0, last_ranks, generation=generation)
         return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
+
+    @property
+    def traced(self) -> bool:
+        """The steps of `run.trace_steps` have been trained."""
+        return self.config.run.trace_steps > 0 and self._trace.whole
+
+    def timeline(self) -> Timeline | None:
+        """What ran when in the steps of `run.trace_steps`, in seconds, on the main rank; every rank calls it.
+
+        A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of different nodes are taken as they are.
+        """
+        mesh, microbatches = self._mesh, self.config.schedule.microbatches
+        mine = Timeline(
+            mesh.pipe * mesh.data,
+            microbatches,
+            unit="s",
+            title=f"measured: {self._policy.name} on {self._placement.name} placement, {mesh.pipe} ranks, {microbatches} microbatches",
+            spans=self._trace.spans,
+            pauses=self._trace.pauses,
+        )
+        with self._working():
+            parts = self._reports.gathered(mine.to_json())
+        return Timeline.merged([Timeline.from_json(part) for part in parts]) if parts else None
 
     def broadcast(self, value: Any) -> Any:
         """What the main rank gives, on every rank; every rank calls it.

@@ -20,7 +20,7 @@ from axrt.hands import Hands
 from axrt.mesh import Mesh
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
-from axrt.scheduler.state import RankState
+from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 
@@ -103,7 +103,7 @@ class Loop:
             while not until():
                 if not self._hear(block=True):
                     for observer in self._observers:
-                        observer.waiting(lambda: what)
+                        observer.waiting(lambda: what, lambda: INPUT)
                     if not self._transport.receiving:
                         self._attendance.check_owing(owing(), what)
 
@@ -210,7 +210,7 @@ class Loop:
     def _wait(self, state: RankState) -> None:
         """Nothing has moved and nothing can start here: whoever owes something must still be there."""
         for observer in self._observers:
-            observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()))
+            observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
         if not self._transport.receiving:
             self._attendance.check(state.waiting_for)
         for rank in self._attendance.to_be_told(state.waiting_for):

@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.model.module import PipelineModule
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import Policy, placement_for
 
 
 def refuse_in_a_worker() -> None:
@@ -31,14 +28,6 @@ def check_use(model: Any, optimizer: Any) -> None:
             f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one, "
             f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
         )
-
-
-def placed(policy: Policy, config: Config, ranks: int) -> Placement:
-    """Where the stages are; `ConfigError` where policy, placement and sizes do not go together."""
-    try:
-        return placement_for(policy, ranks, config.schedule.microbatches, config.schedule.placement, config.schedule.chunks)
-    except ValueError as error:
-        raise ConfigError(f"[schedule] {error}") from None
 
 
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:

@@ -51,7 +51,7 @@ class Reports:
     def __init__(self, loop: Loop, rank: int, size: int) -> None:
         self._loop, self._rank, self._size = loop, rank, size
         self._open: dict[Key, Collected] = {}
-        self._broadcasts = 0
+        self._exchanges = 0
 
     def tell(self, rank: int, message: Message, payload: Any, generation: int = 0) -> None:
         """Report something to a rank, this one included."""
@@ -91,10 +91,18 @@ class Reports:
 
     def broadcast(self, value: Any) -> Any:
         """What the main rank gives, on every rank; every rank calls it."""
-        self._broadcasts += 1
+        self._exchanges += 1
         if self._rank == _MAIN:
-            self.tell_all(Message(Meaning.TOLD, 0, self._broadcasts), value)
-        return self.wait(self.claim(Meaning.TOLD, self._broadcasts, [_MAIN]), "a value from rank 0")[0]
+            self.tell_all(Message(Meaning.TOLD, 0, self._exchanges), value)
+        return self.wait(self.claim(Meaning.TOLD, self._exchanges, [_MAIN]), "a value from rank 0")[0]
+
+    def gathered(self, value: Any) -> list[Any] | None:
+        """What every rank gives, by ranks, on the main rank; every rank calls it."""
+        self._exchanges += 1
+        self.tell(_MAIN, Message(Meaning.TOLD, self._rank, self._exchanges), value)
+        if self._rank != _MAIN:
+            return None
+        return self.wait(self.claim(Meaning.TOLD, self._exchanges, range(self._size)), "values from all ranks")
 
     def agreed(self, find: Callable[[], Any]) -> Any:
         """What the main rank finds, on every rank; the `ConfigError` that it finds instead is raised on every rank."""

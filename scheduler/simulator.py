@@ -1,12 +1,13 @@
 """What a schedule would do: discrete events that drive the very brains and policies that the runtime runs.
 
-A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message takes the latency of
-its edge. Costs are per rank and microbatch; a chunk costs the v-th part. What varies (jitter, hiccups) is drawn for each stage and kind in
-the order of microbatches, so that every policy meets the same durations.
+A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message waits for those before
+it on the same edge, takes its size over the bandwidth, and then the latency. What varies (jitter, hiccups) is drawn for each stage and kind
+in the order of microbatches, so that every policy meets the same durations.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import exp
 from random import Random
@@ -16,11 +17,40 @@ from .message import Meaning, Message
 from .order import Order
 from .placement import Placement
 from .policies.policy import Policy
-from .state import RankState
+from .state import END, RankState
 from .task import ONCE_A_STEP, Kind, Task
+from .timeline import Pause, Span, Timeline
 
-INPUT, ROOM, END = "input", "room", "end"  # why a rank is idle: nothing has come, a cap, nothing left
-_OF = {Kind.FORWARD: "F", Kind.INPUT: "I", Kind.WEIGHT: "W", Kind.BACKWARD: "B"}
+_SIZED = frozenset({Meaning.ACTIVATION, Meaning.GRADIENT, Meaning.PART, Meaning.SUM})
+
+
+class Work(NamedTuple):
+    """What a microbatch costs on a stage.
+
+    Args:
+        forward, input, weight: durations; a whole backward takes both gradients.
+        sent: the size of what the stage sends on, and gets a gradient of.
+    """
+
+    forward: float = 1.0
+    input: float = 1.0
+    weight: float = 1.0
+    sent: float = 0.0
+
+
+class Edge(NamedTuple):
+    """From one rank to another.
+
+    Args:
+        latency: of a message.
+        bandwidth: size per time; infinite by default.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+
+
+_UNIT, _AT_ONCE = Work(), Edge()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +58,12 @@ class Costs:
     """Durations, in any unit.
 
     Args:
-        forward, input, weight: of a microbatch on all chunks of a rank; a whole backward takes both gradients.
+        work: of a rank: each of its chunks does the part that their number says; or of each stage.
+        reduce: adding up a holder's part of a bucket; only where there are replicas.
         step: of the optimizer on a bucket.
         task: added to every task, for the loop itself.
-        latency: of a message between ranks.
+        edge: between ranks; `edges` has those that differ, by (from, to), numbered over all replicas.
+        bucket: the size of a bucket's gradient.
         jitter: sigma of a lognormal factor on every duration; its median is 1.
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on everything that a rank computes.
@@ -39,259 +71,238 @@ class Costs:
         seed: of all that varies.
     """
 
-    forward: float = 1.0
-    input: float = 1.0
-    weight: float = 1.0
+    work: Work | tuple[Work, ...] = _UNIT
+    reduce: float = 0.0
     step: float = 0.0
     task: float = 0.0
-    latency: float = 0.0
+    edge: Edge = _AT_ONCE
+    edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
+    bucket: float = 0.0
     jitter: float = 0.0
     hiccups: tuple[float, float] = (0.0, 1.0)
     stragglers: dict[int, float] = field(default_factory=dict)
     pieces: int = 4
     seed: int = 0
 
-    def of_rank(self) -> float:
-        """What a microbatch costs on a rank."""
-        return self.forward + self.input + self.weight
+    def of_stage(self, placement: Placement, stage: int) -> Work:
+        """What a microbatch costs there."""
+        if not isinstance(self.work, Work):
+            return self.work[stage]
+        forward, back, weight, sent = self.work
+        return Work(forward / placement.chunks, back / placement.chunks, weight / placement.chunks, sent)
 
-
-class Span(NamedTuple):
-    """One task on a rank, from its start to its end."""
-
-    rank: int
-    task: Task
-    start: float
-    end: float
-
-
-class Pause(NamedTuple):
-    """A rank with nothing to run, and why when that began."""
-
-    rank: int
-    cause: str
-    start: float
-    end: float
-
-
-@dataclass(slots=True)
-class Timeline:
-    """What has run when.
-
-    Args:
-        ranks: of the pipeline.
-        ideal: what a rank must compute.
-        spans: by start.
-        pauses: before the last task of a rank.
-        in_flight: the most on each rank, in chunks: forward started, backward (or input gradient) not finished.
-        held: the same until the weight gradient has finished.
-    """
-
-    ranks: int
-    ideal: float
-    spans: list[Span] = field(default_factory=list)
-    pauses: list[Pause] = field(default_factory=list)
-    in_flight: list[int] = field(default_factory=list)
-    held: list[int] = field(default_factory=list)
-
-    def _computing(self) -> Iterator[Span]:
-        return (span for span in self.spans if span.task.kind not in ONCE_A_STEP)
-
-    @property
-    def makespan(self) -> float:
-        """The end of the last forward or backward."""
-        return max(span.end for span in self._computing())
-
-    @property
-    def span(self) -> list[float]:
-        """For each rank, from its first start to its last end."""
-        first, last = [float("inf")] * self.ranks, [0.0] * self.ranks
-        for rank, _, start, end in self._computing():
-            first[rank], last[rank] = min(first[rank], start), max(last[rank], end)
-        return [end - start for start, end in zip(first, last, strict=True)]
-
-    def idle(self, cause: str = "") -> list[float]:
-        """For each rank the time without a task until the makespan; of one cause, or of all."""
-        total, makespan = [0.0] * self.ranks, self.makespan
-        for rank, why, start, end in self.pauses:
-            if cause in ("", why):
-                total[rank] += min(end, makespan) - start
-        return total
-
-    @property
-    def utilisation(self) -> float:
-        return self.ideal / self.makespan
-
-    @property
-    def tasks(self) -> int:
-        return sum(1 for _ in self._computing())
+    def of_busiest(self, placement: Placement) -> float:
+        """What a microbatch costs on the rank that has most to do."""
+        return max(sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank)) for rank in range(placement.ranks))
 
 
 class _Durations:
     """How long tasks take, drawn once for each stage, kind and microbatch."""
 
-    def __init__(self, costs: Costs, placement: Placement) -> None:
-        self._costs, self._placement = costs, placement
-        self._streams: dict[tuple[str, int], Random] = {}
-        self._factors: dict[tuple[str, int], float] = {}
-        self._base = {"F": costs.forward, "I": costs.input, "W": costs.weight}
+    def __init__(self, costs: Costs, placement: Placement, replica: int) -> None:
+        self._costs = costs
+        self._replica = replica
+        self._streams: dict[tuple[Kind, int], Random] = {}
+        self._factors: dict[tuple[Kind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
+        self._base: dict[tuple[Kind, int], float] = {}
+        for stage in range(placement.stages):
+            slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage), 1.0)
+            forward, back, weight, _ = costs.of_stage(placement, stage)
+            self._base[Kind.FORWARD, stage] = slow * forward
+            self._base[Kind.INPUT, stage] = slow * back
+            self._base[Kind.WEIGHT, stage] = slow * weight
 
     def of(self, task: Task) -> float:
-        if task.kind in ONCE_A_STEP:
-            return self._costs.step if task.kind is Kind.STEP else 0.0
-        kinds = ("I", "W") if task.kind is Kind.BACKWARD else (_OF[task.kind],)
-        scale = self._costs.stragglers.get(self._placement.rank_of(task.stage), 1.0) / self._placement.chunks
-        if task.kind is Kind.WEIGHT:
-            scale /= self._costs.pieces
-        return self._costs.task + scale * sum(self._base[kind] * self._factor(kind, task) for kind in kinds)
+        kind, stage, _, part = task
+        if kind in ONCE_A_STEP:
+            return {Kind.STEP: self._costs.step, Kind.REDUCE: self._costs.reduce}.get(kind, 0.0)
+        if kind is Kind.BACKWARD:
+            parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
+            return self._costs.task + parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
+        if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
+            factor = self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
+            return self._costs.task + self._base[kind, stage] / self._costs.pieces * factor
+        return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
 
-    def _factor(self, kind: str, task: Task) -> float:
+    def _factor(self, kind: Kind, stage: int) -> float:
         if not self._varies:
             return 1.0
-        lane = (kind, task.stage)
-        if task.kind is not Kind.WEIGHT or task.part == 0:  # pieces share what their task has drawn
-            stream = self._streams.get(lane) or self._streams.setdefault(lane, Random(f"{self._costs.seed} {kind} {task.stage}"))
-            share, slow = self._costs.hiccups
-            factor = exp(self._costs.jitter * stream.gauss(0, 1))
-            self._factors[lane] = factor * slow if stream.random() < share else factor
+        lane = (kind, stage)
+        stream = self._streams.get(lane)
+        if stream is None:
+            of_replica = f" {self._replica}" if self._replica else ""
+            stream = self._streams[lane] = Random(f"{self._costs.seed} {kind.value} {stage}{of_replica}")
+        share, slow = self._costs.hiccups
+        factor = exp(self._costs.jitter * stream.gauss(0, 1))
+        self._factors[lane] = factor * slow if stream.random() < share else factor
         return self._factors[lane]
 
 
 class _Simulation:
-    """The brains, the clock, and what is under way."""
+    """The brains, the clock, and what is under way. A place is a rank of the job: those of replica 0, then those of replica 1, ..."""
 
     def __init__(
-        self, placement: Placement, policy: Policy, microbatches: int, costs: Costs, steps: int, clips: bool, evaluate: bool
+        self, placement: Placement, policy: Policy, microbatches: int, costs: Costs, replicas: int, clips: bool, trains: bool
     ) -> None:
-        self._placement, self._costs, self._durations = placement, costs, _Durations(costs, placement)
-        self.end = microbatches if evaluate else None
+        self._placement, self._costs = placement, costs
+        self._durations = [_Durations(costs, placement, replica) for replica in range(replicas)]
+        self.end = None if trains else microbatches
         self.states = [
-            RankState(placement, policy, rank, microbatches, clips=clips, trains=not evaluate) for rank in range(placement.ranks)
+            RankState(placement, policy, rank, microbatches, replica=replica, replicas=replicas, clips=clips, trains=trains)
+            for replica in range(replicas)
+            for rank in range(placement.ranks)
         ]
-        for state in self.states:
-            for _ in range(0 if evaluate else steps):
-                state.ask_step()
-        self.line = Timeline(placement.ranks, microbatches * steps * costs.of_rank())
-        self._running: list[Task | None] = [None] * placement.ranks
-        self._events: list[tuple[float, int, int, Message | None]] = []  # when, order, rank, what arrives there or None: its task ends
+        self.line = Timeline(len(self.states), microbatches)
+        self._running: list[Task | None] = [None] * len(self.states)
+        self._events: list[tuple[float, int, int, Message | None]] = []  # when, order, place, what arrives there or None: its task ends
         self._counter = 0
-        self._idle_since: list[tuple[float, str] | None] = [None] * placement.ranks
-        self._flight, self._hold = [0] * placement.ranks, [0] * placement.ranks
-        self.line.in_flight, self.line.held = [0] * placement.ranks, [0] * placement.ranks
+        self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
 
-    def run(self) -> Timeline:
-        touched = set(range(len(self.states)))
+    def run(self, asked: int, barrier: bool) -> Timeline:
+        """So many steps; under a barrier a step begins when all ranks have done the one before."""
         now = 0.0
+        for _ in range(asked if barrier else 1):
+            for state in self.states:
+                for _ in range(0 if self.end is not None else 1 if barrier else asked):
+                    state.ask_step()
+            now = self._run_all(now)
+        return self.line
+
+    def _run_all(self, now: float) -> float:
+        touched: Iterable[int] = range(len(self.states))
         while True:
             self._read()
-            for rank in sorted(touched):
-                if self._running[rank] is None:
-                    self._start(rank, now)
+            for place in sorted(touched):
+                if self._running[place] is None:
+                    self._start(place, now)
             if not self._events:
                 break
             now = self._events[0][0]
-            touched = set()
+            moved: set[int] = set()
             while self._events and self._events[0][0] <= now:
-                _, _, rank, message = heapq.heappop(self._events)
-                touched |= self._finish(rank, now) if message is None else self._deliver(rank, message)
+                _, _, place, message = heapq.heappop(self._events)
+                moved.add(place)
+                if message is None:
+                    moved |= self._finish(place, now)
+                else:
+                    self.states[place].deliver(message)
+            touched = moved
         stuck = [str(lack) for state in self.states if not state.finished for lack in state.waiting_for()]
         if stuck:
             raise RuntimeError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
-        return self.line
+        return now
 
     def _read(self) -> None:
-        """The reader is never late."""
-        first, last = self.states[self._placement.rank_of(0)], self._placement.stages - 1
-        while (number := first.microbatch_to_read()) is not None:
-            if number == self.end:
-                for state in self.states:
-                    state.deliver(Message(Meaning.END, next(iter(state.lanes)), number))
-                return
-            first.deliver(Message(Meaning.ACTIVATION, 0, number))
-            self.states[self._placement.rank_of(last)].deliver(Message(Meaning.TARGET, last, number))
+        """Readers are never late."""
+        last = self._placement.stages - 1
+        for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
+            while (number := first.microbatch_to_read()) is not None:
+                if number == self.end:
+                    for state in self.states:
+                        state.deliver(Message(Meaning.END, next(iter(state.lanes)), number))
+                    return
+                first.deliver(Message(Meaning.ACTIVATION, 0, number, first.replica))
+                target = Message(Meaning.TARGET, last, number, first.replica)
+                self.states[self._place_of(target)].deliver(target)
 
-    def _start(self, rank: int, now: float) -> None:
-        state = self.states[rank]
+    def _start(self, place: int, now: float) -> None:
+        state = self.states[place]
         task = state.pick()
         if task is None:
-            if self._idle_since[rank] is None:
-                self._idle_since[rank] = (now, ROOM if state.refuses() else END if state.finished else INPUT)
+            if self._idle_since[place] is None:
+                self._idle_since[place] = (now, state.why_idle())
             return
-        self._end_pause(rank, now)
-        more = task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
-        state.start(task, more)
-        self._running[rank] = task
-        if task.kind is Kind.FORWARD:
-            self._count(rank, 1, 1)
-        end = now + self._durations.of(task)
-        self.line.spans.append(Span(rank, task, now, end))
-        self._push(end, rank, None)
+        self._end_pause(place, now)
+        state.start(task, more=task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1)
+        self._running[place] = task
+        end = now + self._durations[state.replica].of(task)
+        self.line.spans.append(Span(place, task, now, end))
+        self._push(end, place, None)
 
-    def _finish(self, rank: int, now: float) -> set[int]:
-        task, self._running[rank] = self._running[rank], None
+    def _finish(self, place: int, now: float) -> set[int]:
+        """The places that have heard of it at once."""
+        task, self._running[place] = self._running[place], None
         assert task is not None
-        touched = {rank}
-        messages = self.states[rank].finish(task)
-        last_piece = task.kind is not Kind.WEIGHT or task.part == self._costs.pieces - 1
-        self._count(rank, -(task.kind in (Kind.BACKWARD, Kind.INPUT)), -(task.kind in (Kind.BACKWARD, Kind.WEIGHT) and last_piece))
-        for message in messages:
-            to = self._placement.rank_of(message.stage)
-            if to == rank or not self._costs.latency:
-                touched |= self._deliver(to, message)
+        heard = set()
+        for message in self.states[place].finish(task):
+            to = self._place_of(message)
+            when = self._arrival(place, to, message, now)
+            if when <= now:
+                self.states[to].deliver(message)
+                heard.add(to)
             else:
-                self._push(now + self._costs.latency, to, message)
-        return touched
+                self._push(when, to, message)
+        return heard
 
-    def _deliver(self, rank: int, message: Message) -> set[int]:
-        self.states[rank].deliver(message)
-        return {rank}
+    def _arrival(self, source: int, to: int, message: Message, now: float) -> float:
+        if source == to:
+            return now
+        latency, bandwidth = self._costs.edges.get((source, to), self._costs.edge)
+        if message.meaning not in _SIZED or bandwidth == float("inf"):
+            return now + latency
+        free = self._edge_free[source, to] = max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
+        return free + latency
 
-    def _count(self, rank: int, in_flight: int, held: int) -> None:
-        self._flight[rank] += in_flight
-        self._hold[rank] += held
-        self.line.in_flight[rank] = max(self.line.in_flight[rank], self._flight[rank])
-        self.line.held[rank] = max(self.line.held[rank], self._hold[rank])
+    def _size(self, message: Message) -> float:
+        if message.meaning in (Meaning.PART, Meaning.SUM):
+            return self._costs.bucket / len(self._durations)  # a shard
+        sender = message.stage - (message.meaning is Meaning.ACTIVATION)
+        return self._costs.of_stage(self._placement, sender).sent
 
-    def _end_pause(self, rank: int, now: float) -> None:
-        pause, self._idle_since[rank] = self._idle_since[rank], None
+    def _place_of(self, message: Message) -> int:
+        return message.replica * self._placement.ranks + self._placement.rank_of(message.stage)
+
+    def _end_pause(self, place: int, now: float) -> None:
+        pause, self._idle_since[place] = self._idle_since[place], None
         if pause is not None and now > pause[0]:
-            self.line.pauses.append(Pause(rank, pause[1], pause[0], now))
+            self.line.pauses.append(Pause(place, pause[1], pause[0], now))
 
-    def _push(self, when: float, rank: int, message: Message | None) -> None:
+    def _push(self, when: float, place: int, message: Message | None) -> None:
         self._counter += 1
-        heapq.heappush(self._events, (when, self._counter, rank, message))
+        heapq.heappush(self._events, (when, self._counter, place, message))
 
 
 def simulate(
-    placement: Placement, policy: Policy, microbatches: int, costs: Costs, *, steps: int = 1, clips: bool = False, evaluate: bool = False
+    placement: Placement,
+    policy: Policy,
+    microbatches: int,
+    costs: Costs,
+    *,
+    steps: int = 1,
+    replicas: int = 1,
+    clips: bool = False,
+    barrier: bool = False,
+    evaluate: bool = False,
 ) -> Timeline:
     """Run a schedule on made-up time.
 
     Args:
         placement, policy: the schedule.
-        microbatches: per step.
+        microbatches: per step and replica.
         costs: how long everything takes.
-        steps: one after the other, without a barrier.
+        steps: one after the other.
+        replicas: of the pipeline; the timeline has a row for each rank of each.
         clips: steps wait for a vote on the norm of all gradients.
+        barrier: a step begins when all ranks have done the one before.
         evaluate: forwards only, of one step's microbatches.
     Raises:
         RuntimeError: no rank can move and something is left to do; the text names what is missing where.
     """
-    simulation = _Simulation(placement, policy, microbatches, costs, steps, clips, evaluate)
-    line = simulation.run()
-    makespan = line.makespan
-    last = [0.0] * placement.ranks
+    line = _Simulation(placement, policy, microbatches, costs, replicas, clips, trains=not evaluate).run(steps, barrier)
+    line.ideal = microbatches * steps * costs.of_busiest(placement)
+    line.title = f"{policy.name} on {placement.name} placement, {placement.ranks} ranks, {microbatches} microbatches"
+    last = [0.0] * line.ranks
     for span in line.spans:
         last[span.rank] = max(last[span.rank], span.end)
-    line.pauses += [Pause(rank, END, end, makespan) for rank, end in enumerate(last) if end < makespan]
+    line.pauses += [Pause(place, END, end, line.makespan) for place, end in enumerate(last) if end < line.makespan]
     return line
 
 
 def order_of(policy: Policy, placement: Placement, microbatches: int) -> Order:
     """The order in which a policy runs on a steady machine where forward, input gradient and weight gradient take equally long."""
     rows: list[list[Task]] = [[] for _ in range(placement.ranks)]
-    for span in simulate(placement, policy, microbatches, Costs(pieces=1)).spans:
-        if span.task.kind not in ONCE_A_STEP:
-            rows[span.rank].append(span.task)
+    for span in simulate(placement, policy, microbatches, Costs(pieces=1)).computing():
+        rows[span.rank].append(span.task)
     return Order(placement, microbatches, tuple(map(tuple, rows)))

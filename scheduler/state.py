@@ -57,6 +57,7 @@ class IllegalMove(AssertionError):
 
 
 UNLIMITED = sys.maxsize
+CAUSES = INPUT, ROOM, END = "input", "room", "end"  # why a rank is idle: nothing has come, the policy says no, nothing is left
 _A_PIECE: list[Message] = []  # what follows from a piece that is not the last
 _FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
@@ -227,9 +228,11 @@ class RankState:
                 ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]
         return min(ready, key=self._precedence, default=None)
 
-    def refuses(self) -> bool:
-        """Something has all its inputs and is not admitted."""
-        return any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds)
+    def why_idle(self) -> str:
+        """Why nothing can start where `pick` has found nothing; one of `CAUSES`."""
+        if any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds):
+            return ROOM
+        return END if self.finished else INPUT
 
     def start(self, task: Task, more: bool = False) -> list[Message]:
         """The task runs from now on; what it makes true on this rank holds at once, and is returned.

@@ -3,6 +3,7 @@
 import click
 
 from .doctor import doctor
+from .draw import draw_command
 from .generate import generate
 from .simulate import simulate_command
 from .train import train
@@ -14,5 +15,5 @@ def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
 
 
-for command in (train, generate, simulate_command, doctor):
+for command in (train, generate, simulate_command, draw_command, doctor):
     main.add_command(command)

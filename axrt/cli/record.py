@@ -10,8 +10,10 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
 from axrt.engine import Engine
 from axrt.observe.metrics import RunFiles
+from axrt.observe.picture import draw
 from axrt.observe.progress import Progress
 from axrt.results import StepResult
+from axrt.scheduler.timeline import Timeline
 
 
 class Record:
@@ -64,6 +66,12 @@ class Record:
         self._files.record(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
         self._last_s, self._last_step = time.perf_counter(), done  # its time is not training's
+
+    def timeline(self, line: Timeline) -> None:
+        """Of the steps that were traced."""
+        self._files.write("timeline.json", line.to_json())
+        self._files.write("timeline.svg", draw(line))
+        self._show.say(f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}")
 
     def saved(self, done: int) -> None:
         self._last_s, self._last_step = time.perf_counter(), done

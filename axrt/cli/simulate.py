@@ -1,7 +1,9 @@
 """`axrt simulate`: what a schedule would do, before anything runs."""
 
 import json
+import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,14 @@ from rich.table import Table
 
 from axrt.launch import EXIT_BAD_CONFIG
 from axrt.observe.picture import draw
+from axrt.schedule import scheduled
 from axrt.scheduler.placement import PLACEMENTS, Placement
-from axrt.scheduler.policies import NAMES, Policy, named, placement_for
-from axrt.scheduler.simulator import END, INPUT, ROOM, Costs, Timeline, simulate
+from axrt.scheduler.policies import FIXED, NAMES, Policy
+from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.state import CAUSES
+from axrt.scheduler.timeline import Timeline
+
+_CAPPED = ("adaptive", "axonn", FIXED)
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -36,31 +43,43 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("simulate", short_help="Show what a schedule would do, or compare all.")
-@click.option("--policy", required=True, type=click.Choice([*NAMES, "all"]), help="the rule; all: a table of those that fit")
+@click.option("--policy", required=True, type=click.Choice([*NAMES, FIXED, "all"]), help="the rule; all: a table of those that fit")
 @click.option("--ranks", required=True, type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", required=True, type=click.IntRange(1), help="per step")
 @click.option(
     "--placement", default="", type=click.Choice(["", *PLACEMENTS]), help="which rank holds which stage; the policy's own by default"
 )
 @click.option("--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped")
-@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive and axonn")
+@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive, axonn and fixed")
+@click.option("--order", default="", help="for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the plan")
 @click.option(
     "--costs", default=(1.0, 1.0, 1.0), type=_Numbers(3, ","), help="forward, input and weight gradient of a rank; a chunk's is 1/v"
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
+@click.option(
+    "--transfer", default=0.0, type=click.FloatRange(0), help="what an activation or gradient takes on an edge, before the latency"
+)
 @click.option("--task-cost", default=0.0, type=click.FloatRange(0), help="added to every task")
 @click.option("--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a rank and chunk")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline")
+@click.option("--reduce-cost", default=0.0, type=click.FloatRange(0), help="of adding up gradients of replicas, a rank and chunk")
+@click.option("--reduce-transfer", default=0.0, type=click.FloatRange(0), help="what the gradient of a chunk takes on an edge")
 @click.option("--jitter", default=0.0, type=click.FloatRange(0), help="sigma of a lognormal factor on every duration")
 @click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
 @click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
 @click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
-@click.option("--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other, without a barrier")
+@click.option("--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other")
+@click.option("--barrier", is_flag=True, help="a step begins when all ranks have done the one before")
 @click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
 @click.option("--seed", default=0, type=int, help="of what varies")
 @click.option("--stash-mib", default=0.0, type=click.FloatRange(0), help="what a microbatch holds on a rank; a chunk holds 1/v")
 @click.option("--json", "as_json", is_flag=True, help="figures as JSON")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="draw the timeline to an SVG file")
-def simulate_command(policy: str, picture: Path | None, as_json: bool, stash_mib: float, **options: Any) -> None:
+@click.option("--timeline", type=click.Path(path_type=Path, dir_okay=False), help="write the timeline to a JSON file, for axrt draw")
+@click.option(
+    "--write-order", type=click.Path(path_type=Path, dir_okay=False), help="write the policy's order to a CSV file, for policy fixed"
+)
+def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: Any) -> None:
     """Simulate a schedule with the rules that the runtime itself follows.
 
     \b
@@ -68,8 +87,10 @@ def simulate_command(policy: str, picture: Path | None, as_json: bool, stash_mib
     axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
     """
-    if policy == "all" and picture:
-        _refuse("--picture draws one schedule; expected a --policy other than all")
+    files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
+    if policy == "all":
+        for name in (name for name, path in files.items() if path):
+            _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):
@@ -79,9 +100,9 @@ def simulate_command(policy: str, picture: Path | None, as_json: bool, stash_mib
             misfits.append(str(error))
             continue
         found.append(_figures(rule, where, line, options, stash_mib))
-        if picture:
-            title = f"{name} on {where.name} placement, {options['ranks']} ranks, {options['microbatches']} microbatches"
-            picture.write_text(draw(line, options["microbatches"], title), encoding="utf-8")
+        _write(files["picture"], lambda: draw(line))  # noqa: B023
+        _write(files["timeline"], line.to_json)
+        _write(files["write_order"], lambda: str(order_of(rule, where, options["microbatches"])))  # noqa: B023
     if policy != "all" and misfits:
         _refuse(misfits[0])
     if as_json:
@@ -92,24 +113,31 @@ def simulate_command(policy: str, picture: Path | None, as_json: bool, stash_mib
 
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, Timeline]:
     """`ValueError` where the options do not go together."""
-    takes_cap = name in ("adaptive", "axonn")
-    rule = named(name, options["in_flight"] if takes_cap else 0)
-    where = placement_for(rule, options["ranks"], options["microbatches"], options["placement"], options["chunks"])
+    rule, where = scheduled(
+        name,
+        options["ranks"],
+        options["microbatches"],
+        placement=options["placement"],
+        chunks=options["chunks"],
+        in_flight=options["in_flight"] if name in _CAPPED else 0,
+        order=options["order"],
+    )
     forward, back, weight = options["costs"]
     costs = Costs(
-        forward,
-        back,
-        weight,
+        Work(forward, back, weight, sent=options["transfer"]),
+        reduce=options["reduce_cost"],
+        bucket=options["reduce_transfer"],
         step=options["step_cost"],
         task=options["task_cost"],
-        latency=options["latency"],
+        edge=Edge(options["latency"], 1.0),  # sizes are given as what they take
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
         pieces=options["pieces"],
         seed=options["seed"],
     )
-    return rule, where, simulate(where, rule, options["microbatches"], costs, steps=options["steps"], clips=options["clip"])
+    run = {name: options[name] for name in ("steps", "replicas", "barrier")}
+    return rule, where, simulate(where, rule, options["microbatches"], costs, clips=options["clip"], **run)
 
 
 def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
@@ -125,7 +153,7 @@ def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, 
         "stash_weight": line.held,
         "stash_mib": [held * stash_mib / where.chunks for held in line.held],
         "idle": line.idle(),
-        "idle_by_cause": {cause: line.idle(cause) for cause in (INPUT, ROOM, END)},
+        "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
         "tasks": line.tasks,
     }
@@ -138,7 +166,7 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
     for column in ("makespan", "span", "utilisation", "in flight", "held", "no input", "cap", "nothing left"):
         table.add_column(column, justify="right", no_wrap=True)
     for of in sorted(found, key=lambda of: float(of["makespan"])):
-        causes = [sum(of["idle_by_cause"][cause]) / of["ranks"] for cause in (INPUT, ROOM, END)]
+        causes = [statistics.mean(of["idle_by_cause"][cause]) for cause in CAUSES]
         table.add_row(
             of["policy"],
             f"{of['placement']} x{of['chunks']}",
@@ -156,6 +184,15 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
     )
     for misfit in misfits:
         click.echo(f"left out: {misfit}")
+
+
+def _write(path: Path | None, made: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(made(), encoding="utf-8")
+    except OSError as error:
+        _refuse(f"{path}: {error.strerror}; expected a file that can be written")
 
 
 def _refuse(text: str) -> None:

@@ -172,6 +172,19 @@ def _refusal(folder: Path) -> str | None:
     return None
 
 
+class _Drawing:
+    """The timeline of what is traced, once; every rank takes part."""
+
+    def __init__(self, engine: Engine, record: Record | None) -> None:
+        self._engine, self._record, self._done = engine, record, False
+
+    def after_step(self) -> None:
+        if self._engine.traced and not self._done:
+            self._done, line = True, self._engine.timeline()
+            if self._record and line:
+                self._record.timeline(line)
+
+
 def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Saves) -> None:
     run, validates = engine.config.run, engine.config.data.validates
 
@@ -182,7 +195,7 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
 
     if validates and engine.step == 0:
         validate(0)
-    skipped = 0
+    skipped, drawing = 0, _Drawing(engine, record)
     while engine.step < run.steps:
         try:
             result = engine.train_batch(data.training if data else None)
@@ -190,6 +203,7 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
             break
         if record:
             record.step(result)
+        drawing.after_step()
         done = engine.step
         skipped = skipped + 1 if result.skipped else 0
         if skipped == _MOST_SKIPPED:

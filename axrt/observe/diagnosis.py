@@ -49,7 +49,7 @@ class WaitDiagnosis(Observer):
     def finished(self, task: Task) -> None:
         self._event()
 
-    def waiting(self, what: Callable[[], str]) -> None:
+    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
         waited_s = self._now() - self._since
         if waited_s < self._next_s:
             return

@@ -23,12 +23,16 @@ class RunFiles:
         self.directory = wanted if config.checkpoint.resume == "auto" and wanted.is_dir() else _new_directory(wanted)
         resolved = config.as_dict()
         resolved["run"]["out"] = str(self.directory)
-        self._write("config.toml", "w", tomli_w.dumps(resolved))
+        self.write("config.toml", tomli_w.dumps(resolved))
         self._began = time.monotonic()
 
     def record(self, **values: Any) -> None:
         """Append one line, with the seconds since the run began; on disk at once."""
         self._write("metrics.jsonl", "a", json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        """A file of that name in the directory."""
+        self._write(name, "w", text)
 
     def _write(self, name: str, mode: str, text: str) -> None:
         path = self.directory / name

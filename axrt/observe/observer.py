@@ -20,5 +20,10 @@ class Observer:
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
-    def waiting(self, what: Callable[[], str]) -> None:
-        """Nothing can be done before something arrives; told again and again while that lasts. `what` says what is lacking."""
+    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+        """Nothing can be done before something arrives; told again and again while that lasts.
+
+        Args:
+            what: says what is lacking.
+            why: the cause, one of `scheduler.state.CAUSES`.
+        """

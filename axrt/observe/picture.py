@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from xml.sax.saxutils import escape
 
-from axrt.scheduler.simulator import Span, Timeline
-from axrt.scheduler.task import ONCE_A_STEP, Kind
+from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Span, Timeline
 
 _ROW, _STRIP, _GAP, _LEFT, _TOP, _WIDTH = 22, 12, 8, 64, 44, 1400
 _NARROW, _THIN = 11, 4  # a box with less has no room for its number; for an edge
@@ -26,31 +26,25 @@ rect.f,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
 
-def draw(line: Timeline, microbatches: int, title: str) -> str:
-    """The picture of a timeline.
-
-    Args:
-        line: what has run when.
-        microbatches: per step; numbers are shown within it.
-        title: above.
-    """
+def draw(line: Timeline) -> str:
+    """The picture of a timeline; microbatches are numbered within their step."""
     scale = (_WIDTH - _LEFT - 10) / line.makespan
     height = _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 10
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
         f"<style>{_STYLE}</style>",
-        f'<text class="t" x="8" y="16">{escape(title)}</text>',
+        f'<text class="t" x="8" y="16">{escape(line.title)}</text>',
         *_legend(line),
     ]
-    spans = sorted((span for span in line.spans if span.task.kind not in ONCE_A_STEP), key=lambda span: (span.rank, span.start))
+    spans = sorted(line.computing(), key=lambda span: (span.rank, span.start))
     most = max(1, *line.held)
     for rank, of_rank in groupby(spans, key=lambda span: span.rank):
         mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
         shallowest = min(span.task.stage for span in mine)
         parts.append(f'<text x="8" y="{top + 15}">rank {rank}</text>')
         parts.append(f'<rect class="r" x="{_LEFT}" y="{top}" width="{_WIDTH - _LEFT - 10}" height="{_ROW}"/>')
-        parts += [_box(span, top, scale, microbatches, span.task.stage > shallowest) for span in mine]
-        parts.append(_held(mine, top + _ROW + _STRIP, scale, most))
+        parts += [_box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine]
+        parts.append(_held(line, mine, top + _ROW + _STRIP, scale, most))
     return "\n".join([*parts, "</svg>\n"])
 
 
@@ -73,10 +67,10 @@ def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) 
     return box + f'<text class="n" x="{x + width / 2:.1f}" y="{top + 15}">{span.task.microbatch % microbatches}</text>'
 
 
-def _held(spans: Sequence[Span], bottom: float, scale: float, most: int) -> str:
+def _held(line: Timeline, spans: Sequence[Span], bottom: float, scale: float, most: int) -> str:
     """What is held over time, as a filled line."""
-    last_piece = {(s.task.stage, s.task.microbatch): s.end for s in spans if s.task.kind in (Kind.BACKWARD, Kind.WEIGHT)}
-    changes = [(span.start, 1) for span in spans if span.task.kind is Kind.FORWARD] + [(end, -1) for end in last_piece.values()]
+    changes = [(span.start, 1) for span in spans if span.task.kind is Kind.FORWARD]
+    changes += [(span.end, -1) for span in spans if line.ends_a_backward(span)]
     points, held = [(spans[0].start, 0)], 0
     for when, change in sorted(changes):
         points += [(when, held), (when, held + change)]

@@ -10,7 +10,7 @@ from .planned import Adaptive, Fixed, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
+__all__ = ["FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
 
 _PLAIN = (
     OneForwardOneBackward(),
@@ -24,6 +24,9 @@ _PLAIN = (
 )
 _CAPPED = (Adaptive, AxoNN)
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
+
+
+FIXED = Fixed.name  # follows an order that is given, see axrt.schedule
 
 
 def named(name: str, in_flight: int = 0) -> Policy:
@@ -46,6 +49,8 @@ def named(name: str, in_flight: int = 0) -> Policy:
                     f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy {takes}, or set in_flight = 0"
                 )
             return policy
+    if name == FIXED:
+        raise ValueError("policy fixed needs an order; expected the name of a CSV file, or of a policy")
     raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}")
 
 

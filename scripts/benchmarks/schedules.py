@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from axrt.scheduler.policies import named, placement_for
-from axrt.scheduler.simulator import Costs, simulate
+from axrt.scheduler.simulator import Costs, Edge, simulate
 
 POLICIES = ("gpipe", "1f1b", "axonn", "eager-1f1b", "breadth-first", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "adaptive")
 STEPS, SEEDS = 8, 5
@@ -16,7 +16,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "jitter 0.5": ({"jitter": 0.5}, False),
     "one rank 1.3x": ({"stragglers": {2: 1.3}}, False),
     "3 % of 6x": ({"hiccups": (0.03, 6.0)}, False),
-    "latency 0.25": ({"latency": 0.25}, False),
+    "latency 0.25": ({"edge": Edge(latency=0.25)}, False),
     "clip": ({}, True),
     "clip, jitter 0.5": ({"jitter": 0.5}, True),
 }

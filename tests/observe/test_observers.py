@@ -21,13 +21,13 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
     diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
     for second in (30, 61, 90, 125, 200):
         now[0] = second
-        diagnosis.waiting(what)
+        diagnosis.waiting(what, lambda: "input")
     diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
     now[0] = 262
-    diagnosis.waiting(what)
+    diagnosis.waiting(what, lambda: "input")
     now[0] = 900
     diagnosis.entered()
-    diagnosis.waiting(what)
+    diagnosis.waiting(what, lambda: "input")
     assert len(said) == 3
     assert said[0].startswith(
         "axrt: rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks gradient from rank 2;"

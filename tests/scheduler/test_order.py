@@ -20,9 +20,9 @@ def order(text: str, placement: str = "") -> Order:
     return Order.parse(dedent(text), placement)
 
 
-def ran(policy: Fixed, microbatches: int, **costs: float) -> list[list[str]]:
+def ran(policy: Fixed, microbatches: int) -> list[list[str]]:
     """What each rank ran in one step, weight gradients by their last pieces."""
-    line = simulate(policy.order.placement, policy, microbatches, Costs(pieces=1, **costs))  # type: ignore[arg-type]
+    line = simulate(policy.order.placement, policy, microbatches, Costs(pieces=1))
     ranks = range(policy.order.placement.ranks)
     return [[str(span.task) for span in line.spans if span.rank == rank and span.task.kind not in ONCE_A_STEP] for rank in ranks]
 

@@ -10,21 +10,31 @@ from hypothesis import strategies as st
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
 from axrt.scheduler.policies import NAMES, Nested, named, placement_for
-from axrt.scheduler.simulator import END, INPUT, ROOM, Costs, Timeline, simulate
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.state import END, INPUT, ROOM
 from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Timeline
 
 from .test_policies import fitting
 
 
 def ran(
-    name: str, ranks: int = 4, microbatches: int = 8, steps: int = 1, clips: bool = False, chunks: int = 0, cap: int = 0, **costs: Any
+    name: str,
+    ranks: int = 4,
+    microbatches: int = 8,
+    steps: int = 1,
+    clips: bool = False,
+    chunks: int = 0,
+    cap: int = 0,
+    latency: float = 0.0,
+    **costs: Any,
 ) -> Timeline:
     policy = named(name, cap)
     return simulate(
         placement_for(policy, ranks, microbatches, chunks=chunks),
         policy,
         microbatches,
-        Costs(**costs),
+        Costs(edge=Edge(latency), **costs),
         steps=steps,
         clips=clips,
     )
@@ -115,7 +125,7 @@ def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
 ) -> None:
     policy = named(name)
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
-    costs = Costs(*work, latency=latency, jitter=jitter, seed=seed)
+    costs = Costs(Work(*work), edge=Edge(latency), jitter=jitter, seed=seed)
     line = simulate(placement, policy, microbatches, costs, steps=steps, clips=clips)
     for rank in range(ranks):
         mine = [span for span in line.spans if span.rank == rank]
@@ -171,7 +181,7 @@ def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
 
 
 def test_an_evaluation_takes_its_forwards_and_the_way_through() -> None:
-    line = simulate(Linear(4), Nested(), 9, Costs(input=0, weight=0), evaluate=True)
+    line = simulate(Linear(4), Nested(), 9, Costs(Work(input=0, weight=0)), evaluate=True)
     assert line.makespan == 9 + 4 - 1
 
 

@@ -1,0 +1,35 @@
+"""`axrt draw`: a timeline as a picture."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from axrt.launch import EXIT_BAD_CONFIG
+from axrt.observe.picture import draw
+from axrt.scheduler.timeline import Timeline
+
+
+@click.command("draw", short_help="Draw the timeline of a run, or of a simulation.")
+@click.argument("timeline", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("picture", required=False, type=click.Path(path_type=Path, dir_okay=False))
+def draw_command(timeline: Path, picture: Path | None) -> None:
+    """Draw TIMELINE, a JSON file, to PICTURE, by default the same name with .svg.
+
+    \b
+    of a run:         axrt train examples/quickstart.toml run.trace_steps=2     writes timeline.json among its files
+    of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
+    """
+    picture = picture or timeline.with_suffix(".svg")
+    try:
+        picture.write_text(draw(Timeline.from_json(timeline.read_text(encoding="utf-8"))), encoding="utf-8")
+    except OSError as error:
+        _refuse(f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to write its picture")
+    except ValueError as error:
+        _refuse(f"{timeline}: {error}")
+    click.echo(f"{picture}")
+
+
+def _refuse(text: str) -> None:
+    click.echo(f"axrt: {text}", err=True)
+    sys.exit(EXIT_BAD_CONFIG)

@@ -1,0 +1,71 @@
+"""What a rank has run and when, for a timeline."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from axrt.scheduler.task import Task
+from axrt.scheduler.timeline import Pause, Span
+
+from .observer import Observer
+
+
+class Trace(Observer):
+    """Keeps the tasks of some steps, and why nothing ran in between.
+
+    Args:
+        place: this rank's row in the timeline.
+        steps: how many to keep; the first that is trained warms up and is not kept.
+        now: a clock in seconds that the ranks of the job share: of the day, as far as nodes agree on it.
+    """
+
+    def __init__(self, place: int, steps: int, now: Callable[[], float] | None = None) -> None:
+        self._place, self._steps, self._begun = place, steps, 0
+        self._now = now or _time_of_day()
+        self._recording = False
+        self._started: dict[Task, float] = {}
+        self._free = 0.0  # when the task before has ended: what a device starts behind it waits for that
+        self._idle: tuple[str, float] | None = None
+        self.spans: list[Span] = []
+        self.pauses: list[Pause] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step is trained within."""
+        self._recording = 0 < self._begun <= self._steps
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._recording = False
+            self._end_pause(self._now())
+
+    @property
+    def whole(self) -> bool:
+        """All steps that are to be kept have been trained."""
+        return self._begun > self._steps
+
+    def started(self, task: Task) -> None:
+        if self._recording:
+            self._started[task] = now = self._now()
+            self._end_pause(now)
+
+    def finished(self, task: Task) -> None:
+        if task in self._started:
+            now = self._now()
+            self.spans.append(Span(self._place, task, max(self._started.pop(task), self._free), now))
+            self._free = now
+
+    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+        if self._recording and self._idle is None:
+            self._idle = (why(), self._now())
+
+    def _end_pause(self, now: float) -> None:
+        if self._idle is not None:
+            (cause, since), self._idle = self._idle, None
+            self.pauses.append(Pause(self._place, cause, since, now))
+
+
+def _time_of_day() -> Callable[[], float]:
+    began = time.time() - time.perf_counter()
+    return lambda: began + time.perf_counter()

@@ -1,0 +1,82 @@
+"""What the settings of a schedule come to: a policy and a placement."""
+
+from pathlib import Path
+
+from axrt.config import Schedule
+from axrt.errors import ConfigError
+from axrt.scheduler.order import Order
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import FIXED, NAMES, Fixed, Policy, named, placement_for
+from axrt.scheduler.simulator import Costs, order_of, simulate
+
+
+def scheduled(
+    name: str, ranks: int, microbatches: int, *, placement: str = "", chunks: int = 0, in_flight: int = 0, order: str = ""
+) -> tuple[Policy, Placement]:
+    """The policy of that name, and where its stages are.
+
+    Args:
+        name: of a policy, or "fixed".
+        ranks: of a pipeline.
+        microbatches: per step.
+        placement, chunks: "" and 0 are the policy's own.
+        in_flight: cap in chunks; 0 is the policy's own.
+        order: for "fixed": a CSV file (see `scheduler.order`), or a policy's name.
+    Raises:
+        ValueError: they do not go together, with the nearest that do; or the order cannot be read, or gets stuck.
+    """
+    if order and name != FIXED:
+        raise ValueError(f"policy {name} has an order of its own; set policy = {FIXED!r} to follow order = {order!r}, or leave order away")
+    if name != FIXED:
+        policy = named(name, in_flight)
+        return policy, placement_for(policy, ranks, microbatches, placement, chunks)
+    if order in NAMES:
+        return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
+    return _from_file(Path(order), ranks, microbatches, placement, chunks, in_flight)
+
+
+def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:
+    """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do not go together."""
+    try:
+        return scheduled(
+            settings.policy,
+            ranks,
+            settings.microbatches,
+            placement=settings.placement,
+            chunks=settings.chunks,
+            in_flight=settings.in_flight,
+            order=settings.order,
+        )
+    except ValueError as error:
+        raise ConfigError(f"[schedule] {error}") from None
+
+
+def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
+    """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
+    policy, where = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
+    order = order_of(policy, where, microbatches).without_weights()
+    if 0 < cap < max(order.needs):
+        raise ValueError(f"the order of {name} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0")
+    return Fixed(order, cap, strict=False), where
+
+
+def _from_file(file: Path, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
+    if not str(file).endswith(".csv"):
+        raise ValueError(f"order = {str(file)!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
+    try:
+        order = Order.parse(file.read_text(encoding="utf-8"), placement, chunks)
+    except OSError as error:
+        raise ValueError(f"order = {str(file)!r}: {error.strerror}; expected a CSV file of tasks, one line a rank") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    if (order.placement.ranks, order.microbatches) != (ranks, microbatches):
+        raise ValueError(
+            f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} microbatches a step; "
+            f"expected {ranks} and {microbatches}, as the pipeline has"
+        )
+    policy = Fixed(order, cap)
+    try:
+        simulate(order.placement, policy, microbatches, Costs(pieces=1), steps=2)
+    except RuntimeError as error:
+        raise ValueError(f"{file}: {error}. Simulated with equal costs; expected an order in which every task gets what it needs") from None
+    return policy, order.placement
