@@ -34,7 +34,7 @@ from axrt.reader import BatchReader
 from axrt.refusals import check_use, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
 from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
-from axrt.schedule import scheduled_by
+from axrt.schedule import digest_of_order, scheduled_by
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import Nested
 from axrt.scheduler.state import RankState
@@ -487,7 +487,8 @@ def initialize(
     factory = optimizer or optimizer_factory(settings.optimizer)
     schedule = lr_schedule or (constant if optimizer else named_schedule(settings.optimizer, settings.run.steps))
     try:
-        world.check_alike({**settings.as_dict(), "model layers": dict(enumerate(map(name_of, model.layers)))})
+        layers, order = dict(enumerate(map(name_of, model.layers))), {"order": digest_of_order(settings.schedule)}
+        world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})
         return Engine(model, factory, schedule, settings, world, transport, observers)
     except BaseException as error:
         world.fail(error)

@@ -1,5 +1,6 @@
 """What the settings of a schedule come to: a policy and a placement."""
 
+import hashlib
 from pathlib import Path
 
 from axrt.config import Schedule
@@ -32,7 +33,7 @@ def scheduled(
         return policy, placement_for(policy, ranks, microbatches, placement, chunks)
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
-    return _from_file(Path(order), ranks, microbatches, placement, chunks, in_flight)
+    return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
 
 
 def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:
@@ -51,6 +52,12 @@ def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:
         raise ConfigError(f"[schedule] {error}") from None
 
 
+def digest_of_order(settings: Schedule) -> str:
+    """Of the file with the order, which every rank reads for itself and all must have alike; "" where there is none."""
+    file = Path(settings.order)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
+
+
 def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
     """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
     policy, where = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
@@ -60,13 +67,13 @@ def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks:
     return Fixed(order, cap, strict=False), where
 
 
-def _from_file(file: Path, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
-    if not str(file).endswith(".csv"):
-        raise ValueError(f"order = {str(file)!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
+def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
+    if not file.endswith(".csv"):
+        raise ValueError(f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
     try:
-        order = Order.parse(file.read_text(encoding="utf-8"), placement, chunks)
+        order = Order.parse(Path(file).read_text(encoding="utf-8"), placement, chunks)
     except OSError as error:
-        raise ValueError(f"order = {str(file)!r}: {error.strerror}; expected a CSV file of tasks, one line a rank") from None
+        raise ValueError(f"order = {file!r}: {error.strerror}; expected a CSV file of tasks, one line a rank") from None
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
     if (order.placement.ranks, order.microbatches) != (ranks, microbatches):

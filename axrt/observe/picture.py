@@ -2,13 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from math import floor, log10
+from statistics import median
 from xml.sax.saxutils import escape
 
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Span, Timeline
 
-_ROW, _STRIP, _GAP, _LEFT, _TOP, _WIDTH = 22, 12, 8, 64, 44, 1400
-_NARROW, _THIN = 11, 4  # a box with less has no room for its number; for an edge
+_ROW, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 12, 8, 64, 10, 44
+_NARROWEST, _WIDEST = 1400, 8000
+_THIN = 4  # a box with less has no room for an edge
 _CLASS = {Kind.FORWARD: "f", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
 _NAMES = (
     ("f", "forward"),
@@ -19,7 +22,7 @@ _NAMES = (
 )
 _STYLE = """
 text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}.t{font-size:13px;font-weight:bold}
-.f{fill:#3b6fb6}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
+.f{fill:#3b6fb6}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
 rect.f,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}.r{fill:#24272d}
 rect.f,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
@@ -28,10 +31,11 @@ rect.f,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 
 def draw(line: Timeline) -> str:
     """The picture of a timeline; microbatches are numbered within their step."""
-    scale = (_WIDTH - _LEFT - 10) / line.makespan
-    height = _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 10
+    width = _width(line)
+    scale = (width - _LEFT - _RIGHT) / line.makespan
+    height = _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 24
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
         f"<style>{_STYLE}</style>",
         f'<text class="t" x="8" y="16">{escape(line.title)}</text>',
         *_legend(line),
@@ -42,10 +46,17 @@ def draw(line: Timeline) -> str:
         mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
         shallowest = min(span.task.stage for span in mine)
         parts.append(f'<text x="8" y="{top + 15}">rank {rank}</text>')
-        parts.append(f'<rect class="r" x="{_LEFT}" y="{top}" width="{_WIDTH - _LEFT - 10}" height="{_ROW}"/>')
+        parts.append(f'<rect class="r" x="{_LEFT}" y="{top}" width="{width - _LEFT - _RIGHT}" height="{_ROW}"/>')
         parts += [_box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine]
         parts.append(_held(line, mine, top + _ROW + _STRIP, scale, most))
-    return "\n".join([*parts, "</svg>\n"])
+    return "\n".join([*parts, *_axis(line, scale, width, height), "</svg>\n"])
+
+
+def _width(line: Timeline) -> int:
+    """Wide enough for the numbers of most forwards."""
+    forward = median(span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD)
+    wanted = _LEFT + _RIGHT + int(1.1 * _room(line.microbatches - 1) * line.makespan / forward) if forward else _WIDEST
+    return min(max(wanted, _NARROWEST), _WIDEST)
 
 
 def _legend(line: Timeline) -> Iterable[str]:
@@ -57,14 +68,30 @@ def _legend(line: Timeline) -> Iterable[str]:
             at += 30 + 7 * len(words)
 
 
+def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str]:
+    """Round times below the rows, some eight a screen."""
+    rough = line.makespan / (8 * width / _NARROWEST)
+    magnitude: float = 10.0 ** floor(log10(rough))
+    step = next(times * magnitude for times in (1, 2, 5, 10) if times * magnitude >= rough)
+    for number in range(int(line.makespan / step) + 1):
+        x = f"{_LEFT + number * step * scale:.1f}"
+        yield f'<path class="a" d="M{x} {bottom - 22}v6"/><text class="x" x="{x}" y="{bottom - 4}">{number * step:g} {line.unit}</text>'
+
+
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
     kind = _CLASS[span.task.kind] + (" d" if deeper else "") + (" s" if width < _THIN else "")
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
-    if width < _NARROW:
+    number = span.task.microbatch % microbatches
+    if width < _room(number):
         return box
-    return box + f'<text class="n" x="{x + width / 2:.1f}" y="{top + 15}">{span.task.microbatch % microbatches}</text>'
+    return box + f'<text class="n" x="{x + width / 2:.1f}" y="{top + 15}">{number}</text>'
+
+
+def _room(number: int) -> int:
+    """What a number takes."""
+    return 5 + 6 * len(str(number))
 
 
 def _held(line: Timeline, spans: Sequence[Span], bottom: float, scale: float, most: int) -> str:

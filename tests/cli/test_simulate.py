@@ -38,6 +38,57 @@ def test_all_that_fit_side_by_side() -> None:
     assert [of["policy"] for of in found] == list(NAMES)
 
 
+def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
+    size = ("--ranks", "4", "--microbatches", "8", "--json")
+    file = tmp_path / "order.csv"
+    published = json.loads(simulate("--policy", "zb-h2", *size, "--write-order", str(file)).output)
+    followed = json.loads(simulate("--policy", "fixed", "--order", str(file), *size).output)
+    assert {**followed, "policy": "zb-h2"} == published
+    assert file.read_text().startswith("F0.0,F0.1,")
+    assert json.loads(simulate("--policy", "fixed", "--order", "zb-h2", "--in-flight", "10", *size).output)["makespan"] <= 27
+    for arguments, text in (
+        (("--policy", "fixed"), "order = ''; expected a CSV file of tasks"),
+        (("--policy", "fixed", "--order", "none.csv"), "order = 'none.csv': No such file or directory"),
+        (("--policy", "1f1b", "--order", str(file)), "set policy = 'fixed'"),
+        (("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"), "holds 7 chunks; set in_flight = 7 or more"),
+        (("--policy", "fixed", "--order", str(file), "--ranks", "3"), "an order of 4 ranks and 8 microbatches a step; expected 3 and 8"),
+    ):
+        result = simulate(*size, *arguments)
+        assert (result.exit_code, text in result.output) == (2, True), result.output
+    file.write_text("F0.0,B0.0,F0.1,B0.1\nF1.0,F1.1,B1.0,B1.1\n")
+    result = simulate("--policy", "fixed", "--order", str(file), "--ranks", "2", "--microbatches", "2")
+    assert result.exit_code == 2
+    assert "is stuck: " in result.output
+
+
+def test_replicas_edges_and_barriers_count() -> None:
+    def makespan(*more: str) -> float:
+        told = json.loads(simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--steps", "2", "--json", *more).output)
+        return float(told["makespan"])
+
+    assert makespan("--transfer", "0.5", "--latency", "0.25") == makespan("--latency", "0.75") > makespan()
+    assert makespan("--replicas", "2") == makespan()
+    assert makespan("--replicas", "2", "--reduce-cost", "1") == makespan() + 1
+    assert makespan("--replicas", "2", "--reduce-transfer", "1") == makespan() + 2 * 0.5
+    assert makespan("--policy", "zb-h2", "--barrier") > makespan("--policy", "zb-h2")
+
+
+def test_a_timeline_is_written_and_drawn(tmp_path: Path) -> None:
+    timeline, picture = tmp_path / "a.json", tmp_path / "b.svg"
+    assert (
+        simulate(
+            "--policy", "zb-v", "--ranks", "2", "--microbatches", "4", "--timeline", str(timeline), "--picture", str(picture)
+        ).exit_code
+        == 0
+    )
+    assert CliRunner().invoke(main, ["draw", str(timeline)]).output.strip() == str(tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text() == picture.read_text()
+    timeline.write_text("{}")
+    result = CliRunner().invoke(main, ["draw", str(timeline)])
+    assert (result.exit_code, "no timeline: 'spans'; expected a file of run.trace_steps" in result.output) == (2, True)
+    assert CliRunner().invoke(main, ["draw", str(tmp_path / "none.json")]).exit_code == 2
+
+
 def test_costs_jitter_stragglers_and_seeds_count() -> None:
     def makespan(*more: str) -> float:
         told = json.loads(simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--json", *more).output)
@@ -69,7 +120,7 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
     ("arguments", "text"),
     [
         (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--placement", "linear"), "made for placement vee, not linear"),
-        (("--policy", "all", "--ranks", "4", "--microbatches", "8", "--picture", "x.svg"), "--picture draws one schedule"),
+        (("--policy", "all", "--ranks", "4", "--microbatches", "8", "--picture", "x.svg"), "--picture is of one schedule"),
         (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"), "'1,2'; expected 3 numbers with ',' between them"),
     ],
 )
