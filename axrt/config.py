@@ -16,6 +16,8 @@ from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, named
 
+AUTO = "auto"  # measured and simulated at the start, see axrt.choice
+
 
 def _key(default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()) -> Any:
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most, "choices": choices})
@@ -100,7 +102,9 @@ class Parallel(_Section):
 class Schedule(_Section):
     """In which order microbatches run, and how many there are."""
 
-    policy: str = _key("1f1b", "what runs first, and what may start", choices=(*NAMES, FIXED))
+    policy: str = _key(
+        "1f1b", "what runs first, and what may start; auto = the fastest in a simulation with measured costs", choices=(*NAMES, FIXED, AUTO)
+    )
     placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
     chunks: int = _key(0, "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped", least=0)
     microbatches: int = _key(8, "per step and replica", least=1)
@@ -121,7 +125,7 @@ class Schedule(_Section):
                 "and with no other"
             )
         try:
-            if self.policy != FIXED:
+            if self.policy in NAMES:
                 named(self.policy, self.in_flight)
         except ValueError as error:
             raise ConfigError(f"schedule.in_flight: {error}") from None
@@ -142,6 +146,7 @@ class Precision(_Section):
 class Memory(_Section):
     """How memory is cut."""
 
+    activations_mb: float = _key(0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0)
     bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from axrt.checkpoint.layers import files_of, load_layers, save_layers
 from axrt.checkpoint.manifest import Manifest, begin, checkpoint_in, partial, publish
+from axrt.choice import settled
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
@@ -55,12 +56,14 @@ class Engine:
         world: the job.
         transport: to the other ranks; None: the world's own.
         observers: told of every event of this rank's loop.
+        sample: a microbatch, for policy "auto" to measure with.
     Attributes:
         config: as it was resolved.
         rank: of this process in the job.
         step: how many steps are done.
         samples: how many of the data they have used up, over all replicas, counting `schedule.microbatch_size` a microbatch.
         device: that this rank computes on.
+        candidates: what policy "auto" has found, the chosen one first; empty under any other.
     """
 
     def __init__(
@@ -72,9 +75,9 @@ class Engine:
         world: World,
         transport: Transport | None = None,
         observers: Sequence[Observer] = (),
+        sample: Any = None,
     ) -> None:
         rank, size = (transport.rank, transport.size) if transport else (world.rank, world.size)
-        self.config = config
         self.rank = rank
         self.step = 0
         self.samples = 0
@@ -82,21 +85,23 @@ class Engine:
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
-        self._policy, self._placement = scheduled_by(config.schedule, self._mesh.pipe)
-        cuts = model.boundaries(self._placement.stages, config.parallel.partition)
-        refuse_shared_parameters(model, cuts)
         self.device = device_of(
             config.run.device, world.node_rank, world.visible_on_node(visible_gpus(config.run.device)), config.run.share_gpu
         )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._generator = BorrowedGenerator(config.run.seed, self.device)
-        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         self._trace = Trace(self._mesh.data_rank * self._mesh.pipe + self._mesh.pipe_rank, config.run.trace_steps)
         watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
+        self.config, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator)
+        config = self.config
+        self._policy, self._placement = scheduled_by(config.schedule, self._mesh.pipe)
+        cuts = model.boundaries(self._placement.stages, config.parallel.partition)
+        refuse_shared_parameters(model, cuts)
+        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -460,6 +465,7 @@ def initialize(
     *,
     transport: Transport | None = None,
     observers: Sequence[Observer] = (),
+    sample: Any = None,
 ) -> Engine:
     """Make the engine of this rank; every rank calls it alike.
 
@@ -472,6 +478,8 @@ def initialize(
         transport: to the other ranks, instead of the one that the launcher's environment asks for; meant for tests, since a rank
             that fails then raises and does not end the others.
         observers: told of every event of this rank's loop.
+        sample: a microbatch, (inputs, targets), like those of the training: policy "auto" measures the layers with it, on the main
+            rank; ignored elsewhere.
     Raises:
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
@@ -489,6 +497,6 @@ def initialize(
     try:
         layers, order = dict(enumerate(map(name_of, model.layers))), {"order": digest_of_order(settings.schedule)}
         world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})
-        return Engine(model, factory, schedule, settings, world, transport, observers)
+        return Engine(model, factory, schedule, settings, world, transport, observers, sample)
     except BaseException as error:
         world.fail(error)

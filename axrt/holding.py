@@ -18,7 +18,7 @@ from axrt.scheduler.bucket import Holder, Holders
 from axrt.scheduler.placement import Placement
 
 _MIB = 1024 * 1024
-_TYPES = {"float32": None, "bfloat16": torch.bfloat16}
+TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def hold(
             generator,
             mesh.data_rank,
             mesh.data,
-            _TYPES[config.precision.compute],
+            TYPES[config.precision.compute],
             splits,
         )
         named = stages[stage].named_parameters()

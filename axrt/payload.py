@@ -46,6 +46,12 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
     return skeleton
 
 
+def on(device: torch.device, payload: object) -> Any:
+    """The payload with its tensors on that device; on their way there, as far as the device's stream cares."""
+    skeleton, tensors = flatten(payload)
+    return unflatten(skeleton, [tensor.to(device, non_blocking=True) for tensor in tensors])
+
+
 def _strip(value: object, tensors: list[Tensor]) -> object:
     if isinstance(value, Tensor) and value.layout is torch.strided:
         tensors.append(value)

@@ -8,7 +8,7 @@ import torch
 
 from axrt.errors import DataError
 from axrt.model.seeds import BorrowedGenerator
-from axrt.payload import flatten, unflatten
+from axrt.payload import flatten, on
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Placement
 
@@ -63,8 +63,8 @@ class BatchReader:
         inputs, target = item
         last = self._placement.stages - 1
         return [
-            (Message(Meaning.ACTIVATION, 0, number, self._replica), self._here(inputs)),
-            (Message(Meaning.TARGET, last, number, self._replica), self._here(target)),
+            (Message(Meaning.ACTIVATION, 0, number, self._replica), on(self._device, inputs)),
+            (Message(Meaning.TARGET, last, number, self._replica), on(self._device, target)),
         ]
 
     def _draw(self) -> Any:
@@ -73,10 +73,6 @@ class BatchReader:
                 raise DataError("batches is None on the rank that reads; expected an iterable of (inputs, targets)")
             self._iterator = iter(self._batches)
         return next(self._iterator, _EXHAUSTED)
-
-    def _here(self, payload: Any) -> Any:
-        skeleton, tensors = flatten(payload)
-        return unflatten(skeleton, [tensor.to(self._device, non_blocking=True) for tensor in tensors])
 
 
 def _digest(payload: Any) -> str:

@@ -30,6 +30,15 @@ def check_use(model: Any, optimizer: Any) -> None:
         )
 
 
+def check_sample(sample: Any) -> None:
+    """What policy "auto" measures with."""
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        raise ConfigError(
+            f"schedule.policy = 'auto' measures the layers with a microbatch, and sample is {type(sample).__name__}; expected "
+            "axrt.initialize(..., sample=(inputs, targets)), or another policy"
+        )
+
+
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
     """Say so where a replica has read the same first microbatch as another."""
     twins = [replica for replica, digest in digests.items() if replica != new and digest == digests[new]]

@@ -33,6 +33,9 @@ class Record:
         self._unwritten: StepResult | None = None
         self._skipped = 0
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
+        if engine.candidates:
+            chosen, *others = engine.candidates
+            show.say(f"auto chose {chosen}; next would be {'; '.join(others[:2]) or 'nothing else'} (simulated with measured costs)")
 
     @property
     def directory(self) -> Path:

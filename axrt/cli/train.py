@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
+from torch import Tensor
 
 from axrt.allocator import keep_freed_memory
 from axrt.checkpoint.manifest import Manifest, check_writable, checkpoint_in, latest, name_latest, prune
@@ -67,7 +69,7 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
     except ConfigError as error:
         join().fail(error)
     keep_freed_memory()
-    with Interrupt() as interrupt, initialize(model, config=config) as engine:
+    with Interrupt() as interrupt, initialize(model, config=config, sample=_sample(config)) as engine:
         resumed_from = _resume(engine)
         show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps, engine.step)
         data = _Data.load(engine, interrupt) if engine.reads else None
@@ -80,6 +82,13 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
             _steps(engine, data, record, saves)
             if record:
                 record.end(engine.step, latest(saves.folder) if saves.folder else None)
+
+
+def _sample(config: Config) -> tuple[Tensor, Tensor]:
+    """A microbatch like those of the data, of random tokens."""
+    model = config.model
+    rows = torch.randint(model.vocab, (config.schedule.microbatch_size, model.context + 1), generator=torch.Generator().manual_seed(0))
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def _of_this_run(file: str, config: Config) -> Config:

@@ -1,0 +1,162 @@
+"""Policy "auto": simulate every policy on the run's own measured costs, and take the fastest that fits.
+
+Costs come from a microbatch that runs through every layer once (`model.costs`), latency and bandwidth from messages that go there and
+back between two ranks. How much durations vary is taken from the same measurements, since that is what separates policies that look
+alike on a steady machine.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from axrt.config import AUTO, Config, Schedule
+from axrt.errors import ConfigError
+from axrt.holding import TYPES
+from axrt.mesh import Mesh
+from axrt.model.costs import LayerCosts, measure
+from axrt.model.module import PipelineModule
+from axrt.model.seeds import BorrowedGenerator
+from axrt.payload import on
+from axrt.refusals import check_sample
+from axrt.reports import Reports
+from axrt.schedule import scheduled_by
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import NAMES, Policy
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+
+_STEPS = 3
+_MOST_MICROBATCHES = 4  # times the ranks: the middle of a long step repeats itself
+_TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+_AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
+_MIB = _LARGE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule, and what it would do.
+
+    Args:
+        schedule: what it is.
+        step_s: seconds a step.
+        busy: the share of them in which the busiest rank computes.
+        stash_mib: the most activations that a rank holds.
+    """
+
+    schedule: Schedule
+    step_s: float
+    busy: float
+    stash_mib: float
+
+    def __str__(self) -> str:
+        cap = f" in_flight {self.schedule.in_flight}" if self.schedule.in_flight else ""
+        return f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy {self.busy:.2f}, {self.stash_mib:.1f} MiB"
+
+
+def settled(
+    config: Config, model: PipelineModule, mesh: Mesh, sample: Any, reports: Reports, generator: BorrowedGenerator
+) -> tuple[Config, list[str]]:
+    """The configuration with what policy "auto" comes to, and a line for each candidate; every rank calls it, the main one decides.
+
+    Args:
+        config: returned as it is under any other policy.
+        model, mesh: of the job.
+        sample: a microbatch, (inputs, targets), on the main rank.
+        reports: to the other ranks.
+        generator: of this rank's device.
+    Raises:
+        ConfigError: on every rank: there is no sample, or nothing fits.
+    """
+    if config.schedule.policy != AUTO:
+        return config, []
+    layers: list[LayerCosts] = []
+
+    def measured() -> None:
+        check_sample(sample)
+        layers.extend(measure(model, config.run.seed, on(generator.device, tuple(sample)), generator, TYPES[config.precision.compute]))
+
+    def decided() -> tuple[str, int, list[str]]:
+        found = choose(config, model, mesh.pipe, layers, edge)
+        return found[0].schedule.policy, found[0].schedule.in_flight, [str(one) for one in found]
+
+    with generator.borrowed():
+        reports.agreed(measured)
+    edge = _measured_edge(reports, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
+    policy, in_flight, candidates = reports.agreed(decided)
+    return replace(config, schedule=replace(config.schedule, policy=policy, in_flight=in_flight)), candidates
+
+
+def _measured_edge(reports: Reports, device: torch.device) -> Edge:
+    """Between two ranks, in seconds and bytes, by two sizes of message."""
+    small_s, large_s = (reports.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2 for size in (1, _LARGE))
+    return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))
+
+
+def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge) -> list[Candidate]:
+    """All that fit the settings and the memory, the one to take first, then by their time.
+
+    Args:
+        config: `schedule.placement`, `chunks` and `in_flight` narrow the choice where they are set; `memory.activations_mb` is the
+            most that a rank may hold.
+        model: for where it is cut.
+        ranks: of a pipeline.
+        layers: what each costs.
+        edge: between ranks, in seconds and bytes.
+    Raises:
+        ConfigError: nothing fits.
+    """
+    found = [_predicted(config, one, *where, layers, edge) for one, where in _legal(config, model, ranks)]
+    limit = config.memory.activations_mb or float("inf")
+    fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
+    if not fitting:
+        least = min(found, key=lambda one: one.stash_mib, default=None)
+        need = f"; {least} holds least: set memory.activations_mb to that, or more ranks" if least else ", whatever memory there is"
+        raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits{need}")
+    best = min((one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s), key=lambda one: one.stash_mib)
+    return [best, *(one for one in fitting if one is not best)]
+
+
+def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[Schedule, tuple[Policy, Placement, list[int]]]]:
+    """Schedules, each with its policy, its placement, and where the model is cut."""
+    asked = config.schedule
+    for name in NAMES:
+        caps = [asked.in_flight] if asked.in_flight or name != "adaptive" else [0, 3 * ranks, 4 * ranks]
+        for cap in caps:
+            try:
+                one = replace(asked, policy=name, in_flight=cap)
+                policy, placement = scheduled_by(one, ranks)
+                cuts = model.boundaries(placement.stages, config.parallel.partition)
+            except ConfigError:
+                continue
+            yield one, (policy, placement, cuts)
+
+
+def _predicted(
+    config: Config, schedule: Schedule, policy: Policy, placement: Placement, cuts: Sequence[int], layers: Sequence[LayerCosts], edge: Edge
+) -> Candidate:
+    stages = [layers[first:end] for first, end in pairwise(cuts)]
+    costs = Costs(
+        tuple(map(_work, stages)),
+        task=_TASK_S,
+        edge=edge,
+        jitter=median(layer.spread for layer in layers),
+        pieces=4,
+    )
+    microbatches = min(schedule.microbatches, _MOST_MICROBATCHES * placement.ranks)
+    line = simulate(placement, policy, microbatches, costs, steps=_STEPS, clips=config.optimizer.clip > 0)
+    stash = line.stash(lambda stage: sum(layer.stash_bytes for layer in stages[stage]) / _MIB)
+    step_s = line.makespan / _STEPS * schedule.microbatches / microbatches
+    return Candidate(schedule, step_s, line.utilisation, max(stash))
+
+
+def _work(layers: Sequence[LayerCosts]) -> Work:
+    sent = layers[-1].sent_bytes if layers else 0
+    return Work(
+        sum(layer.forward_s for layer in layers),
+        sum(layer.input_s for layer in layers),
+        sum(layer.weight_s for layer in layers),
+        sent,
+    )

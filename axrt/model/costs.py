@@ -1,0 +1,126 @@
+"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer after the other.
+
+One layer is built at a time, so a model that no rank could hold can be measured on one. Layers of the same specification that are given the
+same shapes are measured once.
+"""
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axrt.payload import flatten
+
+from .layers import LayerSpec, build
+from .module import PipelineModule
+from .seeds import BorrowedGenerator
+from .stage import Stage
+
+_TIMES = 5  # after one that warms up
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """Of one microbatch on one layer.
+
+    Args:
+        forward_s, input_s, weight_s: seconds, medians; all weight gradients that cannot wait are in `input_s`.
+        sent_bytes: what it hands on.
+        stash_bytes: what it keeps for its backward, without weights.
+        spread: the standard deviation of the logarithm of the forward's time.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    sent_bytes: int
+    stash_bytes: int
+    spread: float
+
+
+def measure(
+    model: PipelineModule, seed: int, sample: tuple[Any, Any], generator: BorrowedGenerator, compute: torch.dtype | None
+) -> list[LayerCosts]:
+    """Every layer's costs, on the generator's device.
+
+    Args:
+        model: stays as it is: modules that are given as they are are copied.
+        seed: of the run.
+        sample: a microbatch, (inputs, targets), on that device.
+        generator: borrowed by the caller.
+        compute: the type that layers compute in; None: as they are.
+    """
+    value, target = sample
+    known: dict[tuple[object, ...], tuple[LayerCosts, Any]] = {}
+    found = []
+    for place, layer in enumerate(model.layers):
+        last = place == len(model.layers) - 1
+        key = (repr(layer), last, _shapes(value)) if isinstance(layer, LayerSpec) else (place,)
+        if key not in known:
+            module = build(model.layers, place, seed).to(generator.device)
+            module = module if isinstance(layer, LayerSpec) else copy.deepcopy(module)
+            stage = Stage([module], place, model.loss_fn if last else None, 1, generator, compute=compute, splits=True)
+            known[key] = _measured(stage, last, value, target, generator.device)
+        costs, value = known[key]
+        found.append(costs)
+    return found
+
+
+def _measured(stage: Stage, last: bool, value: Any, target: Any, device: torch.device) -> tuple[LayerCosts, Any]:
+    """The costs of the one layer of a stage, and what it hands on."""
+    seconds: list[list[float]] = []
+    for number in range(_TIMES + 1):
+        with _counting(stage.layers) as stash:
+            forward_s, out = _timed(lambda: stage.forward(number, value, target), device)  # noqa: B023
+        wanted = None if last else tuple(torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad)
+        input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
+        weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
+        seconds.append([forward_s, input_s, weight_s])
+    forward, back, weight = zip(*seconds[1:], strict=True)
+    sent = 0 if last else sum(tensor.nbytes for tensor in flatten(out)[1])
+    spread = statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist())
+    forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
+    return LayerCosts(forward_s, input_s, weight_s, sent, sum(stash.values()), spread), out
+
+
+def _all_pieces(stage: Stage, number: int) -> None:
+    while stage.weight_pieces(number):
+        stage.weight_gradient(number)
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
+    _wait_for(device)
+    began = time.perf_counter()
+    made = run()
+    _wait_for(device)
+    return time.perf_counter() - began, made
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _counting(layers: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of memory that autograd keeps, by address, without parameters and buffers."""
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*layers.parameters(), *layers.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() not in weights:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield kept
+
+
+def _shapes(value: Any) -> tuple[object, ...]:
+    return tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in flatten(value)[1])
