@@ -1,0 +1,140 @@
+"""Policy "auto": measured, simulated, chosen alike on every rank."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from axrt.choice import choose
+from axrt.config import Config
+from axrt.model.costs import LayerCosts, measure
+from axrt.model.seeds import BorrowedGenerator
+from axrt.scheduler.policies import NAMES
+from axrt.scheduler.simulator import Edge
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .models import Block, motley, perceptron
+from .reference import Outcome, adamw, configured, random_batches, together, train_in_plain_torch
+
+MICROBATCHES, STEPS = 4, 3
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+EQUAL = [LayerCosts(0.01, 0.01, 0.01, 1000, 2**20, 0.0)] * 8
+
+
+def chosen(config: dict[str, Any], edge: Edge = Edge(), ranks: int = 4, layers: list[LayerCosts] = EQUAL) -> list[Any]:  # noqa: B008
+    return choose(Config.read(configured(8, **config)), perceptron(layers=len(layers)), ranks, layers, edge)
+
+
+def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those_as_fast() -> None:
+    first, *others = chosen({})
+    assert (first.schedule.policy, first.schedule.in_flight) == ("adaptive", 0)
+    assert first.stash_mib == 8
+    assert {one.schedule.policy for one in (first, *others)} == set(NAMES)
+    assert [one.step_s for one in others] == sorted(one.step_s for one in others)
+
+
+def test_memory_and_what_is_set_narrow_the_choice() -> None:
+    assert chosen({"memory": {"activations_mb": 7.9}})[0].stash_mib < 8
+    assert {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})} == {"breadth-first", "interleaved-1f1b"}
+    assert {one.schedule.in_flight for one in chosen({"schedule": {"in_flight": 5}})} == {5}
+    with pytest.raises(
+        axrt.ConfigError, match=r"finds no schedule for 4 ranks that fits; .* 8.0 MiB holds least: set memory.activations_mb"
+    ):
+        chosen({"memory": {"activations_mb": 1}})
+    with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits, whatever memory there is"):
+        chosen({}, ranks=9)
+
+
+def test_latency_counts() -> None:
+    near, far = chosen({})[0], chosen({}, Edge(latency=0.02))[0]
+    assert far.step_s > near.step_s
+    slow = chosen({}, Edge(bandwidth=1000 / 0.02))
+    assert slow[0].step_s > near.step_s
+
+
+class Counted(nn.Linear):
+    """Counts how often it was built."""
+
+    built = 0
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        Counted.built += 1
+
+
+def generator() -> BorrowedGenerator:
+    return BorrowedGenerator(7, torch.device("cpu"))
+
+
+def test_layers_of_one_specification_are_measured_once_and_given_modules_stay_as_they_are() -> None:
+    given = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 16))
+    before = {name: value.clone() for name, value in given.state_dict().items()}
+    layers: list[Any] = [given, *[axrt.LayerSpec(Counted, 16, 16) for _ in range(4)], nn.Linear(16, 5)]
+    costs = measure(axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None)
+    assert Counted.built == 1
+    assert len(costs) == 6
+    assert costs[3] == costs[2]
+    assert all(one.forward_s > 0 and one.input_s > 0 for one in costs)
+    assert [one.sent_bytes for one in costs] == [6 * 16 * 4] * 5 + [0]
+    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    assert type(given[1]) is nn.Linear
+    assert all(parameter.grad is None for parameter in given.parameters())
+
+
+def test_what_is_kept_for_the_backward_is_counted_without_weights() -> None:
+    layers = [axrt.LayerSpec(nn.Linear, 16, 32), axrt.LayerSpec(nn.Linear, 32, 5)]
+    first, _ = measure(axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None)
+    assert first.stash_bytes == 6 * 16 * 4  # its input
+    assert first.weight_s > 0
+
+
+def test_structured_values_pass_through_the_measurement() -> None:
+    batches = random_batches((6, 12), classes=4, microbatches=1)
+    assert len(measure(motley(), 7, batches(0)[0], generator(), None)) == 8
+
+
+def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> None:
+    def rank_main(transport: Transport) -> tuple[Outcome, list[str], Any]:
+        config = configured(MICROBATCHES, schedule={"policy": "auto"})
+        users = torch.default_generator.get_state()
+        engine = axrt.initialize(
+            perceptron(), adamw, config=config, transport=transport, sample=BATCHES(0)[0] if transport.rank == 0 else None
+        )
+        assert torch.equal(users, torch.default_generator.get_state())
+        with engine:
+            losses = [engine.train_batch(iter(BATCHES(step)) if engine.reads else None).loss for step in range(STEPS)]
+        mine: dict[str, Tensor] = {name: value.detach().clone() for name, value in engine.named_parameters()}
+        return Outcome(losses, [], mine), engine.candidates, engine.config.schedule
+
+    ranks = LocalWorld(2, 1).run(rank_main)
+    reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
+    assert together([outcome for outcome, _, _ in ranks]) == Outcome(reference.losses, [], reference.parameters)
+    (_, candidates, schedule), (_, others, other) = ranks
+    assert (candidates, schedule) == (others, other)
+    assert candidates[0].startswith(f"{schedule.policy}")
+    assert schedule.policy in NAMES
+    assert all("ms a step, busy 0." in line or "busy 1." in line for line in candidates)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_sample_auto_is_refused_on_every_rank(ranks: int) -> None:
+    config = configured(MICROBATCHES, schedule={"policy": "auto"})
+    with pytest.raises(axrt.ConfigError, match=r"sample is NoneType; expected axrt.initialize\(..., sample=\(inputs, targets\)\)"):
+        LocalWorld(ranks).run(lambda transport: axrt.initialize(perceptron(), config=config, transport=transport))
+
+
+def test_one_microbatch_more_than_a_candidate_can_take_leaves_it_out() -> None:
+    settings = Config.read(configured(7))
+    found = choose(replace(settings, schedule=replace(settings.schedule, microbatches=7)), perceptron(), 4, EQUAL, Edge())
+    assert "interleaved-1f1b" not in {one.schedule.policy for one in found}
+
+
+def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
+    model = axrt.PipelineModule([axrt.LayerSpec(Block, 16) for _ in range(4)], functional.cross_entropy)
+    found = choose(Config.read(configured(8)), model, 4, EQUAL[:4], Edge())
+    assert {"zb-v", "adaptive", "breadth-first"}.isdisjoint({one.schedule.policy for one in found})
