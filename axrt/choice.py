@@ -1,8 +1,10 @@
-"""Policy "auto": simulate every policy on the run's own measured costs, and take the fastest that fits.
+"""Which schedule, where the settings leave it open.
 
-Costs come from a microbatch that runs through every layer once (`model.costs`), latency and bandwidth from messages that go there and
-back between two ranks. How much durations vary is taken from the same measurements, since that is what separates policies that look
-alike on a steady machine.
+Policy "auto" simulates every policy on the run's own measured costs, and takes the fastest that fits. Costs come from a microbatch that
+runs through every layer once (`model.costs`), latency and bandwidth from messages that go there and back between two ranks. How much
+durations vary is taken from the same measurements, since that is what separates policies that look alike on a steady machine.
+
+With no policy named, nothing is measured: the first of a few that is legal is taken.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,7 @@ from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.payload import on
-from axrt.refusals import check_sample
+from axrt.refusals import check_sample, refuse_shared_parameters
 from axrt.reports import Reports
 from axrt.schedule import scheduled_by
 from axrt.scheduler.placement import Placement
@@ -31,6 +33,7 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks: the middle of a long step repeats itself
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+_DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear"}  # measured: docs/performance.md
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
 
@@ -58,11 +61,11 @@ class Candidate:
 
 def settled(
     config: Config, model: PipelineModule, mesh: Mesh, sample: Any, reports: Reports, generator: BorrowedGenerator
-) -> tuple[Config, list[str]]:
-    """The configuration with what policy "auto" comes to, and a line for each candidate; every rank calls it, the main one decides.
+) -> tuple[Schedule, list[str]]:
+    """The schedule with a policy that it names, and what else "auto" has found, a line each; every rank calls it, the main one decides.
 
     Args:
-        config: returned as it is under any other policy.
+        config: of the run.
         model, mesh: of the job.
         sample: a microbatch, (inputs, targets), on the main rank.
         reports: to the other ranks.
@@ -70,8 +73,10 @@ def settled(
     Raises:
         ConfigError: on every rank: there is no sample, or nothing fits.
     """
+    if config.schedule.policy == "":
+        return _by_default(config, model, mesh.pipe), []
     if config.schedule.policy != AUTO:
-        return config, []
+        return config.schedule, []
     layers: list[LayerCosts] = []
 
     def measured() -> None:
@@ -86,7 +91,25 @@ def settled(
         reports.agreed(measured)
     edge = _measured_edge(reports, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
     policy, in_flight, candidates = reports.agreed(decided)
-    return replace(config, schedule=replace(config.schedule, policy=policy, in_flight=in_flight)), candidates
+    return replace(config.schedule, policy=policy, in_flight=in_flight), candidates
+
+
+def _by_default(config: Config, model: PipelineModule, ranks: int) -> Schedule:
+    """The first of `_DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
+    asked = config.schedule.placement
+    if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
+        return replace(config.schedule, policy="1f1b")
+    refusal = ConfigError("")
+    for name, placement in _DEFAULTS.items():
+        if asked in ("", placement):
+            try:
+                one = replace(config.schedule, policy=name)
+                _cut(one, config, model, ranks)
+            except ConfigError as error:
+                refusal = error
+            else:
+                return one
+    raise refusal
 
 
 def _measured_edge(reports: Reports, device: torch.device) -> Edge:
@@ -127,11 +150,16 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[
         for cap in caps:
             try:
                 one = replace(asked, policy=name, in_flight=cap)
-                policy, placement = scheduled_by(one, ranks)
-                cuts = model.boundaries(placement.stages, config.parallel.partition)
+                yield one, _cut(one, config, model, ranks)
             except ConfigError:
                 continue
-            yield one, (policy, placement, cuts)
+
+
+def _cut(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> tuple[Policy, Placement, list[int]]:
+    policy, placement = scheduled_by(schedule, ranks)
+    cuts = model.boundaries(placement.stages, config.parallel.partition)
+    refuse_shared_parameters(model, cuts)
+    return policy, placement, cuts
 
 
 def _predicted(

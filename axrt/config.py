@@ -103,7 +103,10 @@ class Schedule(_Section):
     """In which order microbatches run, and how many there are."""
 
     policy: str = _key(
-        "1f1b", "what runs first, and what may start; auto = the fastest in a simulation with measured costs", choices=(*NAMES, FIXED, AUTO)
+        "",
+        "what runs first, and what may start; '' = adaptive where the model has two layers a rank, else zb-h1; "
+        "auto = the fastest in a simulation with measured costs",
+        choices=("", *NAMES, FIXED, AUTO),
     )
     placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
     chunks: int = _key(0, "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped", least=0)

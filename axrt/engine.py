@@ -58,7 +58,8 @@ class Engine:
         observers: told of every event of this rank's loop.
         sample: a microbatch, for policy "auto" to measure with.
     Attributes:
-        config: as it was resolved.
+        config: of the run.
+        schedule: with the policy that it came to.
         rank: of this process in the job.
         step: how many steps are done.
         samples: how many of the data they have used up, over all replicas, counting `schedule.microbatch_size` a microbatch.
@@ -78,6 +79,7 @@ class Engine:
         sample: Any = None,
     ) -> None:
         rank, size = (transport.rank, transport.size) if transport else (world.rank, world.size)
+        self.config = config
         self.rank = rank
         self.step = 0
         self.samples = 0
@@ -96,9 +98,8 @@ class Engine:
         watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
-        self.config, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator)
-        config = self.config
-        self._policy, self._placement = scheduled_by(config.schedule, self._mesh.pipe)
+        self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator)
+        self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         refuse_shared_parameters(model, cuts)
         self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)

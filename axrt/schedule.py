@@ -30,7 +30,11 @@ def scheduled(
         raise ValueError(f"policy {name} has an order of its own; set policy = {FIXED!r} to follow order = {order!r}, or leave order away")
     if name != FIXED:
         policy = named(name, in_flight)
-        return policy, placement_for(policy, ranks, microbatches, placement, chunks)
+        where = placement_for(policy, ranks, microbatches, placement, chunks)
+        least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
+        if 0 < in_flight < least:
+            raise ValueError(f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or more, or 0")
+        return policy, where
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
     return _from_file(order, ranks, microbatches, placement, chunks, in_flight)

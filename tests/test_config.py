@@ -25,8 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("optimizer.betas=[0.9]", r"optimizer.betas = \[0.9\]; expected two numbers"),
         ("model.dropout=-0.1", "model.dropout = -0.1; expected at least 0 and at most 0.999"),
         ("optimizer.lr=nan", "optimizer.lr = nan; expected at least 0"),
-        ("schedule.policy=1f2b", "expected one of 1f1b, adaptive, axonn, .*; did you mean '1f1b'?"),
-        ("schedule.in_flight=2", "schedule.in_flight: policy 1f1b has a bound of its own"),
+        ("schedule.policy=1f2b", "expected one of , 1f1b, adaptive, axonn, .*; did you mean '1f1b'?"),
         ("schedule.global_batch=7", "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8"),
         ("precision.compute=float16", "precision.compute = 'float16'; expected one of float32, bfloat16"),
         ("parallel.data=0", "parallel.data = 0; expected at least 1"),
@@ -42,6 +41,11 @@ ROOT = Path(__file__).resolve().parent.parent
 def test_a_wrong_value_is_refused_with_what_was_expected(override: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Config.read({}, [override])
+
+
+def test_a_cap_is_for_policies_that_take_one() -> None:
+    with pytest.raises(ConfigError, match="schedule.in_flight: policy zb-v has a bound of its own"):
+        Config.read({}, ["schedule.policy=zb-v", "schedule.in_flight=2"])
 
 
 def test_a_schedule_that_has_no_steps_to_fall_is_refused() -> None:

@@ -134,4 +134,4 @@ def _describe(engine: Engine) -> str:
     replica = " and replica" if engine.data_size > 1 else ""
     batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step{replica}"
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (f", replicas: {engine.data_size}" if engine.data_size > 1 else "")
-    return f"axrt: {layout}, policy {size.policy}, {batch}, {config.run.steps} steps on {engine.device}"
+    return f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on {engine.device}"

@@ -22,7 +22,7 @@ def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
 
 
 def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
-    """Forwards within the cap; what is due; ahead of it, unless slack is None, backwards, and forwards while fewer than slack are ahead.
+    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer than slack are, and backwards for room.
 
     Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
     """
@@ -33,8 +33,10 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
         return False
     if plan.place(task, view.microbatches) == due:
         return True
-    a_weight_gradient_waits = view.held > view.in_flight
-    return slack is not None and not a_weight_gradient_waits and (not is_forward or _forwards_ahead(plan, due, view) < slack)
+    a_weight_gradient_waits, room_is_short = view.held > view.in_flight, view.held >= cap - 1
+    if slack is None or a_weight_gradient_waits:
+        return False
+    return _forwards_ahead(plan, due, view) < slack if is_forward else room_is_short
 
 
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
@@ -73,7 +75,7 @@ class ZeroBubbleV:
 class Adaptive:
     """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
 
-    A forward runs ahead while fewer than cap - 2p have, and there is room.
+    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where room is short.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """
