@@ -40,7 +40,7 @@ def snippets(language: str) -> list[str]:
 def test_the_python_of_the_readme_runs(snippet: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "loss" in done.stdout
+    assert "loss" in done.stdout or "print" not in snippet
 
 
 @pytest.mark.parametrize("snippet", snippets("toml"))

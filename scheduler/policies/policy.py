@@ -19,10 +19,11 @@ and those of the deeper one, which alone would free it, find no room. With caps 
 the argument above holds again: of the oldest microbatch take the deepest stage s+1 that waits for room; the shallower stages
 of that rank may have filled their own cap, which is smaller.
 
-*An order* (interleaved-1f1b, zb-v, adaptive). All ranks follow one acyclic order of forwards and input gradients (of interleaved-1f1b: of
-forwards). The due task, the first of this rank's that has not started, is never refused for the sake of another; take of all due tasks
-the first in that order: what it needs comes before it, so it is done. A forward that lacks room waits for weight gradients, which are
-never refused, or for backwards that the order puts before it. breadth-first refuses nothing.
+*An order* (interleaved-1f1b, zb-v, adaptive, fixed). All ranks follow one acyclic order of forwards and input gradients (of
+interleaved-1f1b: of forwards). The due task, the first of this rank's that has not started, is never refused for the sake of another; take
+of all due tasks the first in that order: what it needs comes before it, so it is done. A due forward lacks room only while weight gradients
+wait, which are never refused: the order itself needs so much, and no more than the cap leaves above that run ahead. An order that is given
+is acyclic if one simulation of it ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
 """
 
 from typing import NamedTuple, Protocol

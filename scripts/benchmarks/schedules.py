@@ -1,15 +1,18 @@
 """The tables of docs/schedules.md, simulated; see scripts/study_schedules."""
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from axrt.scheduler.policies import named, placement_for
-from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.schedule import scheduled
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.timeline import Timeline
 
 POLICIES = ("gpipe", "1f1b", "axonn", "eager-1f1b", "breadth-first", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "adaptive")
 STEPS, SEEDS = 8, 5
+GPT = Work(1.0, 1.26, 0.78)  # what scripts/bench_backward finds for a block, in forwards
 CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "steady": ({}, False),
     "jitter 0.2": ({"jitter": 0.2}, False),
@@ -17,33 +20,68 @@ CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "one rank 1.3x": ({"stragglers": {2: 1.3}}, False),
     "3 % of 6x": ({"hiccups": (0.03, 6.0)}, False),
     "latency 0.25": ({"edge": Edge(latency=0.25)}, False),
+    "GPT": ({"work": GPT, "edge": Edge(latency=0.02), "task": 0.01, "jitter": 0.1}, False),
     "clip": ({}, True),
     "clip, jitter 0.5": ({"jitter": 0.5}, True),
 }
 
 
-def utilisation(name: str, ranks: int, microbatches: int, cap: int, costs: dict[str, Any], clips: bool) -> float:
+def rows(ranks: int) -> list[tuple[str, str, int]]:
+    """Label, policy, cap."""
+    return [(name, name, 0) for name in POLICIES] + [
+        ("adaptive, 3p held", "adaptive", 3 * ranks),
+        ("adaptive, 4p held", "adaptive", 4 * ranks),
+    ]
+
+
+def ran(name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False) -> Timeline:
+    policy, placement = scheduled(name, ranks, 2 * ranks, in_flight=cap)
+    return simulate(placement, policy, 2 * ranks, costs, steps=steps, clips=clips)
+
+
+def published(ranks: int) -> None:
+    """One step on a steady machine, with and without latency."""
+    print("| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|")
+    for label, name, cap in rows(ranks):
+        line, far = ran(name, cap, ranks, Costs()), ran(name, cap, ranks, Costs(edge=Edge(latency=0.25)))
+        chunks = scheduled(name, ranks, 2 * ranks, in_flight=cap)[1].chunks
+        stash = f"{max(line.in_flight) / chunks:g} | {max(line.held) / chunks:g}"
+        print(f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |", flush=True)
+
+
+def utilisation(name: str, cap: int, ranks: int, costs: dict[str, Any], clips: bool) -> float:
     """The median over seeds, where anything varies."""
-    policy = named(name, cap)
-    placement = placement_for(policy, ranks, microbatches)
     seeds = SEEDS if "jitter" in costs or "hiccups" in costs else 1
-    lines = [simulate(placement, policy, microbatches, Costs(seed=seed, **costs), steps=STEPS, clips=clips) for seed in range(seeds)]
-    return statistics.median(line.utilisation for line in lines)
+    return statistics.median(ran(name, cap, ranks, Costs(seed=seed, **costs), STEPS, clips).utilisation for seed in range(seeds))
 
 
-def table(ranks: int, microbatches: int) -> None:
-    print(f"\np = {ranks}, m = {microbatches}\n\n| policy | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS))
-    for name, cap, label in [(name, 0, name) for name in POLICIES] + [("adaptive", 3 * ranks, "adaptive, 3p held")]:
-        row = [utilisation(name, ranks, microbatches, cap, costs, clips) for costs, clips in CONDITIONS.values()]
-        print(f"| {label} | " + " | ".join(f"{value:.3f}" for value in row) + " |", flush=True)
+def varied(ranks: int) -> None:
+    """Eight steps, where machines are not steady; then what adaptive gains."""
+    print("| policy | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS))
+    found: dict[str, list[float]] = {}
+    for label, name, cap in rows(ranks):
+        found[label] = [utilisation(name, cap, ranks, costs, clips) for costs, clips in CONDITIONS.values()]
+        print(f"| {label} | " + " | ".join(f"{value:.3f}" for value in found[label]) + " |", flush=True)
+    print("\n| adaptive against | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS))
+    for label in POLICIES[:-1]:
+        gains = [100 * (mine / its - 1) for mine, its in zip(found["adaptive"], found[label], strict=True)]
+        print(f"| {label} | " + " | ".join(f"{gain:+.1f} %" for gain in gains) + " |")
+
+
+TABLES: dict[str, Callable[[int], None]] = {"published": published, "varied": varied}
 
 
 @click.command()
-@click.option("--ranks", default=(4, 8), multiple=True, type=click.IntRange(3), help="with twice as many microbatches; may be given again")
-def main(ranks: tuple[int, ...]) -> None:
-    """Print a table for each number of ranks."""
-    for count in ranks:
-        table(count, 2 * count)
+@click.option(
+    "--ranks", default=(4, 8, 16), multiple=True, type=click.IntRange(3), help="with twice as many microbatches; may be given again"
+)
+@click.option("--table", "wanted", default=tuple(TABLES), multiple=True, type=click.Choice(list(TABLES)), help="which; may be given again")
+def main(ranks: tuple[int, ...], wanted: tuple[str, ...]) -> None:
+    """Print the tables for each number of ranks."""
+    for name in wanted:
+        for count in ranks:
+            print(f"\n{name}: p = {count}, m = {2 * count}\n")
+            TABLES[name](count)
 
 
 if __name__ == "__main__":

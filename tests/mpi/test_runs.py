@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.scheduler.timeline import Timeline
 
 from ..cli.test_train import TINY
 from .mpirun import environment, launcher, mpirun, run
@@ -71,10 +72,23 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     assert "go on with: mpirun -n 4 axrt train out/config.toml checkpoint.resume=auto" in out
     assert err.count("Traceback") == 0
 
-    more = ("checkpoint.resume=auto", f"run.steps={step + 5}", "run.log_every=1", "parallel.data=1", "schedule.microbatches=4")
+    more = (
+        "checkpoint.resume=auto",
+        "schedule.policy=auto",
+        "run.trace_steps=2",
+        f"run.steps={step + 5}",
+        "run.log_every=1",
+        "parallel.data=1",
+        "schedule.microbatches=4",
+    )
     ended = mpirun(2, ["-m", "axrt", "train", "out/config.toml", *more], cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert f"going on from {checkpoint.relative_to(tmp_path)} at step {step}" in ended.out
+    assert "auto chose " in ended.out
+    assert "timeline of 2 steps in out/timeline.svg" in ended.out
+    line = Timeline.from_json((tmp_path / "out" / "timeline.json").read_text())
+    assert {task.microbatch // 4 for _, task, _, _ in line.computing()} == {step + 1, step + 2}
+    assert 0 < line.utilisation < 1
     assert [line["step"] for line in lines(tmp_path / "out") if "loss" in line and line["step"] > step] == [step + k for k in range(1, 6)]
     assert Manifest.read(checkpoint_in(tmp_path / "out")).samples == 4 * (step + 5)
 
