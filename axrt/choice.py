@@ -150,9 +150,10 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[
         for cap in caps:
             try:
                 one = replace(asked, policy=name, in_flight=cap)
-                yield one, _cut(one, config, model, ranks)
+                where = _cut(one, config, model, ranks)
             except ConfigError:
                 continue
+            yield one, where
 
 
 def _cut(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> tuple[Policy, Placement, list[int]]:

@@ -216,3 +216,41 @@ def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> No
         strict, ahead = ran("zb-v", 8, 16, 8, jitter=0.5, seed=seed), ran("adaptive", 8, 16, 8, cap=24, jitter=0.5, seed=seed)
         gains.append(ahead.utilisation - strict.utilisation)
     assert min(gains) > 0.03
+
+
+def test_costs_may_differ_between_stages_and_edges() -> None:
+    policy, work = named("gpipe"), (Work(1, 1, 1), Work(2, 2, 1), Work(1, 3, 0))
+    line = simulate(Linear(3), policy, 1, Costs(work))
+    durations = {str(span.task): span.end - span.start for span in line.computing()}
+    assert durations == {"F0.0": 1, "F1.0": 2, "F2.0": 1, "B0.0": 2, "B1.0": 3, "B2.0": 3}
+    assert line.ideal == 5
+    far = simulate(Linear(3), policy, 1, Costs(work, edges={(1, 2): Edge(latency=4)}))
+    assert far.makespan == line.makespan + 4
+
+
+def test_messages_on_an_edge_wait_for_each_other_and_not_for_those_of_other_edges() -> None:
+    """The last rank's backwards are done at once, so four gradients of size 1 leave together, one a time unit."""
+    costs = Costs((Work(1, 0, 0, sent=0), Work(1, 0, 0, sent=1), Work(1, 0, 0)), edges={(2, 1): Edge(2.0, 1.0)})
+    line = simulate(Linear(3), named("gpipe"), 4, costs)
+    starts = [span.start for span in line.spans if span.task.kind is Kind.BACKWARD and span.task.stage == 1]
+    assert starts == [6 + 1 + 2 + number for number in range(4)]
+
+
+def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
+    alone = ran("1f1b", 2, 4, steps=2)
+    costs = Costs(reduce=1.0, step=0.5, bucket=4.0, edge=Edge(0.0, 2.0))
+    line = simulate(Linear(2), named("1f1b"), 4, costs, steps=2, replicas=2)
+    assert line.ranks == 4
+    assert sum(span.task.kind is Kind.REDUCE for span in line.spans) == 2 * 4
+    # Half a bucket to the other replica, the sum of half a bucket back: each takes 1; then the step.
+    assert line.makespan == alone.makespan + 1 + 1.0 + 1 + 0.5
+
+
+def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_before() -> None:
+    policy, m = named("zb-h2"), 8
+    line = simulate(Linear(4), policy, m, Costs(), steps=3, barrier=True)
+    for step in range(2):
+        ends = [span.end for span in line.spans if span.task.microbatch // m == step and span.task.kind is not Kind.STEP]
+        begins = [span.start for span in line.computing() if span.task.microbatch // m == step + 1]
+        assert max(ends) <= min(begins)
+    assert line.makespan == 3 * ran("zb-h2").makespan
