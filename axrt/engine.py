@@ -202,7 +202,7 @@ class Engine:
             trains=False,
         )
         reader = self._reader(batches, told=(mesh.data_rank,))
-        with self._working(), self._evaluating():
+        with self._working(), self._holding.evaluating():
             self._loop.run(Session(generation, state, hands, reader), lambda: state.finished)
             if last in self._holding.stages:
                 message = Message(Meaning.EVALUATED, last, 0, mesh.data_rank)
@@ -431,18 +431,6 @@ class Engine:
         self._check_open()
         with self._ending_the_job_on_failure(), self._generator.borrowed():
             yield
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        modules = [module for _, layer in self._holding.layers() for module in layer.modules()]
-        modes = [module.training for module in modules]
-        for module in modules:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
 
     @contextmanager
     def _ending_the_job_on_failure(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """What a rank holds of the model: its stages, and their parameters in buckets."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,19 @@ class Holding:
         for stage in self.stages.values():
             for place, layer in stage.layers.items():
                 yield int(place), layer
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Every module in evaluation mode; afterwards each is in the mode that it was in."""
+        modules = [module for _, layer in self.layers() for module in layer.modules()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""

@@ -173,3 +173,43 @@ def test_a_state_may_begin_at_any_step() -> None:
     state.ask_step()
     state.deliver(activation(1, 10))
     assert run(state, "F1.10") == [activation(2, 10)]
+
+
+def test_a_weight_gradient_stays_the_head_until_its_last_piece_and_others_run_in_between() -> None:
+    state = state_of(rank=1, policy="zb-h1")
+    for number in range(2):
+        state.deliver(activation(1, number))
+    run(state, "F1.0")
+    state.deliver(gradient(1, 0))
+    run(state, "F1.1")
+    assert run(state, "I1.0") == [gradient(0, 0)]
+    first, second = Task.parse("W1.0"), Task.parse("W1.0/1")
+    assert (state.pick(), state.held, state.in_flight) == (first, 2, 1)
+    with pytest.raises(IllegalMove, match=r"W1.0/1 cannot start: piece 0 is next"):
+        state.start(second)
+    state.start(first, more=True)
+    assert state.finish(first) == []
+    state.deliver(gradient(1, 1))
+    assert run(state, "I1.1") == [gradient(0, 1)]
+    assert (state.pick(), state.held) == (second, 2)
+    state.start(second)
+    state.finish(second)
+    assert (str(state.pick()), state.held) == ("W1.1", 1)
+
+
+def test_why_nothing_runs_is_told() -> None:
+    state = state_of(rank=0, ranks=2, microbatches=4)
+    assert (state.pick(), state.why_idle()) == (None, "input")
+    for number in range(4):
+        state.deliver(activation(0, number))
+    for task in ("F0.0", "F0.1"):
+        run(state, task)
+    assert (state.pick(), state.why_idle()) == (None, "room")
+    for number in range(4):
+        if number > 1:
+            run(state, f"F0.{number}")
+        state.deliver(gradient(0, number))
+        run(state, f"B0.{number}")
+    state.deliver(Message(Meaning.LOSS, 0, 0))
+    run(state, "step0.0")
+    assert (state.pick(), state.why_idle()) == (None, "end")
