@@ -7,29 +7,31 @@ closure; the product runs when the policy has nothing better to do.
 What must hold, so that gradients have the bits of a whole backward:
 
 1. Autograd sums what several uses of a parameter give before it adds that to `.grad`, in the order of its walk. Closures of one parameter
-   are kept in that order, summed, and added once.
+   are kept in that order, summed, and added once; microbatch by microbatch.
 2. A parameter may also be used by functions that do not take part (a head that shares the weight of an embedding). A hook on the parameter
-   hears what autograd is about to accumulate: None where every use was deferred; else the noted products join it at once.
+   hears what autograd is about to accumulate: None where every use was deferred; else what waits is added first, the noted products
+   join at once, and from then on nothing of that parameter is deferred.
 3. What a closure reads stays as it is until it has run. Autograd adds in place to gradients that nobody else holds, and a closure holds
-   them; but a parameter's first gradient may be a view of one and is added to later, so the stage copies those (`Stage.input_gradient`).
+   them; but a parameter's first gradient may be a view of one and is added to later, so the stage copies those (`Stage`). Inputs
+   that want no gradient are the user's, who may change them: their product is not deferred. Whatever else changes is noticed.
 4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or by a call for other gradients within a
-   backward (`torch.autograd.grad(..., inputs)`): there the gradient is computed at once and autograd decides what becomes of it.
+   backward (`torch.autograd.grad(..., inputs)`): there autograd decides what becomes of it.
 
-The collector hangs on the parameter, since on CUDA autograd walks the graph on a thread of its own.
+The collector hangs on the parameter, as its hook: on CUDA autograd walks the graph on a thread of its own, and hooks are not pickled.
 """
 
-from collections import deque
+import weakref
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
 Compute = Callable[[], Tensor]
-_HANGS_AT = "_axrt_deferral"
 
 
 def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
@@ -38,10 +40,10 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
     Args:
         parameter: a leaf that the function was given, as `ctx.saved_tensors` or the module has it.
         compute: makes the gradient, of the parameter's shape, from what it holds on to; called at most once, later or at once, without
-            a graph. It must not change what it reads.
+            a graph. It must not change what it reads, nor may anyone else before it has run.
     Returns:
-        None where the gradient will be computed later, by the `W` of this stage and microbatch; else the gradient, made now: outside
-        axrt, under a policy that does not split backwards, and where the parameter has hooks that want to see its gradient.
+        None where the gradient will be computed later, by the `W` of this stage and microbatch, or nobody wants it; else the gradient,
+        made now: outside axrt, under a policy that does not split backwards, and where the parameter has hooks that want to see it.
 
     ```python
     class Scale(torch.autograd.Function):
@@ -56,10 +58,17 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
             return gradient * weight, axrt.defer_weight_gradient(weight, lambda: (gradient * x).sum_to_size(weight.shape))
     ```
     """
-    deferral: Deferral | None = getattr(parameter, _HANGS_AT, None)
+    if not callable(compute):
+        raise TypeError(f"defer_weight_gradient got a {type(compute).__name__} to compute with; expected a function without arguments")
+    deferral = _deferral_of(parameter)
     if deferral is None or not deferral.takes(parameter):
-        return compute() if parameter.requires_grad else None
-    deferral.note(parameter, compute)
+        return compute()
+    try:
+        accumulated = torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
+    except RuntimeError:  # a call for this very gradient
+        return compute()
+    if accumulated:
+        deferral.note(parameter, compute)
     return None
 
 
@@ -72,11 +81,13 @@ class Deferral:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._collecting: deque[tuple[nn.Parameter, list[Compute]]] | None = None
-        self._noted: dict[Tensor, list[Compute]] = {}  # of the walk that runs, until autograd accumulates
+        # Parameters by identity here: comparing tensors means something else, and a reference would keep them alive.
+        self._noted: dict[tuple[int, int], list[Compute]] = {}  # of a walk of autograd's that has not accumulated them yet
         self._waiting: dict[int, deque[tuple[nn.Parameter, list[Compute]]]] = {}
+        self._owed: Counter[int] = Counter()  # how many wait, of each parameter
+        self._shared: set[int] = set()  # parameters that others use too
         for parameter in parameters:
-            setattr(parameter, _HANGS_AT, self)
-            parameter.register_hook(partial(self._accumulates, parameter))  # type: ignore[no-untyped-call]
+            parameter.register_hook(_Ear(self, parameter))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def collecting(self, number: int) -> Iterator[None]:
@@ -84,19 +95,22 @@ class Deferral:
         self._collecting = self._waiting[number] = deque()
         try:
             yield
+            assert not self._noted, "autograd has not accumulated a gradient that was deferred"
         finally:
             self._collecting = None
             self._noted.clear()
 
     def takes(self, parameter: Tensor) -> bool:
-        """Now and for this parameter (rule 4)."""
-        if self._collecting is None or torch.is_grad_enabled() or _has_other_hooks(parameter):
-            return False
-        accumulates = get_gradient_edge(parameter).node
-        return bool(torch._C._will_engine_execute_node(accumulates))
+        """Now and for this parameter."""
+        return (
+            self._collecting is not None
+            and not torch.is_grad_enabled()
+            and id(parameter) not in self._shared
+            and not _has_other_hooks(parameter)
+        )
 
     def note(self, parameter: Tensor, compute: Compute) -> None:
-        self._noted.setdefault(parameter, []).append(compute)
+        self._noted.setdefault((torch._C._current_graph_task_id(), id(parameter)), []).append(compute)
 
     def pieces(self, number: int) -> int:
         """How many of microbatch `number` wait, one a parameter."""
@@ -106,31 +120,78 @@ class Deferral:
         """Compute the next gradient of microbatch `number`, in the order of its backward, and add it to the parameter's `.grad`."""
         waiting = self._waiting[number]
         if waiting:
-            _add(*waiting.popleft())
+            self._add(*waiting.popleft())
         if not waiting:
             del self._waiting[number]
 
     def drop(self) -> None:
         """Forget all that waits."""
         self._waiting.clear()
+        self._owed.clear()
 
-    def _accumulates(self, parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-        """Autograd has gone through all uses of the parameter (rules 1 and 2)."""
-        noted = self._noted.pop(parameter, None)
-        if noted is None or self._collecting is None:
-            return None
+    def hear(self, parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
+        """Autograd has gone through all uses of the parameter; what it is to accumulate, where that is something else."""
+        noted = self._noted.pop((torch._C._current_graph_task_id(), id(parameter)), None) if self._noted else None
         if gradient is None:
-            self._collecting.append((parameter, noted))
+            if noted is not None and self._collecting is not None:
+                self._collecting.append((parameter, noted))
+                self._owed[id(parameter)] += 1
             return None
+        if self._owed[id(parameter)]:
+            self._catch_up(parameter)
+        if noted is None:
+            return None
+        self._shared.add(id(parameter))
         return gradient + _sum(noted)
+
+    def _catch_up(self, parameter: nn.Parameter) -> None:
+        """Add what waits of a parameter before autograd adds what came after."""
+        for waiting in self._waiting.values():
+            mine = [entry for entry in waiting if entry[0] is parameter]
+            for entry in mine:
+                self._add(*entry)
+            if mine:  # a piece each stays, for the brain counts them
+                done = [(one, [] if one is parameter else computes) for one, computes in waiting]
+                waiting.clear()
+                waiting.extend(done)
+
+    def _add(self, parameter: nn.Parameter, computes: list[Compute]) -> None:
+        if computes:
+            self._owed[id(parameter)] -= 1
+            _add(parameter, computes)
+
+
+class _Ear:
+    """The hook by which a `Deferral` hangs on a parameter; it does not keep the parameter alive."""
+
+    def __init__(self, deferral: Deferral, parameter: nn.Parameter) -> None:
+        self.deferral = deferral
+        self._parameter = weakref.ref(parameter)
+
+    def __call__(self, gradient: Tensor | None) -> Tensor | None:
+        parameter = self._parameter()
+        return None if parameter is None else self.deferral.hear(parameter, gradient)
+
+
+def _deferral_of(parameter: Tensor) -> Deferral | None:
+    """The one of the last stage that was made with the parameter."""
+    ears = [hook for hook in (parameter._backward_hooks or {}).values() if isinstance(hook, _Ear)]
+    return ears[-1].deferral if ears else None
+
+
+def _has_other_hooks(parameter: Tensor) -> bool:
+    """Hooks that would see None, or nothing."""
+    others = (hook for hook in (parameter._backward_hooks or {}).values() if not isinstance(hook, _Ear))
+    return any(True for _ in others) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 @torch.no_grad()
 def _add(parameter: nn.Parameter, computes: list[Compute]) -> None:
     gradient = _sum(computes)
-    if gradient.shape != parameter.shape:
+    if not isinstance(gradient, Tensor) or gradient.shape != parameter.shape:
+        what = f"has shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else f"is a {type(gradient).__name__}"
         raise ValueError(
-            f"a deferred weight gradient has shape {tuple(gradient.shape)}; expected that of its parameter, {tuple(parameter.shape)}. "
+            f"a deferred weight gradient {what}; expected that of its parameter, {tuple(parameter.shape)}. "
             "Look at the function given to axrt.defer_weight_gradient"
         )
     if parameter.grad is None:
@@ -148,39 +209,46 @@ def _sum(computes: list[Compute]) -> Tensor:
     return total
 
 
-def _has_other_hooks(parameter: Tensor) -> bool:
-    """Hooks that were not set by a `Deferral` and would see None, or nothing."""
-    return len(parameter._backward_hooks or ()) > 1 or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
 class Linear(nn.Linear):
     """`torch.nn.Linear` whose weight gradient may be deferred; what a stage makes of those modules that are exactly that class.
 
     Where torch would do more than one product (autocast, compiled code, a weight that is computed from others, inputs that are not
-    contiguous), or is to look into it (torch.func), it is as before.
+    contiguous, types that bring their own), or is to look into it (torch.func, forward-mode derivatives), it is as before.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if self._is_plain(input):
+        if not torch.compiler.is_compiling() and _is_plain(input) and self._may_defer() and not _is_looked_into(input.device):
             product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return product
         return super().forward(input)
 
-    def _is_plain(self, x: Tensor) -> bool:
+    def _may_defer(self) -> bool:
         weight = self.weight
         return (
-            torch.is_grad_enabled()
+            type(weight) is nn.Parameter
             and weight.requires_grad
-            and weight.is_leaf
-            and x.dim() > 1
-            and x.numel() > 1  # torch takes a single number for a column and multiplies in another order
-            and x.is_contiguous()
+            and weight.layout is torch.strided
             and weight.is_contiguous()
-            and type(x) in (Tensor, nn.Parameter)
-            and not torch.is_autocast_enabled(x.device.type)
-            and not torch.compiler.is_compiling()
-            and not torch._C._are_functorch_transforms_active()
+            and weight.numel() > 0
+            and torch.is_grad_enabled()
         )
+
+
+def _is_plain(x: Tensor) -> bool:
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and x.requires_grad
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not x.is_complex()
+        and x.dim() > 1
+        and x.numel() > 1  # torch takes a single number for a column and multiplies in another order
+        and x.is_contiguous()
+    )
+
+
+def _is_looked_into(device: torch.device) -> bool:
+    return torch.is_autocast_enabled(device.type) or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def with_deferral(layer: nn.Module) -> nn.Module:
@@ -200,6 +268,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.set_materialize_grads(False)
         ctx.parameter = weight  # itself: what a checkpointed layer unpacks is another tensor
         out = x.new_empty(*x.shape[:-1], weight.shape[0])  # no view, which the next layer could not change in place
         flat_out = out.view(-1, weight.shape[0])
@@ -210,23 +279,37 @@ class _Product(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        if gradient is None:
+            return None, None, None
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         flat = _flat(gradient)
         return (
             flat.mm(weight).view(x.shape) if of_x else None,
-            defer_weight_gradient(ctx.parameter, partial(_of_weight, flat, x)) if of_weight else None,
+            defer_weight_gradient(ctx.parameter, _WeightProduct(flat, x)) if of_weight else None,
             flat.sum(0) if of_bias else None,
         )
 
 
-def _of_weight(gradient: Tensor, x: Tensor) -> Tensor:
-    """Of shape (outputs, inputs), from (rows, outputs) and (..., inputs).
+class _WeightProduct:
+    """The weight's gradient, of shape (outputs, inputs), from the output's (rows, outputs) and the input (..., inputs).
 
     Not `weight.grad.addmm_`: it would save a pass over memory, and has other bits than a product that is added.
     """
-    return gradient.t().mm(_flat(x))
+
+    def __init__(self, gradient: Tensor, x: Tensor) -> None:
+        self._gradient, self._x = gradient, x
+        self._versions = gradient._version, x._version
+
+    def __call__(self) -> Tensor:
+        if self._versions != (self._gradient._version, self._x._version):
+            raise RuntimeError(
+                f"the input of a torch.nn.Linear, of shape {tuple(self._x.shape)}, or its output's gradient was changed in place after the "
+                "backward, and the weight gradient that waits needs it; expected a policy that does not split backwards, such as "
+                "1f1b, or a clone of what is changed"
+            )
+        return self._gradient.t().mm(_flat(self._x))
 
 
 def _flat(tensor: Tensor) -> Tensor:

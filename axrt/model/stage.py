@@ -149,7 +149,7 @@ class Stage:
         if pairs:
             fresh = self._without_gradient()
             torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-            _keep_apart(fresh, stashed.inflow.gradients)
+            _keep_apart(fresh, (*stashed.inflow.gradients, *(gradients or ())))
         return stashed.inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
@@ -261,10 +261,10 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
-    """Give parameters whose first gradient came just now memory of their own where they share it with a gradient that travels on.
+    """Give parameters whose first gradient came just now memory of their own where they share it with a gradient that came in or goes on.
 
     Torch takes a first gradient over as it is, and it may be a view of an activation's; the next backward would add to
-    what the network is still reading.
+    what the network is still reading, or a weight gradient that waits on another stage of this rank.
     """
     travelling = {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()
     for parameter in fresh if travelling else ():

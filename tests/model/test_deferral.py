@@ -1,5 +1,7 @@
 """Gradients in two halves have the bits of a whole backward, and what cannot wait does not."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -369,8 +371,198 @@ def test_a_linear_layer_under_a_whole_backward_stays_as_it_is() -> None:
 
 def test_a_dropped_stage_forgets_what_waited() -> None:
     stage = stage_of(nn.Linear(3, 3))
-    stage.forward(0, torch.ones(2, 3), None)
+    stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
     stage.input_gradient(0, (torch.ones(2, 3),))
     assert stage.weight_pieces(0) == 1
     stage.drop()
     assert stage.weight_pieces(0) == 0
+
+
+class Both(nn.Module):
+    """The first gradient of `by` is a view of what the deeper stage gives back, which that stage's own product reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(4, 6))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value, value + self.by.unsqueeze(0)
+
+
+class Join(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+        out: Tensor = self.linear(value[0]) + value[1]
+        return out
+
+
+def gradients_of_two_stages(splits: bool) -> list[Tensor | None]:
+    torch.manual_seed(1)
+    stages = first, second = stage_of(Both(), splits), stage_of(Join(), splits)
+    for number in range(2):
+        second.forward(number, first.forward(number, torch.randn(1, 4, 6, requires_grad=True), None), None)
+    back, its = ((stage.input_gradient if splits else stage.backward) for stage in (second, first))
+    for number in range(2):
+        its(number, back(number, (torch.randn(1, 4, 6),)))
+    for number in range(2 * splits):
+        second.weight_gradient(number)
+    return [parameter.grad for stage in stages for parameter in stage.layers.parameters()]
+
+
+def test_where_two_stages_of_a_rank_meet_a_waiting_product_reads_what_it_was_given() -> None:
+    for one, other in zip(gradients_of_two_stages(True), gradients_of_two_stages(False), strict=True):
+        assert torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_a_layer_with_a_state_that_it_changes_computes_at_once() -> None:
+    class Remembers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+            self.state = torch.ones(4, 6)
+
+        def forward(self, value: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.state.mul_(0.9).add_(value)
+            out: Tensor = self.linear(self.state) + value
+            return out
+
+    torch.manual_seed(0)
+    split, whole = Remembers(), Remembers()
+    whole.load_state_dict(split.state_dict())
+    one, other = stage_of(split), stage_of(whole, splits=False)
+    for number in range(MICROBATCHES):
+        value = torch.randn(4, 6)
+        for stage, backward in ((one, one.input_gradient), (other, other.backward)):
+            stage.forward(number, value.clone().requires_grad_(), None)
+            backward(number, (value,))
+    assert torch.equal(split.linear.weight.grad, whole.linear.weight.grad)  # type: ignore[arg-type]
+
+
+def test_what_is_changed_before_its_product_has_run_is_noticed() -> None:
+    stage, gradient = stage_of(nn.Linear(3, 3)), torch.ones(2, 3)
+    stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
+    stage.input_gradient(0, (gradient,))
+    gradient.add_(1)
+    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\), or its output's gradient was changed in place after the backward"):
+        stage.weight_gradient(0)
+
+
+class _Nothing(torch.autograd.Function):
+    """Has no gradient for what it was given."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
+class Cut(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = _Nothing.apply(self.a(value)) + self.b(value)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_where_no_gradient_arrives_none_is_made() -> None:
+    assert_same_bits(Cut, rows(4, 6), pieces=1)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Asks autograd for the gradients of inputs and weights alike, as some checkpoint functions do."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, layer: nn.Linear, *weights: Tensor) -> Tensor:
+        ctx.layer = layer
+        ctx.save_for_backward(value)
+        with torch.no_grad():
+            out: Tensor = layer(value)
+            return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        with torch.enable_grad():
+            at = ctx.saved_tensors[0].detach().requires_grad_()
+            out = ctx.layer(at)
+        of_value, *of_weights = torch.autograd.grad(out, [at, *ctx.layer.parameters()], gradient)
+        return of_value, None, *of_weights
+
+
+def test_a_backward_that_asks_for_weight_gradients_itself_gets_them() -> None:
+    class Recomputed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, value: Tensor) -> Tensor:
+            out: Tensor = _Recomputed.apply(value, self.linear, *self.linear.parameters())  # type: ignore[no-untyped-call]
+            return out
+
+    assert_same_bits(Recomputed, rows(4, 6), pieces=0)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:.*torch.jit.script")
+def test_complex_and_empty_weights_and_forward_mode_are_torchs() -> None:
+    assert_same_bits(lambda: nn.Linear(4, 4, dtype=torch.complex64), lambda: torch.randn(3, 4, dtype=torch.complex64), pieces=0)
+    assert_same_bits(lambda: nn.Linear(6, 0), rows(4, 6), pieces=0)
+    layer = with_deferral(nn.Linear(3, 3))
+    with torch.autograd.forward_ad.dual_level():
+        out = layer(torch.autograd.forward_ad.make_dual(torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)))  # type: ignore[no-untyped-call]
+        assert torch.autograd.forward_ad.unpack_dual(out).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def test_a_weight_used_in_both_ways_over_microbatches_is_added_in_their_order() -> None:
+    """A batch of one is contiguous when it is turned, others are not; what waits is added before what comes after."""
+    shapes = iter([(1, 5), (4, 5), (3, 5)] * 2)
+    assert_same_gradients_in_order(lambda: torch.randn(*next(shapes), 6))
+
+
+def assert_same_gradients_in_order(inputs: Callable[[], Tensor]) -> None:
+    class Turns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, value: Tensor) -> Tensor:
+            out: Tensor = self.linear(value.transpose(0, 1))
+            return out
+
+    _, whole = pieces_and_gradients(Turns, False, inputs)
+    found, split = pieces_and_gradients(Turns, True, inputs)
+    assert found == [1, 0, 0]
+    assert all(torch.equal(one, other) for one, other in zip(whole, split, strict=True))
+
+
+def test_parameters_can_be_saved_and_a_second_stage_of_the_same_modules_defers(tmp_path: Any) -> None:
+    layer = nn.Linear(3, 3)
+    stage_of(layer)
+    torch.save({"weight": layer.weight}, tmp_path / "weight.pt")
+    assert torch.equal(torch.load(tmp_path / "weight.pt")["weight"], layer.weight)
+    again = stage_of(layer)
+    again.forward(0, torch.ones(2, 3, requires_grad=True), None)
+    again.input_gradient(0, (torch.ones(2, 3),))
+    assert again.weight_pieces(0) == 1
+
+
+def test_a_stage_is_freed_when_nobody_refers_to_it() -> None:
+    def weight_of_a_stage() -> weakref.ref[Tensor]:
+        stage = stage_of(nn.Linear(3, 3))
+        stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
+        stage.input_gradient(0, (torch.ones(2, 3),))
+        stage.weight_gradient(0)
+        return weakref.ref(next(stage.layers.parameters()))
+
+    gc.disable()
+    try:
+        assert weight_of_a_stage()() is None
+    finally:
+        gc.enable()
