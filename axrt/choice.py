@@ -7,9 +7,10 @@ durations vary is taken from the same measurements, since that is what separates
 With no policy named, nothing is measured: the first of a few that is legal is taken.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from statistics import median
 from typing import Any
 
@@ -22,7 +23,6 @@ from axrt.mesh import Mesh
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
-from axrt.payload import on
 from axrt.refusals import check_sample, refuse_shared_parameters
 from axrt.reports import Reports
 from axrt.schedule import scheduled_by
@@ -31,7 +31,7 @@ from axrt.scheduler.policies import NAMES, Policy
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
-_MOST_MICROBATCHES = 4  # times the ranks: the middle of a long step repeats itself
+_MOST_MICROBATCHES = 4  # times the ranks
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear"}  # measured: docs/performance.md
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
@@ -81,7 +81,7 @@ def settled(
 
     def measured() -> None:
         check_sample(sample)
-        layers.extend(measure(model, config.run.seed, on(generator.device, tuple(sample)), generator, TYPES[config.precision.compute]))
+        layers.extend(measure(model, config.run.seed, tuple(sample), generator, TYPES[config.precision.compute]))
 
     def decided() -> tuple[str, int, list[str]]:
         found = choose(config, model, mesh.pipe, layers, edge)
@@ -101,7 +101,8 @@ def _by_default(config: Config, model: PipelineModule, ranks: int) -> Schedule:
         return replace(config.schedule, policy="1f1b")
     refusal = ConfigError("")
     for name, placement in _DEFAULTS.items():
-        if asked in ("", placement):
+        takes_the_cap = not config.schedule.in_flight or name == "adaptive"
+        if asked in ("", placement) and takes_the_cap:
             try:
                 one = replace(config.schedule, policy=name)
                 _cut(one, config, model, ranks)
@@ -136,8 +137,12 @@ def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[L
     fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
     if not fitting:
         least = min(found, key=lambda one: one.stash_mib, default=None)
-        need = f"; {least} holds least: set memory.activations_mb to that, or more ranks" if least else ", whatever memory there is"
-        raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits{need}")
+        if least is None:
+            raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]")
+        raise ConfigError(
+            f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; {least} holds least: set "
+            f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, or start more ranks"
+        )
     best = min((one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s), key=lambda one: one.stash_mib)
     return [best, *(one for one in fitting if one is not best)]
 
@@ -174,11 +179,23 @@ def _predicted(
         jitter=median(layer.spread for layer in layers),
         pieces=4,
     )
-    microbatches = min(schedule.microbatches, _MOST_MICROBATCHES * placement.ranks)
-    line = simulate(placement, policy, microbatches, costs, steps=_STEPS, clips=config.optimizer.clip > 0)
-    stash = line.stash(lambda stage: sum(layer.stash_bytes for layer in stages[stage]) / _MIB)
-    step_s = line.makespan / _STEPS * schedule.microbatches / microbatches
-    return Candidate(schedule, step_s, line.utilisation, max(stash))
+
+    def simulated(microbatches: int) -> tuple[float, float]:
+        line = simulate(placement, policy, microbatches, costs, steps=_STEPS, clips=config.optimizer.clip > 0)
+        return line.makespan / _STEPS, max(line.stash(lambda stage: sum(layer.stash_bytes for layer in stages[stage]) / _MIB))
+
+    step_s, stash_mib = _at(schedule.microbatches, placement.ranks, simulated)
+    return Candidate(schedule, step_s, schedule.microbatches * costs.of_busiest(placement) / step_s, stash_mib)
+
+
+def _at(microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]) -> tuple[float, float]:
+    """What a long step takes and holds, in a straight line from two shorter ones: its middle repeats itself."""
+    shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
+    if microbatches <= longer:
+        return simulated(microbatches)
+    far = (microbatches - longer) / (longer - shorter)
+    (step_s, stash), (less_s, less) = simulated(longer), simulated(shorter)
+    return step_s + far * (step_s - less_s), stash + far * (stash - less)
 
 
 def _work(layers: Sequence[LayerCosts]) -> Work:

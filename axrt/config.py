@@ -104,8 +104,8 @@ class Schedule(_Section):
 
     policy: str = _key(
         "",
-        "what runs first, and what may start; '' = adaptive where the model has two layers a rank, else zb-h1; "
-        "auto = the fastest in a simulation with measured costs",
+        "what runs first, and what may start; '' = adaptive where the model has two layers a rank, else zb-h1 (1f1b on one rank, "
+        "breadth-first where placement or chunks ask for looped); auto = the fastest in a simulation with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
     )
     placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
@@ -125,7 +125,7 @@ class Schedule(_Section):
         if bool(self.order) != (self.policy == FIXED):
             raise ConfigError(
                 f"schedule.policy = {self.policy!r} and schedule.order = {self.order!r}; expected an order with policy {FIXED!r} "
-                "and with no other"
+                "and schedule.order = '' with any other"
             )
         try:
             if self.policy in NAMES:
@@ -308,7 +308,8 @@ def _check_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
     if limits["choices"] and value not in limits["choices"]:
         near = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{key} = {value!r}; expected one of {', '.join(limits['choices'])} ({limits['meaning']}){hint}")
+        known = ", ".join(choice or "''" for choice in limits["choices"])
+        raise ConfigError(f"{key} = {value!r}; expected one of {known} ({limits['meaning']}){hint}")
     for one in value if isinstance(value, tuple) else (value,):
         too_small = limits["least"] is not None and not one >= limits["least"]
         too_large = (limits["most"] is not None and not one <= limits["most"]) or one == float("inf")
@@ -337,6 +338,11 @@ def _check_together(config: Config) -> None:
         raise ConfigError(
             f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = {config.run.steps}; expected fewer, so that the "
             f"{config.optimizer.schedule} schedule has steps to fall"
+        )
+    if config.run.trace_steps >= config.run.steps:
+        raise ConfigError(
+            f"run.trace_steps = {config.run.trace_steps} of run.steps = {config.run.steps}: the first step is not traced; expected at most "
+            f"{config.run.steps - 1}"
         )
     if model.factory:
         return

@@ -167,6 +167,7 @@ class Engine:
                 self._loop.run(session, lambda: state.finished or state.cut_short)
             whole = not state.cut_short
             if not whole:
+                self._trace.drop_step()
                 self._begin_again()
         if not whole:
             assert state.end is not None

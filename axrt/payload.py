@@ -52,6 +52,12 @@ def on(device: torch.device, payload: object) -> Any:
     return unflatten(skeleton, [tensor.to(device, non_blocking=True) for tensor in tensors])
 
 
+def copied(payload: object) -> Any:
+    """The payload with tensors of its own."""
+    skeleton, tensors = flatten(payload)
+    return unflatten(skeleton, [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors])
+
+
 def _strip(value: object, tensors: list[Tensor]) -> object:
     if isinstance(value, Tensor) and value.layout is torch.strided:
         tensors.append(value)

@@ -65,17 +65,21 @@ def digest_of_order(settings: Schedule) -> str:
 def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
     """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
     policy, where = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
-    order = order_of(policy, where, microbatches).without_weights()
+    order = order_of(policy, where, microbatches)
+    _check_cap(f"the order of {name}", order, cap)
+    return Fixed(order.without_weights(), order.needs, cap, strict=False), where
+
+
+def _check_cap(what: str, order: Order, cap: int) -> None:
     if 0 < cap < max(order.needs):
-        raise ValueError(f"the order of {name} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0")
-    return Fixed(order, cap, strict=False), where
+        raise ValueError(f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0")
 
 
 def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
     if not file.endswith(".csv"):
         raise ValueError(f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
     try:
-        order = Order.parse(Path(file).read_text(encoding="utf-8"), placement, chunks)
+        order = Order.parse(Path(file).read_text(encoding="utf-8-sig"), placement, chunks)
     except OSError as error:
         raise ValueError(f"order = {file!r}: {error.strerror}; expected a CSV file of tasks, one line a rank") from None
     except ValueError as error:
@@ -85,7 +89,8 @@ def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks:
             f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} microbatches a step; "
             f"expected {ranks} and {microbatches}, as the pipeline has"
         )
-    policy = Fixed(order, cap)
+    _check_cap(file, order, cap)
+    policy = Fixed(order, order.needs, cap)
     try:
         simulate(order.placement, policy, microbatches, Costs(pieces=1), steps=2)
     except RuntimeError as error:

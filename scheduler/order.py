@@ -8,6 +8,7 @@ As text it is a table of comma-separated values, one line a rank, in the notatio
 Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say nothing.
 """
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,16 +42,10 @@ class Order:
         """Backwards are input gradients and weight gradients."""
         return any(task.kind is Kind.INPUT for row in self.rows for task in row)
 
-    @property
-    def frees(self) -> frozenset[Kind]:
-        """What makes room in it for another forward."""
-        listed = {task.kind for row in self.rows for task in row}
-        return frozenset({Kind.WEIGHT} & listed or {Kind.INPUT, Kind.BACKWARD})
-
     @cached_property
     def needs(self) -> tuple[int, ...]:
         """The most that each rank must hold so that none gets stuck: in flight where weight gradients go anywhere, else held."""
-        return tuple(_most_held(row, self.frees) for row in self.rows)
+        return tuple(map(_most_held, self.rows))
 
     def without_weights(self) -> "Order":
         """The same with weight gradients that go wherever there is time."""
@@ -70,25 +65,32 @@ class Order:
         Raises:
             ValueError: the text is no order; it names the line and what was expected there.
         """
-        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-        lines = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        lines = [(number, _words(line)) for number, line in enumerate(text.splitlines(), 1) if not line.startswith("#")]
+        lines = [(number, words) for number, words in lines if words]
         if not lines:
             raise ValueError("the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0")
-        rows = [tuple(_tasks(number, line)) for number, line in lines]
+        rows = [tuple(_tasks(number, words)) for number, words in lines]
+        if {Kind.BACKWARD, Kind.INPUT} <= {task.kind for row in rows for task in row}:
+            raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
         where = _placement(rows, placement, chunks)
         microbatches = 1 + max(task.microbatch for row in rows for task in row)
         for (number, _), rank in zip(lines, range(len(rows)), strict=True):
             _check(number, rows[rank], where.stages_of(rank), microbatches)
-        splits = {task.kind is Kind.INPUT for row in rows for task in row if task.kind in (Kind.INPUT, Kind.BACKWARD)}
-        if len(splits) > 1:
-            raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
         return cls(where, microbatches, tuple(rows))
 
 
-def _tasks(number: int, line: str) -> Iterator[Task]:
-    for word in line.split(","):
+def _words(line: str) -> list[str]:
+    """The cells of a line, as spreadsheets write it too: quoted, and with empty ones at the end."""
+    cells = [cell.strip() for row in csv.reader([line]) for cell in row]
+    while cells and not cells[-1]:
+        cells.pop()
+    return cells
+
+
+def _tasks(number: int, words: list[str]) -> Iterator[Task]:
+    for word in words:
         try:
-            task = Task.parse(word.strip())
+            task = Task.parse(word)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         if task.kind in ONCE_A_STEP or task.part:
@@ -104,7 +106,10 @@ def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placemen
         if [one.stages_of(rank) for rank in range(len(rows))] == stages:
             return one
     fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
-    raise ValueError(f"{len(rows)} lines with stages {[list(of) for of in stages]} fit not {fits}; expected a line for each rank")
+    raise ValueError(
+        f"lines with stages {[list(of) for of in stages]} do not fit {fits}; expected first the tasks of rank 0, then those of "
+        "rank 1, and so on, each with the stages that the rank holds"
+    )
 
 
 def _chunks(placement: str, stages: list[tuple[int, ...]]) -> int:
@@ -118,7 +123,8 @@ def _check(number: int, row: tuple[Task, ...], stages: tuple[int, ...], microbat
         kind, stage, microbatch, _ = task
         due = done.get((kind, stage), 0)
         if microbatch != due:
-            raise ValueError(f"line {number}: {task}; expected {Task(kind, stage, due)}: microbatches run in order")
+            what = "stands there twice" if microbatch < due else f"comes before {Task(kind, stage, due)}"
+            raise ValueError(f"line {number}: {task} {what}; expected each microbatch once, in order")
         before = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}.get(kind)
         if before is not None and done.get((before, stage), 0) <= microbatch:
             raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
@@ -132,5 +138,6 @@ def _check(number: int, row: tuple[Task, ...], stages: tuple[int, ...], microbat
                 )
 
 
-def _most_held(row: tuple[Task, ...], frees: frozenset[Kind]) -> int:
+def _most_held(row: tuple[Task, ...]) -> int:
+    frees = {Kind.WEIGHT} & {task.kind for task in row} or {Kind.INPUT, Kind.BACKWARD}
     return max(accumulate((task.kind is Kind.FORWARD) - (task.kind in frees) for task in row))

@@ -1,8 +1,8 @@
 """What a schedule would do: discrete events that drive the very brains and policies that the runtime runs.
 
-A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message waits for those before
-it on the same edge, takes its size over the bandwidth, and then the latency. What varies (jitter, hiccups) is drawn for each stage and kind
-in the order of microbatches, so that every policy meets the same durations.
+A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message with a tensor waits for
+those before it on the same edge, takes its size over the bandwidth, and then, like any message, the latency. What varies (jitter,
+hiccups) is drawn for each stage and kind in the order of microbatches, so that every policy meets the same durations.
 """
 
 import heapq
@@ -61,12 +61,12 @@ class Costs:
         work: of a rank: each of its chunks does the part that their number says; or of each stage.
         reduce: adding up a holder's part of a bucket; only where there are replicas.
         step: of the optimizer on a bucket.
-        task: added to every task, for the loop itself.
+        task: added to every forward and backward, for the loop itself.
         edge: between ranks; `edges` has those that differ, by (from, to), numbered over all replicas.
         bucket: the size of a bucket's gradient.
         jitter: sigma of a lognormal factor on every duration; its median is 1.
         hiccups: (share, factor): so many tasks take so much longer.
-        stragglers: factor on everything that a rank computes.
+        stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
         pieces: of a weight gradient.
         seed: of all that varies.
     """
@@ -200,9 +200,9 @@ class _Simulation:
         for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
             while (number := first.microbatch_to_read()) is not None:
                 if number == self.end:
-                    for state in self.states:
+                    for state in self.states[first.replica * self._placement.ranks :][: self._placement.ranks]:
                         state.deliver(Message(Meaning.END, next(iter(state.lanes)), number))
-                    return
+                    break
                 first.deliver(Message(Meaning.ACTIVATION, 0, number, first.replica))
                 target = Message(Meaning.TARGET, last, number, first.replica)
                 self.states[self._place_of(target)].deliver(target)

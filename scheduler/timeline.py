@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -60,8 +60,8 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """The end of the last forward or backward."""
-        return max(span.end for span in self.computing())
+        """The end of the last forward or backward; 0 where there is none."""
+        return max((span.end for span in self.computing()), default=0.0)
 
     @property
     def span(self) -> list[float]:
@@ -72,11 +72,20 @@ class Timeline:
         return [end - start for start, end in zip(first, last, strict=True)]
 
     def idle(self, cause: str = "") -> list[float]:
-        """For each rank the time without a task until the makespan; of one cause, or of all."""
-        total, makespan = [0.0] * self.ranks, self.makespan
-        for rank, why, start, end in self.pauses:
-            if cause in ("", why):
-                total[rank] += min(end, makespan) - start
+        """For each rank the time without a task until the makespan; or as much of it as has that cause.
+
+        In real runs causes add up to less: what the loop itself takes between tasks has none.
+        """
+        makespan = self.makespan
+        if cause:
+            return self._until_makespan((pause.rank, pause.start, pause.end) for pause in self.pauses if pause.cause == cause)
+        busy = self._until_makespan((span.rank, span.start, span.end) for span in self.spans)
+        return [makespan - of_rank for of_rank in busy]
+
+    def _until_makespan(self, intervals: Iterable[tuple[int, float, float]]) -> list[float]:
+        total = [0.0] * self.ranks
+        for rank, start, end in intervals:
+            total[rank] += max(0.0, min(end, self.makespan) - max(start, 0.0))
         return total
 
     @property

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
         ("optimizer.betas=[0.9]", r"optimizer.betas = \[0.9\]; expected two numbers"),
         ("model.dropout=-0.1", "model.dropout = -0.1; expected at least 0 and at most 0.999"),
         ("optimizer.lr=nan", "optimizer.lr = nan; expected at least 0"),
-        ("schedule.policy=1f2b", "expected one of , 1f1b, adaptive, axonn, .*; did you mean '1f1b'?"),
+        ("schedule.policy=1f2b", "expected one of '', 1f1b, adaptive, axonn, .*; did you mean '1f1b'?"),
         ("schedule.global_batch=7", "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8"),
         ("precision.compute=float16", "precision.compute = 'float16'; expected one of float32, bfloat16"),
         ("parallel.data=0", "parallel.data = 0; expected at least 1"),

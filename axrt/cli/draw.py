@@ -21,6 +21,8 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
     """
     picture = picture or timeline.with_suffix(".svg")
+    if picture.suffix != ".svg":
+        _refuse(f"{picture}: pictures are SVG; expected a name that ends in .svg")
     try:
         picture.write_text(draw(Timeline.from_json(timeline.read_text(encoding="utf-8"))), encoding="utf-8")
     except OSError as error:

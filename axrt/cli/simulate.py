@@ -4,6 +4,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
             numbers = tuple(float(word) for word in value.split(self._mark))
         except ValueError:
             numbers = ()
-        if len(numbers) != self._count or min(numbers) < 0:
+        if len(numbers) != self._count or min(numbers) < 0 or not all(map(isfinite, numbers)):
             self.fail(f"{value!r}; expected {self._count} numbers with {self._mark!r} between them", param, ctx)
         return numbers
 
@@ -64,7 +65,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline")
 @click.option("--reduce-cost", default=0.0, type=click.FloatRange(0), help="of adding up gradients of replicas, a rank and chunk")
 @click.option("--reduce-transfer", default=0.0, type=click.FloatRange(0), help="what the gradient of a chunk takes on an edge")
-@click.option("--jitter", default=0.0, type=click.FloatRange(0), help="sigma of a lognormal factor on every duration")
+@click.option("--jitter", default=0.0, type=click.FloatRange(0, 3, clamp=False), help="sigma of a lognormal factor on every duration")
 @click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
 @click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
 @click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
@@ -87,10 +88,14 @@ def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: An
     axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
     """
+    _check(options)
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
         for name in (name for name, path in files.items() if path):
             _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
+    if files["picture"] and files["picture"].suffix != ".svg":
+        _refuse(f"--picture {files['picture']}: pictures are SVG; expected a name that ends in .svg")
+    options["in_flight"] = dict.fromkeys(_CAPPED if policy == "all" else (policy,), options["in_flight"])
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):
@@ -111,6 +116,17 @@ def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: An
         _show(found, misfits)
 
 
+def _check(options: dict[str, Any]) -> None:
+    places = options["ranks"] * options["replicas"]
+    for rank, _ in options["straggler"]:
+        if rank >= places or rank != int(rank):
+            _refuse(f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}")
+    if not sum(options["costs"]):
+        _refuse("--costs are all 0; expected something to do")
+    if options["hiccups"][0] > 1:
+        _refuse(f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1")
+
+
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, Timeline]:
     """`ValueError` where the options do not go together."""
     rule, where = scheduled(
@@ -119,7 +135,7 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         options["microbatches"],
         placement=options["placement"],
         chunks=options["chunks"],
-        in_flight=options["in_flight"] if name in _CAPPED else 0,
+        in_flight=options["in_flight"].get(name, 0),
         order=options["order"],
     )
     forward, back, weight = options["costs"]

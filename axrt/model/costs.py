@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axrt.payload import flatten
+from axrt.payload import copied, flatten, on
 
 from .layers import LayerSpec, build
 from .module import PipelineModule
@@ -32,7 +32,7 @@ class LayerCosts:
     Args:
         forward_s, input_s, weight_s: seconds, medians; all weight gradients that cannot wait are in `input_s`.
         sent_bytes: what it hands on.
-        stash_bytes: what it keeps for its backward, without weights.
+        stash_bytes: the most that it keeps for its backward, without weights: what autograd saved, or what products that wait read.
         spread: the standard deviation of the logarithm of the forward's time.
     """
 
@@ -50,22 +50,23 @@ def measure(
     """Every layer's costs, on the generator's device.
 
     Args:
-        model: stays as it is: modules that are given as they are are copied.
+        model: stays as it is: modules that are given as they are are copied, and so is the loss.
         seed: of the run.
-        sample: a microbatch, (inputs, targets), on that device.
+        sample: a microbatch, (inputs, targets).
         generator: borrowed by the caller.
         compute: the type that layers compute in; None: as they are.
     """
-    value, target = sample
+    value, target = (on(generator.device, copied(part)) for part in sample)
+    loss_fn = copy.deepcopy(model.loss_fn)
     known: dict[tuple[object, ...], tuple[LayerCosts, Any]] = {}
     found = []
     for place, layer in enumerate(model.layers):
         last = place == len(model.layers) - 1
-        key = (repr(layer), last, _shapes(value)) if isinstance(layer, LayerSpec) else (place,)
+        key = (*_specification(layer), last, _shapes(value)) if isinstance(layer, LayerSpec) else (place,)
         if key not in known:
-            module = build(model.layers, place, seed).to(generator.device)
-            module = module if isinstance(layer, LayerSpec) else copy.deepcopy(module)
-            stage = Stage([module], place, model.loss_fn if last else None, 1, generator, compute=compute, splits=True)
+            module = build(model.layers, place, seed)
+            module = (module if isinstance(layer, LayerSpec) else copy.deepcopy(module)).to(generator.device)
+            stage = Stage([module], place, loss_fn if last else None, 1, generator, compute=compute, splits=True)
             known[key] = _measured(stage, last, value, target, generator.device)
         costs, value = known[key]
         found.append(costs)
@@ -80,13 +81,14 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any, device: torch.d
             forward_s, out = _timed(lambda: stage.forward(number, value, target), device)  # noqa: B023
         wanted = None if last else tuple(torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad)
         input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
+        waiting = stage.waiting_bytes(number)
         weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
         seconds.append([forward_s, input_s, weight_s])
     forward, back, weight = zip(*seconds[1:], strict=True)
     sent = 0 if last else sum(tensor.nbytes for tensor in flatten(out)[1])
     spread = statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist())
     forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
-    return LayerCosts(forward_s, input_s, weight_s, sent, sum(stash.values()), spread), out
+    return LayerCosts(forward_s, input_s, weight_s, sent, max(sum(stash.values()), waiting), spread), out
 
 
 def _all_pieces(stage: Stage, number: int) -> None:
@@ -120,6 +122,11 @@ def _counting(layers: nn.Module) -> Iterator[dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
+
+
+def _specification(layer: LayerSpec) -> tuple[object, ...]:
+    """Equal for layers that are built alike."""
+    return (layer.typename, repr(layer.args), repr(layer.kwargs), getattr(layer, "forward_fn", None))
 
 
 def _shapes(value: Any) -> tuple[object, ...]:

@@ -116,6 +116,12 @@ class Deferral:
         """How many of microbatch `number` wait, one a parameter."""
         return len(self._waiting.get(number, ()))
 
+    def waiting_bytes(self, number: int) -> int:
+        """What products of `Linear` that wait read; what functions of the user's read nobody knows."""
+        products = [one for _, computes in self._waiting.get(number, ()) for one in computes if isinstance(one, _WeightProduct)]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for one in products for tensor in one.reads}
+        return sum(storages.values())
+
     def run_piece(self, number: int) -> None:
         """Compute the next gradient of microbatch `number`, in the order of its backward, and add it to the parameter's `.grad`."""
         waiting = self._waiting[number]
@@ -301,6 +307,10 @@ class _WeightProduct:
     def __init__(self, gradient: Tensor, x: Tensor) -> None:
         self._gradient, self._x = gradient, x
         self._versions = gradient._version, x._version
+
+    @property
+    def reads(self) -> tuple[Tensor, Tensor]:
+        return self._gradient, self._x
 
     def __call__(self) -> Tensor:
         if self._versions != (self._gradient._version, self._x._version):

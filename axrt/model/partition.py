@@ -25,7 +25,7 @@ def boundaries(layers: Sequence[Layer], stages: int, method: str | Sequence[int]
     if stages > len(layers):
         raise ConfigError(
             f"{len(layers)} layers cannot fill {stages} stages; expected at most {len(layers)}. "
-            "Start fewer ranks, set parallel.pipe, or give the model more layers"
+            "Start fewer ranks, set parallel.pipe, give the model more layers, or take a policy with one stage a rank, such as zb-h1"
         )
     return balanced([_weight_by(method)(layer) for layer in layers], stages, method)
 

@@ -166,6 +166,10 @@ class Stage:
         """How many weight gradients of microbatch `number` wait."""
         return self._deferral.pieces(number)
 
+    def waiting_bytes(self, number: int) -> int:
+        """What the products among them read."""
+        return self._deferral.waiting_bytes(number)
+
     def weight_gradient(self, number: int) -> None:
         """Compute the next of them, if there is one, and add it to its parameter's `.grad`."""
         self._deferral.run_piece(number)

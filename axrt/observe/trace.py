@@ -16,13 +16,13 @@ class Trace(Observer):
     Args:
         place: this rank's row in the timeline.
         steps: how many to keep; the first that is trained warms up and is not kept.
-        now: a clock in seconds that the ranks of the job share: of the day, as far as nodes agree on it.
     """
 
-    def __init__(self, place: int, steps: int, now: Callable[[], float] | None = None) -> None:
+    def __init__(self, place: int, steps: int) -> None:
         self._place, self._steps, self._begun = place, steps, 0
-        self._now = now or _time_of_day()
+        self._now = _time_of_day()
         self._recording = False
+        self._kept = 0, 0
         self._started: dict[Task, float] = {}
         self._free = 0.0  # when the task before has ended: what a device starts behind it waits for that
         self._idle: tuple[str, float] | None = None
@@ -34,11 +34,19 @@ class Trace(Observer):
         """A step is trained within."""
         self._recording = 0 < self._begun <= self._steps
         self._begun += 1
+        self._kept = len(self.spans), len(self.pauses)
         try:
             yield
         finally:
             self._recording = False
             self._end_pause(self._now())
+
+    def drop_step(self) -> None:
+        """The last step was not whole: it will be trained again, and does not count."""
+        spans, pauses = self._kept
+        del self.spans[spans:], self.pauses[pauses:]
+        self._started.clear()
+        self._begun -= 1
 
     @property
     def whole(self) -> bool:
@@ -67,5 +75,6 @@ class Trace(Observer):
 
 
 def _time_of_day() -> Callable[[], float]:
+    """A clock in seconds that the ranks of the job share, as far as their nodes agree on the time."""
     began = time.time() - time.perf_counter()
     return lambda: began + time.perf_counter()

@@ -108,11 +108,13 @@ class Fixed:
 
     Args:
         order: of all ranks.
+        needs: the most that each rank must hold for it.
         cap: chunks held on a rank; 0: what the order needs.
         strict: nothing that the order names runs ahead of what is due.
     """
 
     order: Order
+    needs: tuple[int, ...]
     cap: int = 0
     strict: bool = True
     name = "fixed"
@@ -130,11 +132,11 @@ class Fixed:
 
     def admits(self, task: Task, view: View) -> bool:
         cap = self._cap(view.rank)
-        slack = None if self.strict else cap - self.order.needs[view.rank]
+        slack = None if self.strict else cap - self.needs[view.rank]
         return _admits(self.order.plans[view.rank], task, view, cap, slack)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(rank), self._cap(rank))
 
     def _cap(self, rank: int) -> int:
-        return max(self.cap, self.order.needs[rank])
+        return max(self.cap, self.needs[rank])

@@ -50,7 +50,7 @@ def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
         (("--policy", "fixed"), "order = ''; expected a CSV file of tasks"),
         (("--policy", "fixed", "--order", "none.csv"), "order = 'none.csv': No such file or directory"),
         (("--policy", "1f1b", "--order", str(file)), "set policy = 'fixed'"),
-        (("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"), "holds 7 chunks; set in_flight = 7 or more"),
+        (("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"), "holds 8 chunks; set in_flight = 8 or more"),
         (("--policy", "fixed", "--order", str(file), "--ranks", "3"), "an order of 4 ranks and 8 microbatches a step; expected 3 and 8"),
     ):
         result = simulate(*size, *arguments)
@@ -121,6 +121,12 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
     [
         (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--placement", "linear"), "made for placement vee, not linear"),
         (("--policy", "all", "--ranks", "4", "--microbatches", "8", "--picture", "x.svg"), "--picture is of one schedule"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--in-flight", "4"), "zb-v has a bound of its own"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "0,0,0"), "expected something to do"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "nan,1,1"), "expected 3 numbers"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"), "no such rank; expected one of 0 to 3"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--hiccups", "3:6"), "expected at most 1"),
+        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--picture", "x.png"), "expected a name that ends in .svg"),
         (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"), "'1,2'; expected 3 numbers with ',' between them"),
     ],
 )

@@ -42,11 +42,9 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
     assert max(one.stash_mib for one in chosen({})) > max(one.stash_mib for one in chosen({"memory": {"activations_mb": 8}})) == 8
     assert {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})} == {"breadth-first", "interleaved-1f1b"}
     assert {one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})} == {5}
-    with pytest.raises(
-        axrt.ConfigError, match=r"finds no schedule for 4 ranks that fits; .* 8.0 MiB holds least: set memory.activations_mb"
-    ):
+    with pytest.raises(axrt.ConfigError, match=r"activations_mb = 1 is too little .* 8.0 MiB holds least: set memory.activations_mb = 9"):
         chosen({"memory": {"activations_mb": 1}})
-    with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits, whatever memory there is"):
+    with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits the model"):
         chosen({}, ranks=9)
 
 
@@ -101,11 +99,9 @@ def test_structured_values_pass_through_the_measurement() -> None:
 def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> None:
     def rank_main(transport: Transport) -> tuple[Outcome, list[str], Any]:
         config = configured(MICROBATCHES, schedule={"policy": "auto"})
-        users = torch.default_generator.get_state()
         engine = axrt.initialize(
             perceptron(), adamw, config=config, transport=transport, sample=BATCHES(0)[0] if transport.rank == 0 else None
         )
-        assert torch.equal(users, torch.default_generator.get_state())
         with engine:
             losses = [engine.train_batch(iter(BATCHES(step)) if engine.reads else None).loss for step in range(STEPS)]
         mine: dict[str, Tensor] = {name: value.detach().clone() for name, value in engine.named_parameters()}
@@ -170,3 +166,58 @@ def test_a_cap_below_what_a_policy_needs_is_refused() -> None:
     config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": 3})
     with pytest.raises(axrt.ConfigError, match=r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, or 0"):
         LocalWorld(2).run(lambda transport: axrt.initialize(perceptron(), config=config, transport=transport))
+
+
+def test_long_steps_are_foretold_from_shorter_ones() -> None:
+    """With what a policy holds: all of a step's microbatches, under gpipe."""
+    for m in (8, 64):
+        found = {one.schedule.policy: one for one in choose(Config.read(configured(m)), perceptron(), 2, EQUAL, Edge())}
+        assert found["gpipe"].stash_mib == m * 4
+        assert found["1f1b"].step_s == pytest.approx((m + 1) * 4 * 0.03, rel=0.03)
+
+
+def scaled(module: nn.Module, value: Tensor) -> Tensor:
+    return value * module.weight.mean()  # type: ignore[operator]
+
+
+def test_layers_that_look_alike_and_are_not_are_told_apart() -> None:
+    def wider(inputs: int, outputs: int) -> type[nn.Module]:
+        class Layer(nn.Module):
+            def __init__(self, dropout: float) -> None:
+                super().__init__()
+                self.linear = nn.Linear(inputs, outputs)
+
+            def forward(self, value: Tensor) -> Tensor:
+                out: Tensor = self.linear(value)
+                return out
+
+        return Layer
+
+    layers = [axrt.LayerSpec(wider(16, 16), 0.1), axrt.LayerSpec(wider(16, 5), 0.1)]
+    tied = [axrt.TiedLayerSpec("w", nn.Linear, 16, 16), axrt.TiedLayerSpec("w", nn.Linear, 16, 16, forward_fn=scaled)]
+    model = axrt.PipelineModule([*tied, *layers, nn.Identity()], functional.cross_entropy)
+    assert [one.sent_bytes for one in measure(model, 7, BATCHES(0)[0], generator(), None)] == [384, 384, 384, 120, 0]
+
+
+def test_measuring_changes_neither_the_sample_nor_the_loss() -> None:
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = 0
+
+        def forward(self, value: Tensor, target: Tensor) -> Tensor:
+            self.seen += 1
+            return functional.cross_entropy(value, target)
+
+    loss, sample = Loss(), BATCHES(0)[0]
+    before = sample[0].clone()
+    measure(axrt.PipelineModule([nn.ReLU(inplace=True), nn.Linear(16, 5)], loss), 7, sample, generator(), None)
+    assert loss.seen == 0
+    assert torch.equal(sample[0], before)
+
+
+def test_the_users_generator_is_where_it_was() -> None:
+    users = torch.default_generator.get_state()
+    config = configured(MICROBATCHES, schedule={"policy": "auto"})
+    with axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]):
+        assert torch.equal(users, torch.default_generator.get_state())

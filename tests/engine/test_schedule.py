@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import axrt
+from axrt.config import Schedule
 from axrt.observe.picture import draw
+from axrt.schedule import digest_of_order
 from axrt.scheduler.placement import Vee
 from axrt.scheduler.policies import named
 from axrt.scheduler.simulator import Costs, order_of, simulate
@@ -42,7 +44,7 @@ def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     ("schedule", "text"),
     [
         ({"policy": "fixed"}, "schedule.policy = 'fixed' and schedule.order = ''; expected an order with policy 'fixed'"),
-        ({"policy": "1f1b", "order": "zb-v"}, "expected an order with policy 'fixed' and with no other"),
+        ({"policy": "1f1b", "order": "zb-v"}, "expected an order with policy 'fixed' and schedule.order = '' with any other"),
         ({"policy": "fixed", "order": "none.csv"}, r"\[schedule\] order = 'none.csv': No such file or directory"),
         ({"policy": "fixed", "order": "zb-v", "placement": "linear"}, "made for placement vee, not linear"),
     ],
@@ -90,6 +92,10 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
         assert line.in_flight[rank] <= most.in_flight
         assert line.held[rank] <= most.held
     assert line.pauses
+    assert all(0 <= idle <= line.makespan for idle in line.idle())
+    for pause in line.pauses:
+        same = [span for span in line.spans if span.rank == pause.rank]
+        assert not any(span.start < pause.end and pause.start < span.end for span in same)
     assert {pause.cause for pause in line.pauses} <= set(CAUSES)
     assert all(pause.end >= pause.start for pause in line.pauses)
     assert 0 < line.utilisation < 1
@@ -103,3 +109,34 @@ def test_what_a_timeline_says_is_the_same_after_it_was_written() -> None:
     assert again == line
     assert (again.makespan, again.held, again.in_flight, again.idle()) == (line.makespan, line.held, line.in_flight, line.idle())
     assert line.stash(lambda stage: 10.0) == [10.0 * held for held in line.held]
+
+
+def test_a_dropped_step_is_not_in_the_timeline() -> None:
+    config = configured(MICROBATCHES, schedule={"policy": "1f1b"}, run={"trace_steps": 2})
+
+    def rank_main(transport: Transport) -> Timeline | None:
+        with axrt.initialize(perceptron(), config=config, transport=transport) as engine:
+            engine.train_batch(iter(BATCHES(0)))
+            with pytest.raises(StopIteration):
+                engine.train_batch(iter(BATCHES(1)[:4]))
+            assert not engine.traced
+            for step in (1, 2):
+                engine.train_batch(iter(BATCHES(step)))
+            return engine.timeline()
+
+    for seed in range(4):
+        line, *_ = LocalWorld(3, seed).run(rank_main)
+        assert line is not None
+        assert set(Counter((span.rank, span.task) for span in line.spans).values()) == {1}
+        assert len(list(line.computing())) == 3 * 2 * 2 * MICROBATCHES
+
+
+def test_the_digest_of_an_order_is_that_of_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "order.csv"
+
+    def digest(text: str) -> str:
+        file.write_text(text)
+        return digest_of_order(Schedule(policy="fixed", order=str(file)))
+
+    assert digest("F0.0,B0.0") == digest("F0.0,B0.0") != digest("F0.0,B0.0\n")
+    assert digest_of_order(Schedule(policy="1f1b")) == ""

@@ -254,3 +254,22 @@ def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_befo
         begins = [span.start for span in line.computing() if span.task.microbatch // m == step + 1]
         assert max(ends) <= min(begins)
     assert line.makespan == 3 * ran("zb-h2").makespan
+
+
+def test_an_activation_is_as_large_as_the_stage_before_says() -> None:
+    costs = Costs((Work(1, 1, 0, sent=3), Work(1, 1, 0, sent=9)), edges={(0, 1): Edge(0.0, 1.0)})
+    line = simulate(Linear(2), named("gpipe"), 1, costs)
+    assert [span.start for span in line.spans if span.task.kind is Kind.FORWARD] == [0, 1 + 3]
+
+
+def test_replicas_evaluate_each_to_its_own_end() -> None:
+    line = simulate(Linear(2), Nested(), 4, Costs(Work(1, 0, 0), stragglers={0: 3.0}), evaluate=True, replicas=2)
+    assert sum(span.task.kind is Kind.FORWARD for span in line.spans) == 2 * 2 * 4
+
+
+def test_idle_time_is_what_no_task_takes_until_the_makespan() -> None:
+    line = simulate(Linear(3), named("zb-h1"), 4, Costs(reduce=2.0, step=1.0, edge=Edge(2.0)), replicas=2)
+    assert line.idle() == pytest.approx([sum(line.idle(cause)[rank] for cause in (INPUT, ROOM, END)) for rank in range(6)])
+    for rank in range(6):
+        busy = sum(min(span.end, line.makespan) - span.start for span in line.spans if span.rank == rank and span.start < line.makespan)
+        assert line.idle()[rank] == pytest.approx(line.makespan - busy)
