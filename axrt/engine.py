@@ -28,7 +28,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
-from axrt.optim.bucket import Norms, OptimizerFactory, Schedule, constant, total_norm
+from axrt.optim.bucket import LrSchedule, Norms, OptimizerFactory, constant, total_norm
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
@@ -51,7 +51,7 @@ class Engine:
     Args:
         model: the same on every rank.
         factory: makes the optimizer of a bucket.
-        schedule: the factor on the learning rate.
+        lr_schedule: the factor on the learning rate.
         config: checked.
         world: the job.
         transport: to the other ranks; None: the world's own.
@@ -71,7 +71,7 @@ class Engine:
         self,
         model: PipelineModule,
         factory: OptimizerFactory,
-        schedule: Schedule,
+        lr_schedule: LrSchedule,
         config: Config,
         world: World,
         transport: Transport | None = None,
@@ -102,7 +102,7 @@ class Engine:
         self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         refuse_shared_parameters(model, cuts)
-        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, schedule, self._policy.splits)
+        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, self._policy.splits)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -450,7 +450,7 @@ class Engine:
 def initialize(
     model: PipelineModule,
     optimizer: OptimizerFactory | None = None,
-    lr_schedule: Schedule | None = None,
+    lr_schedule: LrSchedule | None = None,
     config: "str | Path | Mapping[str, Any] | Config | None" = None,
     *,
     transport: Transport | None = None,

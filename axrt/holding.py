@@ -13,7 +13,7 @@ from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
-from axrt.optim.bucket import Bucket, OptimizerFactory, Schedule
+from axrt.optim.bucket import Bucket, LrSchedule, OptimizerFactory
 from axrt.optim.held import buckets_of
 from axrt.scheduler.bucket import Holder, Holders
 from axrt.scheduler.placement import Placement
@@ -80,7 +80,7 @@ def hold(
     config: Config,
     generator: BorrowedGenerator,
     factory: OptimizerFactory,
-    schedule: Schedule,
+    lr_schedule: LrSchedule,
     splits: bool,
 ) -> Holding:
     """Build what this rank holds.
@@ -93,7 +93,7 @@ def hold(
         config: of the run.
         generator: of the device that this rank computes on.
         factory: makes the optimizer of a bucket.
-        schedule: the factor on the learning rate.
+        lr_schedule: the factor on the learning rate.
         splits: backwards are split into input gradients and weight gradients.
     """
     stages, buckets = {}, {}
@@ -119,7 +119,7 @@ def hold(
                 [places[name] for name, _ in one.named],
                 Holder(mesh.data_rank, stage, number),
                 factory,
-                schedule,
+                lr_schedule,
                 generator.device,
             )
             for number, one in enumerate(held)

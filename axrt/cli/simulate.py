@@ -16,12 +16,10 @@ from axrt.launch import EXIT_BAD_CONFIG
 from axrt.observe.picture import draw
 from axrt.schedule import scheduled
 from axrt.scheduler.placement import PLACEMENTS, Placement
-from axrt.scheduler.policies import FIXED, NAMES, Policy
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.timeline import Timeline
-
-_CAPPED = ("adaptive", "axonn", FIXED)
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
@@ -95,7 +93,7 @@ def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: An
             _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
     if files["picture"] and files["picture"].suffix != ".svg":
         _refuse(f"--picture {files['picture']}: pictures are SVG; expected a name that ends in .svg")
-    options["in_flight"] = dict.fromkeys(_CAPPED if policy == "all" else (policy,), options["in_flight"])
+    options["in_flight"] = dict.fromkeys(CAPPED if policy == "all" else (policy,), options["in_flight"])
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):

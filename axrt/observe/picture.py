@@ -66,6 +66,8 @@ def _legend(line: Timeline) -> Iterable[str]:
         if name in kinds:
             yield f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/><text x="{at + 16}" y="34">{escape(words)}</text>'
             at += 30 + 7 * len(words)
+    if len({span.task.stage for span in line.computing()}) > line.ranks:
+        yield f'<text x="{at}" y="34">lighter: a deeper stage of the rank</text>'
 
 
 def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str]:

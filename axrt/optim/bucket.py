@@ -18,7 +18,7 @@ from axrt.scheduler.bucket import Holder
 from .held import Held
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-Schedule = Callable[[int], float]
+LrSchedule = Callable[[int], float]
 Part = tuple[Tensor, list[bool] | None]  # a shard of a gradient; which parameters have one, None where all do
 Norms = tuple[Tensor, Tensor]  # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 
@@ -41,7 +41,7 @@ class Bucket:
     """
 
     def __init__(
-        self, held: Held, places: Sequence[int], me: Holder, factory: OptimizerFactory, schedule: Schedule, device: torch.device
+        self, held: Held, places: Sequence[int], me: Holder, factory: OptimizerFactory, schedule: LrSchedule, device: torch.device
     ) -> None:
         self.named = held.named
         self.holders, self.me = held.holders, me

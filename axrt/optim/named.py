@@ -8,7 +8,7 @@ from torch import nn
 
 from axrt.config import Optimizer
 
-from .bucket import OptimizerFactory, Schedule
+from .bucket import LrSchedule, OptimizerFactory
 
 
 def optimizer_factory(config: Optimizer) -> OptimizerFactory:
@@ -34,7 +34,7 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
     return factory
 
 
-def lr_schedule(config: Optimizer, steps: int) -> Schedule:
+def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:
     """The factor on the learning rate.
 
     It rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it would reach just after the last of `steps`.

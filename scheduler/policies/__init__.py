@@ -10,7 +10,7 @@ from .planned import Adaptive, Fixed, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
+__all__ = ["CAPPED", "FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
 
 _PLAIN = (
     OneForwardOneBackward(),
@@ -23,6 +23,7 @@ _PLAIN = (
     ZeroBubbleV(),
 )
 _CAPPED = (Adaptive, AxoNN)
+CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take in_flight
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
 
 
@@ -44,7 +45,7 @@ def named(name: str, in_flight: int = 0) -> Policy:
     for policy in _PLAIN:
         if policy.name == name:
             if in_flight:
-                takes = " or ".join(sorted(kind.name for kind in _CAPPED))
+                takes = " or ".join(CAPPED)
                 raise ValueError(
                     f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy {takes}, or set in_flight = 0"
                 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.observe.observer import Observer
-from axrt.optim.bucket import OptimizerFactory, Schedule, constant
+from axrt.optim.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
@@ -45,7 +45,7 @@ def train_in_plain_torch(
     batches: Callable[[int], Sequence[Item]],
     steps: int,
     factory: OptimizerFactory = adamw,
-    schedule: Schedule = constant,
+    schedule: LrSchedule = constant,
     *,
     clip: float = 0.0,
     compute: torch.dtype | None = None,
@@ -109,7 +109,7 @@ def train_on_a_rank(
     steps: int,
     config: dict[str, dict[str, Any]],
     factory: OptimizerFactory = adamw,
-    schedule: Schedule = constant,
+    schedule: LrSchedule = constant,
     observers: Sequence[Observer] = (),
 ) -> Outcome:
     """What one rank of axrt makes of the same; parameters are those that it holds."""

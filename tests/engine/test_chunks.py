@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import axrt
 from axrt.transport import Transport
@@ -103,3 +105,34 @@ def test_what_does_not_go_together_is_refused() -> None:
         config = configured(MICROBATCHES, schedule=schedule)
         with pytest.raises(axrt.ConfigError, match=text):
             LocalWorld(2).run(lambda transport: axrt.initialize(deep(), config=config, transport=transport))  # noqa: B023
+
+
+class Positions(nn.Module):
+    """For a batch of one the first gradient of `by` is a view of what came back, which the next stage's own product still reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(6, 16))
+
+    def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        return value.unsqueeze(0) * self.by[0], value + self.by.unsqueeze(0)
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, value: tuple[Tensor, Tensor]) -> Tensor:
+        out: Tensor = (self.linear(value[0]) + value[1]).squeeze(0)
+        return out
+
+
+@pytest.mark.parametrize("in_flight", [0, 6])
+def test_what_passes_between_stages_of_one_rank_is_read_before_anything_is_added_to_it(in_flight: int) -> None:
+    layers = [axrt.LayerSpec(Positions), axrt.LayerSpec(Joined), axrt.LayerSpec(nn.Linear, 16, 5)]
+    model = axrt.PipelineModule(layers, functional.cross_entropy)
+    config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": in_flight}, parallel={"partition": [0, 0, 1, 2, 3]})
+    reference = train_in_plain_torch(model, BATCHES, STEPS)
+    for seed in range(4):
+        assert together(LocalWorld(2, seed).run(lambda t: train_on_a_rank(t, model, BATCHES, STEPS, config))) == reference
