@@ -112,10 +112,10 @@ class Positions(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.by = nn.Parameter(torch.ones(6, 16))
+        self.scale, self.by = nn.Parameter(torch.ones(16)), nn.Parameter(torch.ones(6, 16))
 
     def forward(self, value: Tensor) -> tuple[Tensor, Tensor]:
-        return value.unsqueeze(0) * self.by[0], value + self.by.unsqueeze(0)
+        return value.unsqueeze(0) * self.scale, value + self.by.unsqueeze(0)
 
 
 class Joined(nn.Module):
