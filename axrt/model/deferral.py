@@ -223,21 +223,30 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling() and _is_plain(input) and self._may_defer() and not _is_looked_into(input.device):
-            product: Tensor = _Product.apply(input, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        own = self._parameters  # as attributes they would take a search each, and this is called for every microbatch
+        weight = own.get("weight")
+        if (
+            not torch.compiler.is_compiling()
+            and _is_plain(input)
+            and weight is not None
+            and "bias" in own
+            and _may_defer(weight)
+            and not _is_looked_into(input.device)
+        ):
+            product: Tensor = _Product.apply(input, weight, own["bias"])  # type: ignore[no-untyped-call]
             return product
         return super().forward(input)
 
-    def _may_defer(self) -> bool:
-        weight = self.weight
-        return (
-            type(weight) is nn.Parameter
-            and weight.requires_grad
-            and weight.layout is torch.strided
-            and weight.is_contiguous()
-            and weight.numel() > 0
-            and torch.is_grad_enabled()
-        )
+
+def _may_defer(weight: nn.Parameter) -> bool:
+    return (
+        type(weight) is nn.Parameter
+        and weight.requires_grad
+        and weight.layout is torch.strided
+        and weight.is_contiguous()
+        and weight.numel() > 0
+        and torch.is_grad_enabled()
+    )
 
 
 def _is_plain(x: Tensor) -> bool:
