@@ -221,3 +221,15 @@ def test_the_users_generator_is_where_it_was() -> None:
     config = configured(MICROBATCHES, schedule={"policy": "auto"})
     with axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]):
         assert torch.equal(users, torch.default_generator.get_state())
+
+
+def test_a_model_whose_layers_share_weights_where_chunks_would_cut_it_keeps_one_stage_a_rank() -> None:
+    shared = nn.Linear(16, 16)
+    layers = [shared, shared, nn.Linear(16, 16), nn.Linear(16, 5)]
+
+    def rank_main(transport: Transport) -> str:
+        model = axrt.PipelineModule(layers, functional.cross_entropy)
+        with axrt.initialize(model, config=configured(MICROBATCHES), transport=transport) as engine:
+            return engine.schedule.policy
+
+    assert LocalWorld(2).run(rank_main) == ["zb-h1"] * 2

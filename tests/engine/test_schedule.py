@@ -96,8 +96,10 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
     for pause in line.pauses:
         same = [span for span in line.spans if span.rank == pause.rank]
         assert not any(span.start < pause.end and pause.start < span.end for span in same)
-    assert {pause.cause for pause in line.pauses} <= set(CAUSES)
+    assert "input" in {pause.cause for pause in line.pauses} <= set(CAUSES)
     assert all(pause.end >= pause.start for pause in line.pauses)
+    busy = [sum(span.end - span.start for span in line.computing() if span.rank == rank) for rank in range(line.ranks)]
+    assert line.ideal == pytest.approx(max(busy))
     assert 0 < line.utilisation < 1
     assert Timeline.from_json(line.to_json()) == line
     assert draw(line).count("<title>") == sum(1 for _ in line.computing())

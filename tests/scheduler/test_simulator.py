@@ -192,7 +192,7 @@ def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and
     ahead: list[Kind] = []
     for rank in range(ranks):
         plan = zb_v_plan(ranks, rank, m)
-        left, waiting, early = set(range(plan.length * steps)), 0, set[int]()
+        left, waiting, early, held = set(range(plan.length * steps)), 0, set[int](), 0
         for span in sorted((span for span in line.spans if span.rank == rank), key=lambda span: span.start):
             kind = span.task.kind
             if kind in (Kind.FORWARD, Kind.INPUT):
@@ -205,6 +205,9 @@ def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and
                     if kind is Kind.FORWARD:
                         early.add(place)
                         assert len(early) <= cap - 2 * ranks
+                    else:
+                        assert held >= max(cap, 2 * ranks) - 1, "room is not short"
+            held += (kind is Kind.FORWARD) - (kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1)
             waiting += (kind is Kind.INPUT) - (kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1)
     assert set(ahead) == ({Kind.FORWARD, Kind.INPUT} if cap else {Kind.INPUT})
 
