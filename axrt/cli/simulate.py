@@ -93,12 +93,12 @@ def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: An
             _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
     if files["picture"] and files["picture"].suffix != ".svg":
         _refuse(f"--picture {files['picture']}: pictures are SVG; expected a name that ends in .svg")
-    options["in_flight"] = dict.fromkeys(CAPPED if policy == "all" else (policy,), options["in_flight"])
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):
         try:
-            rule, where, line = _simulated(name, options)
+            takes_the_cap = policy != "all" or name in CAPPED
+            rule, where, line = _simulated(name, options if takes_the_cap else {**options, "in_flight": 0})
         except ValueError as error:
             misfits.append(str(error))
             continue
@@ -133,7 +133,7 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         options["microbatches"],
         placement=options["placement"],
         chunks=options["chunks"],
-        in_flight=options["in_flight"].get(name, 0),
+        in_flight=options["in_flight"],
         order=options["order"],
     )
     forward, back, weight = options["costs"]
