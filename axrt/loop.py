@@ -18,7 +18,7 @@ from axrt.attendance import Attendance
 from axrt.compute import Compute
 from axrt.hands import Hands
 from axrt.mesh import Mesh
-from axrt.observe.observer import Observer
+from axrt.observe.observer import Audience, Observer
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
 from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Task
@@ -67,7 +67,7 @@ class Loop:
         self._compute = compute
         self._mesh = mesh
         self._hear_rank = hear_rank
-        self._observers = observers
+        self._audience = Audience(observers)
         self._session: Session | None = None
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
@@ -97,13 +97,13 @@ class Loop:
             owing: the ranks that have not sent it yet.
         """
         self._attendance.begin_call()
-        for observer in self._observers:
-            observer.entered()
+        for tell in self._audience.entered:
+            tell()
         with self._compute.current():
             while not until():
                 if not self._hear(block=True):
-                    for observer in self._observers:
-                        observer.waiting(lambda: what, lambda: INPUT)
+                    for tell in self._audience.waiting:
+                        tell(lambda: what, lambda: INPUT)
                     if not self._transport.receiving:
                         self._attendance.check_owing(owing(), what)
 
@@ -143,34 +143,38 @@ class Loop:
 
     def _send(self, rank: int, parcel: Parcel) -> None:
         self._transport.send(rank, parcel)
-        for observer in self._observers:
-            observer.sent(rank, parcel.message)
+        for tell in self._audience.sent:
+            tell(rank, parcel.message)
 
     def _enter(self, session: Session) -> None:
         self._session = session
         self._attendance.begin_call()
-        for observer in self._observers:
-            observer.entered()
+        for tell in self._audience.entered:
+            tell()
         for parcel in self._for_later.pop(session.generation, []):
             self._take(session, parcel.message, parcel.payload)
 
     def _hear(self, block: bool) -> bool:
         arrived = self._transport.poll(block)
         for source, parcel in arrived:
-            for observer in self._observers:
-                observer.arrived(source, parcel.message)
-            if parcel.message.meaning is Meaning.LEAVE:
-                self._attendance.has_left(source)
-            elif parcel.message.meaning is Meaning.WAITS:
-                self._attendance.waits_for_me(source)
-            elif parcel.message.meaning in TO_A_RANK:
-                self._hear_rank(source, parcel)
+            for tell in self._audience.arrived:
+                tell(source, parcel.message)
+            if parcel.message.meaning in TO_A_RANK:
+                self._hear_of_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
                 self._take(self._session, parcel.message, parcel.payload)
             elif parcel.generation >= self._oldest:
                 self._for_later[parcel.generation].append(parcel)
                 self._attendance.is_elsewhere(source)
         return bool(arrived)
+
+    def _hear_of_rank(self, source: int, parcel: Parcel) -> None:
+        if parcel.message.meaning is Meaning.LEAVE:
+            self._attendance.has_left(source)
+        elif parcel.message.meaning is Meaning.WAITS:
+            self._attendance.waits_for_me(source)
+        else:
+            self._hear_rank(source, parcel)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
         session.state.deliver(message)
@@ -189,8 +193,8 @@ class Loop:
         while self._compute.idle and (task := session.state.pick()):
             here = session.state.start(task, more=session.hands.follows(task))
             self.task = task
-            for observer in self._observers:
-                observer.started(task)
+            for tell in self._audience.started:
+                tell(task)
             made = self._compute.start(task, session.hands.run)
             for message in here:
                 session.hands.put(message, made(message))
@@ -201,16 +205,16 @@ class Loop:
         finished = self._compute.finished()
         for task in finished:
             made = session.hands.settle(task)
-            for observer in self._observers:
-                observer.finished(task)
+            for tell in self._audience.finished:
+                tell(task)
             for message in session.state.finish(task):
                 self.post(session, message, made(message))
         return bool(finished)
 
     def _wait(self, state: RankState) -> None:
         """Nothing has moved and nothing can start here: whoever owes something must still be there."""
-        for observer in self._observers:
-            observer.waiting(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
+        for tell in self._audience.waiting:
+            tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
         if not self._transport.receiving:
             self._attendance.check(state.waiting_for)
         for rank in self._attendance.to_be_told(state.waiting_for):

@@ -64,7 +64,10 @@ class Lane:
     def arrive(self, meaning: Meaning, number: int) -> None:
         """Messages may overtake each other; the counter is the part that has come without a gap."""
         early = self.early[meaning]
-        early.add(number)
+        if number > self.count[meaning]:
+            early.add(number)
+            return
+        self.count[meaning] += 1
         while self.count[meaning] in early:
             early.remove(self.count[meaning])
             self.count[meaning] += 1

@@ -50,13 +50,14 @@ class Plan:
     Args:
         order: the tasks of a step, each once.
     Attributes:
-        lanes: the (stage, kind) that it orders.
+        lanes: the (stage, kind) that it orders, each with the places of its microbatches.
         length: how many tasks it has.
     """
 
     def __init__(self, order: Sequence[Task]) -> None:
-        self._places = {task: place for place, task in enumerate(order)}
-        self.lanes = tuple(dict.fromkeys((task.stage, task.kind) for task in order))
+        self.lanes: dict[tuple[int, Kind], list[int]] = {}
+        for place, task in sorted(enumerate(order), key=lambda item: item[1].microbatch):
+            self.lanes.setdefault((task.stage, task.kind), []).append(place)
         forwards = dict.fromkeys([task.stage for task in order], 0)
         self._before: list[dict[int, int]] = []
         for task in order:
@@ -65,10 +66,10 @@ class Plan:
                 forwards[task.stage] += 1
         self.length = len(order)
 
-    def place(self, task: Task, microbatches: int) -> int:
-        """Its place in the order of all steps; pieces of a weight gradient have one."""
-        step, microbatch = divmod(task.microbatch, microbatches)
-        return step * self.length + self._places[Task(task.kind, task.stage, microbatch)]
+    def place(self, kind: Kind, stage: int, number: int, microbatches: int) -> int:
+        """Of a task in the order of all steps; pieces of a weight gradient have one."""
+        step, microbatch = divmod(number, microbatches)
+        return step * self.length + self.lanes[stage, kind][microbatch]
 
     def forwards_before(self, place: int, stage: int, microbatches: int) -> int:
         """How many forwards of a stage stand before a place in the order of all steps."""

@@ -191,7 +191,7 @@ class RankState:
         """Everything asked for is done on this rank."""
         if self.trains:
             steps = self.asked // self.microbatches
-            return all(bucket.finished[Kind.STEP] >= steps for buckets in self.buckets.values() for bucket in buckets)
+            return not any([bucket.finished[Kind.STEP] < steps for buckets in self.buckets.values() for bucket in buckets])
         return self.end is not None and all(lane.finished[self._last] >= self.end for lane in self.lanes.values())
 
     @property
@@ -226,7 +226,9 @@ class RankState:
         for stage, lane in self.lanes.items():
             if self.trains and lane.count[self._last] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
                 ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]
-        return min(ready, key=self._precedence, default=None)
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        return min(ready, key=self._precedence)
 
     def why_idle(self) -> str:
         """Why nothing can start where `pick` has found nothing; one of `CAUSES`."""

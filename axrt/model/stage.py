@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from axrt.errors import NonFiniteLossError
 from axrt.payload import flatten, unflatten
@@ -45,10 +45,17 @@ class _Inflow:
 
 @dataclass(slots=True)
 class _Stashed:
-    """What a microbatch needs for its backward."""
+    """What a microbatch needs for its backward.
+
+    Args:
+        inflow: where its gradients end.
+        roots: where they begin.
+        of_loss: the loss's own gradient, 1, on the last stage.
+    """
 
     inflow: _Inflow
     roots: list[GradientEdge] = field(default_factory=list)
+    of_loss: Gradients = ()
 
 
 class _Inlet(torch.autograd.Function):
@@ -126,10 +133,11 @@ class Stage:
             loss, weight = self._loss(outputs, target)
             if loss.requires_grad:
                 # A sum is divided when the weights of all microbatches are known, at the end of the step.
-                stashed.roots = [get_gradient_edge(loss / (self._replicas * self._microbatches) if weight is None else loss)]
+                loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
+                stashed.roots, stashed.of_loss = [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
             return loss.detach(), weight
         skeleton, tensors = flatten(outputs)
-        stashed.roots = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+        stashed.roots = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
         return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors])
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
@@ -143,13 +151,12 @@ class Stage:
             The same for what came in.
         """
         stashed = self._stash.pop(number)
-        pairs: list[tuple[GradientEdge, Tensor | None]] = [(root, None) for root in stashed.roots]
-        if self._loss_fn is None:
-            pairs = [(root, g) for root, g in zip(stashed.roots, gradients or (), strict=True) if g is not None]
-        if pairs:
+        given = (gradients or ()) if self._loss_fn is None else stashed.of_loss
+        roots = tuple([root for root, gradient in zip(stashed.roots, given, strict=True) if gradient is not None])
+        if roots:
             fresh = self._without_gradient()
-            torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-            _keep_apart(fresh, (*stashed.inflow.gradients, *(gradients or ())))
+            _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
+            _keep_apart(fresh, (*stashed.inflow.gradients, *given))
         return stashed.inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
@@ -239,6 +246,16 @@ class Stage:
         for place, tensor in zip(wanting, _Inlet.apply(inflow, self._anchor), strict=True):  # type: ignore[no-untyped-call]
             tensors[place] = tensor
         return unflatten(skeleton, tensors)
+
+
+def _edge(tensor: Tensor) -> GradientEdge:
+    """Where a tensor comes from in the graph. Without the questions that `get_gradient_edge` asks, which cost as much as a node."""
+    return GradientEdge(tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else get_gradient_edge(tensor)
+
+
+def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
+    """`torch.autograd.backward`, without what it makes of its arguments first; that costs more than the walk through an empty stage."""
+    _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _in_type(value: Any, compute: torch.dtype) -> Any:

@@ -33,31 +33,29 @@ class WaitDiagnosis(Observer):
     ) -> None:
         self._rank, self._say, self._now = rank, say, now
         self._patience_s = patience_s
-        self._last = "nothing yet"
-        self._event()
+        self._last: tuple[int, Message] | None = None
+        self._since: float | None = None  # of the first word since anything happened that this rank waits
+        self._next_s = patience_s
 
     def entered(self) -> None:
-        self._event()
+        self._since = None
 
     def arrived(self, source: int, message: Message) -> None:
-        self._last = f"{message} from rank {source}"
-        self._event()
+        self._last = source, message
+        self._since = None
 
     def started(self, task: Task) -> None:
-        self._event()
-
-    def finished(self, task: Task) -> None:
-        self._event()
+        self._since = None
 
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+        if self._since is None:
+            self._since, self._next_s = self._now(), self._patience_s
         waited_s = self._now() - self._since
         if waited_s < self._next_s:
             return
         self._next_s *= 2
+        heard = "nothing yet" if self._last is None else f"{self._last[1]} from rank {self._last[0]}"
         self._say(
-            f"axrt: rank {self._rank} has waited {waited_s:.0f} s: {what() or 'nothing that it knows of'}; last heard: {self._last}. "
+            f"axrt: rank {self._rank} has waited {waited_s:.0f} s: {what() or 'nothing that it knows of'}; last heard: {heard}. "
             "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: its cap, freed by a backward)"
         )
-
-    def _event(self) -> None:
-        self._since, self._next_s = self._now(), self._patience_s

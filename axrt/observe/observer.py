@@ -1,6 +1,6 @@
 """What the loop tells its observers; each overrides what it cares for, and none may change what happens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from axrt.scheduler.message import Message
 from axrt.scheduler.task import Task
@@ -27,3 +27,24 @@ class Observer:
             what: says what is lacking.
             why: the cause, one of `scheduler.state.CAUSES`.
         """
+
+
+class Audience:
+    """Observers by event: only those that care for it. Most care for few, and a microbatch has a dozen.
+
+    Args:
+        observers: all of them.
+    """
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.entered = _who_care(observers, "entered")
+        self.arrived = _who_care(observers, "arrived")
+        self.sent = _who_care(observers, "sent")
+        self.started = _who_care(observers, "started")
+        self.finished = _who_care(observers, "finished")
+        self.waiting = _who_care(observers, "waiting")
+
+
+def _who_care(observers: Sequence[Observer], event: str) -> list[Callable[..., None]]:
+    told = [getattr(observer, event) for observer in observers]
+    return [tell for tell in told if getattr(tell, "__func__", None) is not getattr(Observer, event)]

@@ -16,6 +16,7 @@ large messages move only inside MPI calls, so every poll also asks after what is
 
 import ctypes
 import struct
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,6 +40,7 @@ _CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
 _SMALL_BYTES = 32 * 1024
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
+_TURN_S = 2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
 
 
 class _Going(NamedTuple):
@@ -88,24 +90,30 @@ class MpiTransport:
         sharpen_sleep()
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        skeleton, tensors = flatten(parcel.payload)
+        generation, (meaning, *address), payload = parcel
+        skeleton, tensors = flatten(payload)
         description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
-        generation, (meaning, *address), _ = parcel
         head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
         staged = [self._staging.outgoing(dense(tensor)) for tensor in tensors]
-        self._going.append(_Going(rank, head, [tensor for tensor, _ in staged], [ready for _, ready in staged]))
-        self._send_what_is_ready()
+        going = _Going(rank, head, [tensor for tensor, _ in staged], [ready for _, ready in staged])
+        if self._going or not _is_ready(going):
+            self._going.append(going)
+        else:
+            self._isend(going)
 
     def poll(self, block: bool) -> list[tuple[int, Parcel]]:
-        self._take_envelopes()
-        self._send_what_is_ready()
-        self._let_go_of_sent()
-        arrived = self._completed() if self._coming else []
-        if arrived or not block:
-            self._patience.reset()
-        else:
+        until_s = time.perf_counter() + _TURN_S if block else 0.0
+        while True:
+            self._take_envelopes()
+            self._send_what_is_ready()
+            self._let_go_of_sent()
+            arrived = self._completed() if self._coming else []
+            if arrived or not block:
+                self._patience.reset()
+                return arrived
             self._patience.pause()
-        return arrived
+            if time.perf_counter() > until_s:
+                return arrived
 
     @property
     def receiving(self) -> bool:
@@ -124,21 +132,22 @@ class MpiTransport:
 
     def _send_what_is_ready(self) -> None:
         """In the order of `send`: an envelope and its tensors are matched by order alone."""
-        while self._going and all(ready() for ready in self._going[0].ready):
-            rank, head, tensors, _ = self._going.popleft()
-            large = [tensor for tensor in tensors if tensor.nbytes > _SMALL_BYTES]
-            self._isend(b"".join([head, *[_bytes_of(tensor) for tensor in tensors if tensor.nbytes <= _SMALL_BYTES]]), rank)
-            for tensor in large:
-                self._isend_tensor(tensor, rank)
+        while self._going and _is_ready(self._going[0]):
+            self._isend(self._going.popleft())
 
-    def _isend(self, envelope: bytes, rank: int) -> None:
+    def _isend(self, going: _Going) -> None:
+        rank, head, tensors, _ = going
+        envelope = head
+        for tensor in tensors:
+            if tensor.nbytes <= _SMALL_BYTES:
+                envelope += _bytes_of(tensor)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
-
-    def _isend_tensor(self, tensor: Tensor, rank: int) -> None:
-        for piece in _pieces(tensor, self._piece_bytes):
-            self._sending.append(self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS))
-            self._lent.append(tensor)
+        for tensor in tensors:
+            if tensor.nbytes > _SMALL_BYTES:
+                pieces = _pieces(tensor, self._piece_bytes)
+                self._sending += [self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces]
+                self._lent += [tensor] * len(pieces)
 
     def _let_go_of_sent(self) -> None:
         if not self._sending:
@@ -154,9 +163,17 @@ class MpiTransport:
             if message is None:
                 misses += 1
                 continue
-            envelope = bytearray(status.Get_count(MPI.BYTE))
+            envelope, source = bytearray(status.Get_count(MPI.BYTE)), status.Get_source()
             # Not Recv: a large envelope would wait in there for its sender to look.
-            self._envelopes.setdefault(status.Get_source(), deque()).append((envelope, message.Irecv([envelope, MPI.BYTE])))
+            request = message.Irecv([envelope, MPI.BYTE])
+            if source not in self._envelopes and request.Test():
+                self._coming.append(self._open(envelope, source))
+            else:
+                self._envelopes.setdefault(source, deque()).append((envelope, request))
+        if self._envelopes:
+            self._take_late_envelopes()
+
+    def _take_late_envelopes(self) -> None:
         for source in list(self._envelopes):
             envelopes = self._envelopes[source]
             while envelopes and envelopes[0][1].Test():
@@ -199,6 +216,10 @@ class MpiTransport:
             staged = [self._staging.incoming(tensor) for tensor in one.tensors]
             one.tensors, one.ready = [tensor for tensor, _ in staged], [ready for _, ready in staged]
         return all(ready() for ready in one.ready)
+
+
+def _is_ready(going: _Going) -> bool:
+    return all([ready() for ready in going.ready])
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:

@@ -50,7 +50,7 @@ class Direct:
         return tensor, event.query
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        return tensor.to(self.memory), at_once
+        return tensor if tensor.device == self.memory else tensor.to(self.memory), at_once
 
 
 class Pinned:

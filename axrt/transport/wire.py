@@ -9,8 +9,8 @@ the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in th
 
 import math
 import pickle
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from torch import Tensor
 from axrt.payload import Place
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(NamedTuple):
     """What a tensor is, and how it lies in memory.
 
     Args:
@@ -97,7 +96,9 @@ def read_description(description: bytes) -> tuple[object, list[Layout]]:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A tensor whose memory, from its `data_ptr` on, is what travels; the given one's own where that has no gaps."""
+    """A tensor whose memory, from its `data_ptr` on, is what travels; the given one itself where that is so."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         narrow = tensor.as_strided(_without_repetition(tuple(tensor.shape), tensor.stride()), tensor.stride())

@@ -11,13 +11,13 @@ from .policy import Bounds, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started."""
-    return min(plan.place(Task(kind, stage, view.started(kind, stage)), view.microbatches) for stage, kind in plan.lanes)
+    return min([plan.place(kind, stage, view.started(kind, stage), view.microbatches) for stage, kind in plan.lanes])
 
 
 def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
     """What the plan names in its order, then the rest, of the shallowest stage first: its next forward comes first."""
     if (task.stage, task.kind) in plan.lanes:
-        return (0, plan.place(task, view.microbatches))
+        return (0, plan.place(task.kind, task.stage, task.microbatch, view.microbatches))
     return (1, task.stage, task.microbatch)
 
 
@@ -31,7 +31,7 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
     if is_forward and view.held >= cap:
         return False
-    if plan.place(task, view.microbatches) == due:
+    if plan.place(task.kind, task.stage, task.microbatch, view.microbatches) == due:
         return True
     a_weight_gradient_waits, room_is_short = view.held > view.in_flight, view.held >= cap - 1
     if slack is None or a_weight_gradient_waits:

@@ -19,10 +19,13 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
         return "; ".join(str(lack) for lack in state.waiting_for())
 
     diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
-    for second in (30, 61, 90, 125, 200):
+    for second in (0, 30, 61, 90, 125, 200):
         now[0] = second
         diagnosis.waiting(what, lambda: "input")
     diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
+    for second in (201, 260):
+        now[0] = second
+        diagnosis.waiting(what, lambda: "input")
     now[0] = 262
     diagnosis.waiting(what, lambda: "input")
     now[0] = 900

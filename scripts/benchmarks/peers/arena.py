@@ -1,0 +1,57 @@
+"""One rank of a job in which all runtimes live side by side: they train in turn, in an order drawn anew for each round.
+
+python -m peers.arena PART RANKS... started by mpirun; rank 0 prints one line of JSON
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from axrt.transport.waiting import sharpen_sleep
+
+from .contestant import Contestant
+
+
+def join(store: str) -> None:
+    """Bring gloo up beside MPI, which mpi4py has started; both sides sleep as exactly."""
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    sharpen_sleep()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=MPI.COMM_WORLD.rank, world_size=MPI.COMM_WORLD.size)
+
+
+def wall_s(run: Callable[[], None]) -> float:
+    """From the first rank's start to the last rank's end; ranks of one node share its clock."""
+    dist.barrier()  # of gloo: a rank that waits does not burn its core
+    began_s = time.perf_counter()
+    run()
+    ended_s = time.perf_counter()
+    times: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(times, (began_s, ended_s))
+    return max(ended for _, ended in times) - min(began for began, _ in times)
+
+
+def settle() -> None:
+    """What stands by now is out of Python's garbage collection, for every runtime."""
+    gc.collect()
+    gc.freeze()
+
+
+def in_turn(contestants: Sequence[Contestant], rounds: int) -> Iterator[tuple[int, Contestant]]:
+    """Every contestant in every round; round 0 warms up."""
+    random = Random(0)
+    for number in range(rounds + 1):
+        order = list(contestants)
+        random.shuffle(order)
+        for contestant in order:
+            yield number, contestant
+        if number == 0:
+            settle()

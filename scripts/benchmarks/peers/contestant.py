@@ -1,0 +1,24 @@
+"""What a runtime does in the arena: train a step of a model, again and again."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import nn
+
+
+class Contestant(NamedTuple):
+    """A runtime with a schedule, ready to train on all ranks of the job.
+
+    Args:
+        name: of the row.
+        runtime: whose it is.
+        step: trains one step and returns when this rank's part is done; every rank calls it.
+        tasks: that a rank runs in a step.
+        layers: of this rank.
+    """
+
+    name: str
+    runtime: str
+    step: Callable[[], None]
+    tasks: int
+    layers: Sequence[nn.Module] = ()

@@ -1,0 +1,45 @@
+"""axrt's own schedules."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mpi4py import MPI
+from torch import nn
+
+import axrt
+from axrt.schedule import scheduled
+from axrt.transport.mpi import MpiTransport
+
+from .contestant import Contestant
+
+
+def contestant(
+    name: str,
+    model: Callable[[int], axrt.PipelineModule],
+    batches: Iterator[Any],
+    settings: dict[str, Any],
+    optimizer: Any = None,
+    cap: int = 0,
+) -> Contestant:
+    """A policy of axrt's.
+
+    Args:
+        name: of the policy.
+        model: stages to the model.
+        batches: (inputs, target) of microbatches.
+        settings: sections of the configuration.
+        optimizer: of a bucket's named parameters; None: that of the settings.
+        cap: `schedule.in_flight`.
+    """
+    microbatches = settings["schedule"]["microbatches"]
+    policy, placement = scheduled(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
+    pipeline = model(placement.stages)
+    config = {**settings, "schedule": {**settings["schedule"], "policy": name, "in_flight": cap}, "run": {"device": "cpu"}}
+    engine = axrt.initialize(pipeline, optimizer, config=config, transport=MpiTransport(MPI.COMM_WORLD))
+    layers: Sequence[nn.Module] = [layer for layer in pipeline.layers if isinstance(layer, nn.Module)]
+
+    def step() -> None:
+        engine.train_batch(batches)
+
+    tasks = (3 if policy.splits else 2) * placement.chunks * microbatches
+    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, layers)

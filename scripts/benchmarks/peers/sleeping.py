@@ -1,0 +1,145 @@
+"""Layers that sleep: so that 8 or 16 ranks fit two cores, and only the schedule and the runtime count.
+
+Every runtime meets the same durations, drawn as the simulator draws them, and gets the leanest layer that it can schedule: one node of
+the autograd graph, whose weight gradient waits (axrt) or comes along (backwards that are whole), or, for torch's split backward, one
+node for the input gradient and one for the weight gradient, since that walks the node where the two meet twice.
+"""
+
+import time
+from collections.abc import Callable
+from math import exp
+from random import Random
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+RANK_S = 0.010  # a forward, an input gradient and a weight gradient of a rank take so long each
+SHAPE = (128, 128)  # 64 KiB
+KINDS = "FIW"
+
+Later = Callable[[Tensor, Callable[[], Tensor]], Tensor | None]
+
+
+class Slept(NamedTuple):
+    """When a layer slept, on the node's clock."""
+
+    kind: str
+    stage: int
+    number: int
+    began_s: float
+    ended_s: float
+
+
+def at_once(parameter: Tensor, compute: Callable[[], Tensor]) -> Tensor:
+    """A weight gradient that does not wait."""
+    return compute()
+
+
+def drawn_s(base_s: float, jitter: float, seed: int, kind: str, stage: int, count: int) -> list[float]:
+    """How long the tasks of a stage take: the draws of `axrt.scheduler.simulator`."""
+    stream, taken = Random(f"{seed} {kind} {stage}"), []
+    for _ in range(count):
+        taken.append(base_s * exp(jitter * stream.gauss(0, 1)))
+        stream.random()
+    return taken
+
+
+class Sleeper(nn.Module):
+    """One stage.
+
+    Args:
+        stage: its number.
+        chunks: stages a rank.
+        later: takes what computes the weight gradient.
+        two_nodes: the weight gradient has a node of its own.
+    """
+
+    def __init__(self, stage: int, chunks: int, later: Later = at_once, two_nodes: bool = False) -> None:
+        super().__init__()
+        self.stage, self.base_s = stage, RANK_S / chunks
+        self.later, self.two_nodes = later, two_nodes
+        self.weight = nn.Parameter(torch.zeros(8))
+        self.value, self.number = torch.zeros(SHAPE), torch.zeros(())
+        self.weight_gradient = torch.zeros(8)
+        self.slept: list[Slept] = []
+        self.begin(0.0, 0, 4096)
+
+    def begin(self, jitter: float, seed: int, count: int) -> None:
+        """From now on so many microbatches, counted from 0."""
+        self.next = 0
+        self.slept.clear()
+        self.takes_s = {kind: drawn_s(self.base_s, jitter, seed, kind, self.stage, count) for kind in KINDS}
+
+    def sleep(self, kind: str, number: int) -> None:
+        began_s = time.perf_counter()
+        time.sleep(self.takes_s[kind][number])
+        self.slept.append(Slept(kind, self.stage, number, began_s, time.perf_counter()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = self.next
+        self.next += 1
+        if not self.two_nodes:
+            return _Whole.apply(x, self.weight, self, number)  # type: ignore[no-any-return, no-untyped-call]
+        met: Tensor = _Through.apply(x, self, number) + _Weight.apply(self.weight, self, number)  # type: ignore[no-untyped-call]
+        return met
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Sleeper, number: int) -> Tensor:
+        ctx.layer, ctx.number = layer, number
+        layer.sleep("F", number)
+        return layer.value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        layer, number = ctx.layer, ctx.number
+        layer.sleep("I", number)
+
+        def weight_gradient() -> Tensor:
+            layer.sleep("W", number)
+            return layer.weight_gradient  # type: ignore[no-any-return]
+
+        return layer.value, layer.later(layer.weight, weight_gradient), None, None
+
+
+class _Through(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Sleeper, number: int) -> Tensor:
+        ctx.layer, ctx.number = layer, number
+        layer.sleep("F", number)
+        return layer.value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.layer.sleep("I", ctx.number)
+        return gradient, None, None
+
+
+class _Weight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, layer: Sleeper, number: int) -> Tensor:
+        ctx.layer, ctx.number = layer, number
+        return layer.number.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.layer.sleep("W", ctx.number)
+        return ctx.layer.weight_gradient, None, None
+
+
+class _Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor) -> Tensor:
+        ctx.shape = outputs.shape
+        return outputs.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return torch.zeros(ctx.shape)
+
+
+def loss_fn(outputs: Tensor, target: Tensor) -> Tensor:
+    """Always 0."""
+    return _Loss.apply(outputs)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,146 @@
+"""Utilisation with layers that sleep, beside what the simulator says for the same durations."""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, repeat
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import axrt
+from axrt.schedule import scheduled
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+
+from . import of_axrt, of_deepspeed, of_torch
+from .arena import in_turn, wall_s
+from .contestant import Contestant
+from .sleeping import RANK_S, SHAPE, Sleeper, Slept, at_once, loss_fn
+
+STEPS = 8
+
+
+class Case(NamedTuple):
+    """One table: ranks, microbatches a step, sigma of the jitter, steps in a row without a barrier, clipping."""
+
+    ranks: int
+    microbatches: int
+    jitter: float
+    steps: int
+    clips: bool
+
+
+class Loop(NamedTuple):
+    """What the loop was measured to cost, in seconds.
+
+    Args:
+        task: between two layers of a rank that has work, and what a sleep takes too long.
+        message: from the end of a layer to the start of one on another rank that waits for it, less `task`.
+    """
+
+    task: float
+    message: float
+
+
+def caps(ranks: int) -> tuple[int, int]:
+    """The memory of zb-v, and one and a half times that."""
+    return 2 * ranks, 3 * ranks
+
+
+def run(case: Case, rounds: int) -> list[dict[str, Any]]:
+    """A row a contestant and round, on rank 0; every rank calls it."""
+    rows: list[dict[str, Any]] = []
+    turns = 1 if case.steps > 1 else 3
+    for number, contestant in in_turn(list(_contestants(case)), rounds):
+        for _ in range(turns if number else 1):
+            seed = number if case.jitter else 0
+            for layer in contestant.layers:
+                layer.begin(case.jitter * (number > 0), seed, case.microbatches * case.steps)
+            took_s = wall_s(lambda: [contestant.step() for _ in range(case.steps if number else 1)] and None)
+            loop = _loop([layer for layer in contestant.layers if layer.slept])
+            if number:
+                rows.append(_row(case, contestant, seed, took_s, loop))
+    return rows if dist.get_rank() == 0 else []
+
+
+def _row(case: Case, contestant: Contestant, seed: int, took_s: float, loop: Loop) -> dict[str, Any]:
+    ideal_s = 3 * RANK_S * case.microbatches * case.steps
+    row = {"part": "synthetic", **case._asdict(), "runtime": contestant.runtime, "name": contestant.name, "round": seed}
+    row |= {"utilisation": ideal_s / took_s, "task_us": 1e6 * loop.task, "message_us": 1e6 * loop.message}
+    if contestant.runtime == "axrt" and dist.get_rank() == 0:
+        row |= {
+            "simulated": _simulated(case, contestant.name, seed, Loop(0.0, 0.0)),
+            "predicted": _simulated(case, contestant.name, seed, loop),
+        }
+    return row
+
+
+def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
+    policy_name, _, held = name.partition(", ")
+    policy, placement = scheduled(policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0)
+    work = Work(RANK_S, RANK_S, RANK_S)
+    costs = Costs(work=work, task=loop.task, step=loop.task, edge=Edge(loop.message), jitter=case.jitter, pieces=1, seed=seed)
+    line = simulate(placement, policy, case.microbatches, costs, steps=case.steps, clips=case.clips)
+    return 3 * RANK_S * case.microbatches * case.steps / line.makespan
+
+
+def _loop(layers: Sequence[Any]) -> Loop:
+    """From when layers slept, on all ranks."""
+    mine = sorted((one for layer in layers for one in layer.slept), key=lambda one: one.began_s)
+    late = [one.ended_s - one.began_s - layer.takes_s[one.kind][one.number] for layer in layers for one in layer.slept]
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, (mine, late))
+    spans = [span for span, _ in everyones]
+    ends = {slept[:3]: (slept.ended_s, rank) for rank, span in enumerate(spans) for slept in span}
+    gaps, lags = [], []
+    for rank, span in enumerate(spans):
+        for before, after in pairwise(span):
+            ended_s, source = ends.get(_needed(after), (0.0, rank))
+            (lags if source != rank and ended_s > before.ended_s else gaps).append(after.began_s - max(before.ended_s, ended_s))
+    if not gaps:
+        return Loop(0.0, 0.0)
+    gap = statistics.median(gaps)
+    overslept = statistics.mean(one for _, each in everyones for one in each)
+    return Loop(gap + overslept, max(statistics.median(lags or [gap]) - gap, 0.0))
+
+
+def _needed(slept: Slept) -> tuple[str, int, int]:
+    """What another rank must have done first."""
+    before = {"F": -1, "I": 1}.get(slept.kind, 0)
+    return (slept.kind, slept.stage + before, slept.number) if before else ("", 0, 0)
+
+
+def _contestants(case: Case) -> Iterator[Contestant]:
+    ranks, microbatches, clip = case.ranks, case.microbatches, float(case.clips)
+    value = torch.zeros(SHAPE, requires_grad=True)
+    one = repeat((value, torch.zeros(1)))
+    whole = repeat((torch.zeros(microbatches * SHAPE[0], SHAPE[1], requires_grad=True), torch.zeros(microbatches)))
+
+    def model(stages: int) -> axrt.PipelineModule:
+        return axrt.PipelineModule([Sleeper(s, stages // ranks, axrt.defer_weight_gradient) for s in range(stages)], loss_fn)
+
+    settings = {"schedule": {"microbatches": microbatches}, "optimizer": {"clip": clip}, "parallel": {"partition": "uniform"}}
+    for name, cap in (("adaptive", 0), ("adaptive", caps(ranks)[1]), ("zb-v", 0), ("1f1b", 0)):
+        yield of_axrt.contestant(name, model, one, settings, _sgd_of_named, cap)
+    for name in of_torch.NAMES:
+        yield of_torch.contestant(name, _torchs(name), _examples, loss_fn, whole, microbatches, _sgd, clip)
+    if of_deepspeed.is_installed():
+        layers = [Sleeper(stage, 1) for stage in range(ranks)]
+        yield of_deepspeed.contestant(layers, loss_fn, one, microbatches, 1, _sgd, clip)
+
+
+def _torchs(name: str) -> Any:
+    return lambda stage, chunks: Sleeper(stage, chunks, at_once, two_nodes=name in of_torch.SPLITS)
+
+
+def _examples(stage: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(SHAPE, requires_grad=True), torch.zeros(SHAPE, requires_grad=True)
+
+
+def _sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.0)
+
+
+def _sgd_of_named(named: Any) -> torch.optim.Optimizer:
+    return _sgd([parameter for _, parameter in named])
