@@ -9,9 +9,11 @@ Everything that has arrived is heard before anything is picked; nothing here dec
 every event and may not change what happens.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from axrt.attendance import Attendance
@@ -20,8 +22,8 @@ from axrt.hands import Hands
 from axrt.mesh import Mesh
 from axrt.observe.observer import Audience, Observer
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
-from axrt.scheduler.state import INPUT, RankState
-from axrt.scheduler.task import Task
+from axrt.scheduler.state import INPUT, LINGER, RankState
+from axrt.scheduler.task import Kind, Task
 from axrt.transport import Parcel, Transport
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
@@ -72,6 +74,8 @@ class Loop:
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._attendance = Attendance(lambda place: mesh.rank_of(*place))
+        self._lingers_until_s: float | None = None
+        self._weight_s = 0.0  # what the last piece of a weight gradient took to run, or to launch
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -81,7 +85,8 @@ class Loop:
             moved = True
             while not done():
                 waiting = not moved and not self._compute.busy
-                moved = any([self._finish(session), self._hear(block=waiting), self._read(session), self._start(session)])
+                wait_s = self._patience_s() if waiting else 0.0
+                moved = any([self._finish(session), self._hear(wait_s), self._read(session), self._start(session)])
                 if not waiting or moved:
                     self._attendance.moved()
                 else:
@@ -101,7 +106,7 @@ class Loop:
             tell()
         with self._compute.current():
             while not until():
-                if not self._hear(block=True):
+                if not self._hear(inf):
                     for tell in self._audience.waiting:
                         tell(lambda: what, lambda: INPUT)
                     if not self._transport.receiving:
@@ -154,8 +159,8 @@ class Loop:
         for parcel in self._for_later.pop(session.generation, []):
             self._take(session, parcel.message, parcel.payload)
 
-    def _hear(self, block: bool) -> bool:
-        arrived = self._transport.poll(block)
+    def _hear(self, wait_s: float) -> bool:
+        arrived = self._transport.poll(wait_s)
         for source, parcel in arrived:
             for tell in self._audience.arrived:
                 tell(source, parcel.message)
@@ -190,16 +195,33 @@ class Loop:
 
     def _start(self, session: Session) -> bool:
         started = False
-        while self._compute.idle and (task := session.state.pick()):
+        while self._compute.idle and (task := session.state.pick()) and not self._lingers(session.state, task):
             here = session.state.start(task, more=session.hands.follows(task))
             self.task = task
             for tell in self._audience.started:
                 tell(task)
+            began_s = time.perf_counter()
             made = self._compute.start(task, session.hands.run)
+            self._lingers_until_s = None
+            if task.kind is Kind.WEIGHT:
+                self._weight_s = time.perf_counter() - began_s
             for message in here:
                 session.hands.put(message, made(message))
             started = True
         return started
+
+    def _lingers(self, state: RankState, task: Task) -> bool:
+        """The task is early, and what is due should come any moment: it is not started yet."""
+        if not self._transport.takes_time or self._compute.busy or not state.is_early(task):
+            return False
+        now_s = time.perf_counter()
+        if self._lingers_until_s is None:
+            self._lingers_until_s = now_s + LINGER * self._weight_s
+        return now_s < self._lingers_until_s
+
+    def _patience_s(self) -> float:
+        """How long it is worth waiting for a message."""
+        return inf if self._lingers_until_s is None else max(self._lingers_until_s - time.perf_counter(), 0.0)
 
     def _finish(self, session: Session) -> bool:
         finished = self._compute.finished()

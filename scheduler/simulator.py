@@ -17,7 +17,7 @@ from .message import Meaning, Message
 from .order import Order
 from .placement import Placement
 from .policies.policy import Policy
-from .state import END, RankState
+from .state import END, LINGER, RankState
 from .task import ONCE_A_STEP, Kind, Task
 from .timeline import Pause, Span, Timeline
 
@@ -68,6 +68,7 @@ class Costs:
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
         pieces: of a weight gradient.
+        linger: how long a rank waits for what is due before it starts what is early, as a share of what that takes.
         seed: of all that varies.
     """
 
@@ -82,6 +83,7 @@ class Costs:
     hiccups: tuple[float, float] = (0.0, 1.0)
     stragglers: dict[int, float] = field(default_factory=dict)
     pieces: int = 4
+    linger: float = LINGER
     seed: int = 0
 
     def of_stage(self, placement: Placement, stage: int) -> Work:
@@ -125,6 +127,10 @@ class _Durations:
             return self._costs.task + self._base[kind, stage] / self._costs.pieces * factor
         return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
 
+    def usual(self, piece: Task) -> float:
+        """What a piece of a weight gradient takes where nothing varies."""
+        return self._costs.task + self._base[piece.kind, piece.stage] / self._costs.pieces
+
     def _factor(self, kind: Kind, stage: int) -> float:
         if not self._varies:
             return 1.0
@@ -155,9 +161,10 @@ class _Simulation:
         ]
         self.line = Timeline(len(self.states), microbatches)
         self._running: list[Task | None] = [None] * len(self.states)
-        self._events: list[tuple[float, int, int, Message | None]] = []  # when, order, place, what arrives there or None: its task ends
+        self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._lingers_until = [float("inf")] * len(self.states)
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
 
     def run(self, asked: int, barrier: bool) -> Timeline:
@@ -182,12 +189,12 @@ class _Simulation:
             now = self._events[0][0]
             moved: set[int] = set()
             while self._events and self._events[0][0] <= now:
-                _, _, place, message = heapq.heappop(self._events)
+                _, _, place, what = heapq.heappop(self._events)
                 moved.add(place)
-                if message is None:
-                    moved |= self._finish(place, now)
-                else:
-                    self.states[place].deliver(message)
+                if isinstance(what, Task):
+                    moved |= self._finish(place, what, now)
+                elif what is not None:
+                    self.states[place].deliver(what)
             touched = moved
         stuck = [str(lack) for state in self.states if not state.finished for lack in state.waiting_for()]
         if stuck:
@@ -210,21 +217,31 @@ class _Simulation:
     def _start(self, place: int, now: float) -> None:
         state = self.states[place]
         task = state.pick()
-        if task is None:
+        if task is None or self._lingers(place, task, now):
             if self._idle_since[place] is None:
                 self._idle_since[place] = (now, state.why_idle())
             return
+        self._lingers_until[place] = float("inf")
         self._end_pause(place, now)
         state.start(task, more=task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1)
         self._running[place] = task
         end = now + self._durations[state.replica].of(task)
         self.line.spans.append(Span(place, task, now, end))
-        self._push(end, place, None)
+        self._push(end, place, task)
 
-    def _finish(self, place: int, now: float) -> set[int]:
+    def _lingers(self, place: int, task: Task, now: float) -> bool:
+        """The task is early and the rank has not waited long enough for what is due."""
+        state = self.states[place]
+        if not self._costs.linger or not state.is_early(task):
+            return False
+        if self._lingers_until[place] == float("inf"):
+            self._lingers_until[place] = now + self._costs.linger * self._durations[state.replica].usual(task)
+            self._push(self._lingers_until[place], place, None)
+        return now < self._lingers_until[place]
+
+    def _finish(self, place: int, task: Task, now: float) -> set[int]:
         """The places that have heard of it at once."""
-        task, self._running[place] = self._running[place], None
-        assert task is not None
+        self._running[place] = None
         heard = set()
         for message in self.states[place].finish(task):
             to = self._place_of(message)
@@ -259,9 +276,9 @@ class _Simulation:
         if pause is not None and now > pause[0]:
             self.line.pauses.append(Pause(place, pause[1], pause[0], now))
 
-    def _push(self, when: float, place: int, message: Message | None) -> None:
+    def _push(self, when: float, place: int, what: Message | Task | None) -> None:
         self._counter += 1
-        heapq.heappush(self._events, (when, self._counter, place, message))
+        heapq.heappush(self._events, (when, self._counter, place, what))
 
 
 def simulate(

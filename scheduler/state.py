@@ -58,6 +58,7 @@ class IllegalMove(AssertionError):
 
 UNLIMITED = sys.maxsize
 CAUSES = INPUT, ROOM, END = "input", "room", "end"  # why a rank is idle: nothing has come, the policy says no, nothing is left
+LINGER = 0.2  # how long a rank waits for what is due before it starts what is early, as a share of what that takes
 _A_PIECE: list[Message] = []  # what follows from a piece that is not the last
 _FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
@@ -191,7 +192,7 @@ class RankState:
         """Everything asked for is done on this rank."""
         if self.trains:
             steps = self.asked // self.microbatches
-            return not any([bucket.finished[Kind.STEP] < steps for buckets in self.buckets.values() for bucket in buckets])
+            return all(bucket.finished[Kind.STEP] >= steps for buckets in self.buckets.values() for bucket in buckets)
         return self.end is not None and all(lane.finished[self._last] >= self.end for lane in self.lanes.values())
 
     @property
@@ -230,9 +231,13 @@ class RankState:
             return ready[0] if ready else None
         return min(ready, key=self._precedence)
 
+    def is_early(self, task: Task) -> bool:
+        """What has been picked takes long compared to what is due, which should come any moment."""
+        return task.kind is Kind.WEIGHT and self.policy.is_early(task, self)
+
     def why_idle(self) -> str:
-        """Why nothing can start where `pick` has found nothing; one of `CAUSES`."""
-        if any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds):
+        """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
+        if any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds if kind is not Kind.WEIGHT):
             return ROOM
         return END if self.finished else INPUT
 

@@ -11,6 +11,7 @@ raised as `Stuck` rather than waited for.
 
 import threading
 from collections.abc import Callable
+from math import inf
 from random import Random
 from typing import TypeVar
 
@@ -114,6 +115,8 @@ class LocalWorld:
 class LocalTransport:
     """One rank's end of a `LocalWorld`; keeps the contract of `Transport`."""
 
+    takes_time = False
+
     def __init__(self, world: LocalWorld, rank: int) -> None:
         self._world = world
         self.rank = rank
@@ -125,8 +128,8 @@ class LocalTransport:
         self._world.mail[rank].append((self.rank, kept))
         self._world.blocked[rank] = False
 
-    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
-        world = self._world
+    def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        world, block = self._world, wait_s == inf
         world.blocked[self.rank] = block and not world.mail[self.rank]
         world.pass_on(self.rank)
         mail = world.mail[self.rank]

@@ -76,6 +76,7 @@ class MpiTransport:
     """
 
     def __init__(self, communicator: MPI.Comm, staging: Staging | None = None, piece_bytes: int = _PIECE_BYTES) -> None:
+        self.takes_time = communicator.size > 1
         self._comm = communicator.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         self._staging = staging or Direct(torch.device("cpu"))
@@ -101,18 +102,18 @@ class MpiTransport:
         else:
             self._isend(going)
 
-    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
-        until_s = time.perf_counter() + _TURN_S if block else 0.0
+    def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
         while True:
             self._take_envelopes()
             self._send_what_is_ready()
             self._let_go_of_sent()
             arrived = self._completed() if self._coming else []
-            if arrived or not block:
+            if arrived or not wait_s:
                 self._patience.reset()
                 return arrived
             self._patience.pause()
-            if time.perf_counter() > until_s:
+            if time.perf_counter() >= until_s:
                 return arrived
 
     @property
@@ -219,7 +220,7 @@ class MpiTransport:
 
 
 def _is_ready(going: _Going) -> bool:
-    return all([ready() for ready in going.ready])
+    return all(ready() for ready in going.ready)
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:

@@ -26,6 +26,10 @@ class Transport(Protocol):
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def takes_time(self) -> bool:
+        """What is on its way comes with time, so that it may pay to wait a moment; else only with other ranks' turns."""
+        ...
 
     def send(self, rank: int, parcel: Parcel) -> None:
         """Hand a parcel over; returns at once. The transport keeps what it needs of the payload alive, the sender
@@ -36,12 +40,12 @@ class Transport(Protocol):
         """
         ...
 
-    def poll(self, block: bool) -> list[tuple[int, Parcel]]:
+    def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         """Everything that has arrived, each with the rank that sent it.
 
         Args:
-            block: nothing can be done before something arrives, so the transport may sleep a moment (well under a
-                millisecond while messages flow). It may still return nothing.
+            wait_s: where nothing has arrived, sleep and look again for so long, or for a few milliseconds if that is less; infinite where
+                nothing can be done before something arrives. It may still return nothing.
         """
         ...
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 @dataclass(frozen=True, slots=True)
-class AxoNN:
+class AxoNN(Policy):
     """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than `limit` are in flight.
 
     Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the last.

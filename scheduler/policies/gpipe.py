@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe:
+class GPipe(Policy):
     """Forwards first; backwards begin when every forward of the step has run here.
 
     Bound: m, all microbatches of a step.

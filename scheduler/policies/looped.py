@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved:
+class Interleaved(Policy):
     """Forwards go chunk by chunk in groups of p microbatches, in that order and no other; backwards after them, from the deepest chunk.
 
     Bound: min(m v, 2(p - 1 - r) + (v - 1) p + 1), the published warm-up and the one that follows. m is a multiple of p.
@@ -41,7 +41,7 @@ class Interleaved:
 
 
 @dataclass(frozen=True, slots=True)
-class BreadthFirst:
+class BreadthFirst(Policy):
     """All microbatches through the shallowest chunk, then through the next; backwards the other way round, after all forwards.
 
     Each stage's weights are used in one run, so that weights that are sharded are gathered once.

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 @dataclass(frozen=True, slots=True)
-class Nested:
+class Nested(Policy):
     """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start while fewer than 2p + c are in flight.
 
     The rule of evaluations, which have no backwards to compute: their news come back at once, and no rank waits for room.

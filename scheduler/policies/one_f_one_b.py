@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 @dataclass(frozen=True, slots=True)
-class OneForwardOneBackward:
+class OneForwardOneBackward(Policy):
     """Backwards before forwards; rank r has at most p - r microbatches in flight.
 
     Bound: p - r.
@@ -30,7 +30,7 @@ class OneForwardOneBackward:
 
 
 @dataclass(frozen=True, slots=True)
-class EagerOneForwardOneBackward:
+class EagerOneForwardOneBackward(Policy):
     """1f1b with room for what is on the wire: rank r has at most 2(p - r) - 1 microbatches in flight.
 
     Bound: 2(p - r) - 1; it hides a latency of up to half a forward and backward on every edge.

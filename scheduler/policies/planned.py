@@ -1,4 +1,6 @@
-"""Along a plan: one acyclic order of tasks; kinds that it does not name, weight gradients above all, go wherever there is time."""
+"""Along a plan: one acyclic order of forwards and input gradients. Weight gradients go wherever there is time: the plan, where it names
+them, only says when one comes early, so early that the rank had better wait a moment for what is due.
+"""
 
 from dataclasses import dataclass
 
@@ -6,17 +8,17 @@ from ..order import Order
 from ..placement import Placement
 from ..plan import Plan, zb_v_plan
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 
 def _due(plan: Plan, view: View) -> int:
-    """The place of the first task of the plan that has not started."""
-    return min([plan.place(kind, stage, view.started(kind, stage), view.microbatches) for stage, kind in plan.lanes])
+    """The place of the first task of the plan that has not started, weight gradients aside."""
+    return min([plan.place(kind, stage, view.started(kind, stage), view.microbatches) for stage, kind in plan.due_lanes])
 
 
 def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
-    """What the plan names in its order, then the rest, of the shallowest stage first: its next forward comes first."""
-    if (task.stage, task.kind) in plan.lanes:
+    """What may be due in the plan's order, then the rest, of the shallowest stage first: its next forward comes first."""
+    if (task.stage, task.kind) in plan.due_lanes:
         return (0, plan.place(task.kind, task.stage, task.microbatch, view.microbatches))
     return (1, task.stage, task.microbatch)
 
@@ -26,7 +28,7 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
 
     Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
     """
-    if (task.stage, task.kind) not in plan.lanes:
+    if (task.stage, task.kind) not in plan.due_lanes:
         return True
     is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
     if is_forward and view.held >= cap:
@@ -37,6 +39,15 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     if slack is None or a_weight_gradient_waits:
         return False
     return _forwards_ahead(plan, due, view) < slack if is_forward else room_is_short
+
+
+def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
+    """By the plan other things come before this weight gradient, and it is not wanted for room."""
+    if (task.stage, task.kind) not in plan.lanes:
+        return False
+    due = _due(plan, view)
+    wants_room = view.held >= cap and plan.kind_at(due) is Kind.FORWARD
+    return not wants_room and plan.place(task.kind, task.stage, task.microbatch, view.microbatches) > due
 
 
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
@@ -50,7 +61,7 @@ def _zb_v(view: View) -> Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleV:
+class ZeroBubbleV(Policy):
     """The critical order of zb-v, strictly; weight gradients fill, and make room where a forward lacks it.
 
     Bound: 2p in flight and held, chunks of half a rank's layers: the memory of 1f1b.
@@ -67,12 +78,15 @@ class ZeroBubbleV:
     def admits(self, task: Task, view: View) -> bool:
         return _admits(_zb_v(view), task, view, cap=2 * view.ranks)
 
+    def is_early(self, task: Task, view: View) -> bool:
+        return _is_early(_zb_v(view), task, view, cap=2 * view.ranks)
+
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(2 * placement.ranks, 2 * placement.ranks)
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptive:
+class Adaptive(Policy):
     """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
 
     A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where room is short.
@@ -92,6 +106,9 @@ class Adaptive:
         cap = self._cap(view.ranks)
         return _admits(_zb_v(view), task, view, cap, slack=cap - 2 * view.ranks)
 
+    def is_early(self, task: Task, view: View) -> bool:
+        return _is_early(_zb_v(view), task, view, self._cap(view.ranks))
+
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
 
@@ -100,7 +117,7 @@ class Adaptive:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Policy):
     """A given order: strictly, or as a plan with the slack that a cap leaves.
 
     Bound: what the order itself holds, or the cap where that is more.

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
-from .policy import Bounds, View
+from .policy import Bounds, Policy, View
 
 _FORWARD_FIRST = {Kind.FORWARD: 0, Kind.INPUT: 1, Kind.WEIGHT: 2}
 _INPUT_FIRST = {Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleH1:
+class ZeroBubbleH1(Policy):
     """Forwards before input gradients before weight gradients, within the memory of 1f1b.
 
     Bound: p - r in flight, p held.
@@ -33,7 +33,7 @@ class ZeroBubbleH1:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleH2:
+class ZeroBubbleH2(Policy):
     """Input gradients before forwards before weight gradients, with twice the memory: no bubble but at the ends.
 
     Bound: 2(p - r) - 1 in flight, 2p held.

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +55,7 @@ def receive(transport: MpiTransport, count: int) -> dict[int, Any]:
     """So many payloads by their numbers."""
     got: dict[int, Any] = {}
     while len(got) < count:
-        for _, (_, message, payload) in transport.poll(block=True):
+        for _, (_, message, payload) in transport.poll(wait_s=inf):
             assert message.number not in got
             got[message.number] = payload
     return got
@@ -92,7 +93,7 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
             transport.send(1, parcel(number))
         comm.Barrier()
         if comm.rank == 1:
-            assert [p.message.number for _, p in transport.poll(block=False)] == [number]
+            assert [p.message.number for _, p in transport.poll(wait_s=0)] == [number]
         comm.Barrier()
     transport.close()
 

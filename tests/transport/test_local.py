@@ -1,5 +1,7 @@
 """The local transport keeps the contract: everything arrives once, as it was, in any order that the seed says."""
 
+from math import inf
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def orders(seed: int) -> list[int]:
             for number in range(20):
                 transport.send(1, numbered(number))
         while transport.rank == 1 and len(heard) < 20:
-            heard += [parcel.message.number for _, parcel in transport.poll(block=True)]
+            heard += [parcel.message.number for _, parcel in transport.poll(wait_s=inf)]
         return heard
 
     return LocalWorld(2, seed).run(rank_main)[1]
@@ -45,7 +47,7 @@ def test_a_seed_is_a_history() -> None:
 def test_every_kind_of_payload_arrives_as_it_was(name: str) -> None:
     transport = LocalWorld(1).alone()
     transport.send(0, numbered(0, PAYLOADS[name]))
-    ((source, parcel),) = transport.poll(block=True)
+    ((source, parcel),) = transport.poll(wait_s=inf)
     assert source == 0
     assert_same(parcel.payload, PAYLOADS[name], name)
 
@@ -54,14 +56,14 @@ def test_what_arrives_is_not_the_senders_memory_but_is_read_from_it_late() -> No
     transport, sent = LocalWorld(1).alone(), torch.zeros(3)
     transport.send(0, numbered(0, sent))
     sent.fill_(1)  # against the contract, and so it shows
-    ((_, parcel),) = transport.poll(block=True)
+    ((_, parcel),) = transport.poll(wait_s=inf)
     sent.fill_(2)
     assert parcel.payload.tolist() == [1, 1, 1]
 
 
 def test_ranks_that_all_wait_for_nothing_are_stuck_and_say_so() -> None:
     with pytest.raises(Stuck, match="every rank waits"):
-        LocalWorld(3).run(lambda transport: [transport.poll(block=True) for _ in range(100)])
+        LocalWorld(3).run(lambda transport: [transport.poll(wait_s=inf) for _ in range(100)])
 
 
 def test_a_rank_that_fails_ends_the_others() -> None:
@@ -69,7 +71,7 @@ def test_a_rank_that_fails_ends_the_others() -> None:
         if transport.rank == 1:
             raise ValueError("rank 1 has had enough")
         while True:
-            transport.poll(block=False)
+            transport.poll(wait_s=0)
 
     with pytest.raises(ValueError, match="had enough"):
         LocalWorld(3).run(rank_main)
