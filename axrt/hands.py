@@ -187,7 +187,7 @@ class TrainingHands:
     def _forward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
-        target = self._mail.take(Meaning.TARGET, stage, number, self._replica)
+        target = self._mail.take(Meaning.TARGET, stage, number, self._replica) if stage == self._last_stage else None
         outputs = self._stages[stage].forward(number, inputs, target)
         if stage == self._last_stage:
             self._on_device[number] = _OnDevice(*outputs)
@@ -324,7 +324,7 @@ class EvaluationHands:
     def _forward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
-        target = self._mail.take(Meaning.TARGET, stage, number, self._replica)
+        target = self._mail.take(Meaning.TARGET, stage, number, self._replica) if stage == self._last_stage else None
         outputs = self._stages[stage].evaluate(number, inputs, target)
         if stage == self._last_stage:
             outputs, loss = outputs

@@ -139,6 +139,8 @@ class RankState:
         self.trains = trains
         self.asked = first_step * microbatches if trains else UNLIMITED
         self.end: int | None = None
+        self._in_flight = self._held = 0  # what the lanes' counters come to
+        self._steps_done = first_step if trains else 0
         self._later: dict[Task, list[Message]] = {}  # what follows from a task that runs, once it has finished
         splits = policy.splits and trains
         self._kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.FORWARD, Kind.BACKWARD)
@@ -165,12 +167,12 @@ class RankState:
         A backward that runs still counts for memory, but whatever is started now runs after it on the same
         device; counting it would leave a stream idle between the last backward and the next forward.
         """
-        return sum(lane.count[Kind.FORWARD] - lane.count[self._back] for lane in self.lanes.values())
+        return self._in_flight
 
     @property
     def held(self) -> int:
         """Microbatches that hold memory here, over all stages: forward started, weight gradient not."""
-        return sum(lane.count[Kind.FORWARD] - lane.count[self._last] for lane in self.lanes.values())
+        return self._held
 
     def started(self, kind: Kind, stage: int) -> int:
         """How many of a kind have started on a stage of this rank."""
@@ -191,8 +193,7 @@ class RankState:
     def finished(self) -> bool:
         """Everything asked for is done on this rank."""
         if self.trains:
-            steps = self.asked // self.microbatches
-            return all(bucket.finished[Kind.STEP] >= steps for buckets in self.buckets.values() for bucket in buckets)
+            return self._steps_done * self.microbatches >= self.asked
         return self.end is not None and all(lane.finished[self._last] >= self.end for lane in self.lanes.values())
 
     @property
@@ -259,6 +260,8 @@ class RankState:
                 self._later[task] = _A_PIECE
                 return []
         lane.count[task.kind] += 1
+        self._in_flight += (task.kind is Kind.FORWARD) - (task.kind is self._back)
+        self._held += (task.kind is Kind.FORWARD) - (task.kind is self._last)
         if task.kind is Kind.STEP:
             steps = min(bucket.count[Kind.STEP] for bucket in self.buckets[task.stage])
             self.lanes[task.stage].count[Gate.WEIGHTS] = (steps + 1) * self.microbatches
@@ -278,6 +281,8 @@ class RankState:
         later = self._later.pop(task)
         if later is not _A_PIECE:
             lane.finished[task.kind] += 1
+        if task.kind is Kind.STEP:
+            self._steps_done = min(bucket.finished[Kind.STEP] for buckets in self.buckets.values() for bucket in buckets)
         return later
 
     def waiting_for(self) -> list[Lack]:

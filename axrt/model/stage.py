@@ -206,10 +206,12 @@ class Stage:
         microbatch += self._replica * self._microbatches
         for place, layer in enumerate(self.layers.values(), self._first_layer):
             self._generator.before_layer(step, microbatch, place)
+            if self._compute is None:
+                value = layer(value)
+                continue
             with self._computing():
                 value = layer(value)
-            if self._compute is not None:
-                value = _in_type(value, self._compute)
+            value = _in_type(value, self._compute)
         return value
 
     def _computing(self) -> AbstractContextManager[Any]:

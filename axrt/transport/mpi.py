@@ -18,7 +18,7 @@ import ctypes
 import struct
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -49,7 +49,7 @@ class _Going(NamedTuple):
     rank: int
     head: bytes
     tensors: list[Tensor]
-    ready: list[Ready]
+    ready: Ready | None  # None: at once
 
 
 @dataclass(slots=True)
@@ -63,7 +63,8 @@ class _Coming:
     layouts: list[Layout]
     tensors: list[Tensor]
     requests: list[MPI.Request]
-    ready: list[Ready] = field(default_factory=list)
+    staged: bool = False
+    ready: Ready | None = None
 
 
 class MpiTransport:
@@ -95,8 +96,7 @@ class MpiTransport:
         skeleton, tensors = flatten(payload)
         description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
         head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
-        staged = [self._staging.outgoing(dense(tensor)) for tensor in tensors]
-        going = _Going(rank, head, [tensor for tensor, _ in staged], [ready for _, ready in staged])
+        going = _Going(rank, head, *self._staging.outgoing([dense(tensor) for tensor in tensors]))
         if self._going or not _is_ready(going):
             self._going.append(going)
         else:
@@ -213,14 +213,14 @@ class MpiTransport:
             if not MPI.Request.Testall(one.requests):
                 return False
             one.requests = []
-        if one.tensors and not one.ready:
-            staged = [self._staging.incoming(tensor) for tensor in one.tensors]
-            one.tensors, one.ready = [tensor for tensor, _ in staged], [ready for _, ready in staged]
-        return all(ready() for ready in one.ready)
+        if one.tensors and not one.staged:
+            one.tensors, one.ready = self._staging.incoming(one.tensors)
+            one.staged = True
+        return _is_ready(one)
 
 
-def _is_ready(going: _Going) -> bool:
-    return all(ready() for ready in going.ready)
+def _is_ready(parcel: _Going | _Coming) -> bool:
+    return parcel.ready is None or parcel.ready()
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:

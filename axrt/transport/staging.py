@@ -2,7 +2,7 @@
 
 MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So what travels
 is *staged*: used where it is (`Direct`), or copied through pinned CPU memory on a stream of its own
-(`Pinned`), so that neither the loop nor the computation waits for the copy. A staged tensor says when it is ready.
+(`Pinned`), so that neither the loop nor the computation waits for the copy. What is staged says when it is ready.
 """
 
 from collections.abc import Callable
@@ -12,26 +12,22 @@ import torch
 from torch import Tensor
 
 Ready = Callable[[], bool]
-
-
-def at_once() -> bool:
-    """Nothing to wait for."""
-    return True
+Staged = tuple[list[Tensor], Ready | None]  # None: ready at once
 
 
 class Staging(Protocol):
-    """Moves tensors between the device that computes and the memory that MPI may touch."""
+    """Moves the tensors of a parcel between the device that computes and the memory that MPI may touch."""
 
     @property
     def memory(self) -> torch.device:
         """Where MPI may write what arrives."""
         ...
 
-    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        """What MPI may read once it is ready; the caller keeps the tensor until then."""
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        """What MPI may read once it is ready; the caller keeps the tensors until then."""
         ...
 
-    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+    def incoming(self, tensors: list[Tensor]) -> Staged:
         """What the computation may use once it is ready, made of what MPI wrote."""
         ...
 
@@ -42,15 +38,17 @@ class Direct:
     def __init__(self, device: torch.device) -> None:
         self.memory = device
 
-    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        if not tensor.is_cuda:
-            return tensor, at_once
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        if self.memory.type == "cpu" or not any(tensor.is_cuda for tensor in tensors):
+            return tensors, None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # it may have been laid out anew on the stream just now
-        return tensor, event.query
+        event.record()  # they may have been laid out anew on the stream just now
+        return tensors, event.query
 
-    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        return tensor if tensor.device == self.memory else tensor.to(self.memory), at_once
+    def incoming(self, tensors: list[Tensor]) -> Staged:
+        if self.memory.type == "cpu":
+            return tensors, None
+        return [tensor.to(self.memory) for tensor in tensors], None  # small ones come in their envelope
 
 
 class Pinned:
@@ -65,29 +63,33 @@ class Pinned:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        if not tensors:
+            return tensors, None
         self._stream.wait_stream(torch.cuda.current_stream())
-        return self._copy(tensor, torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
+        return self._copies(tensors, [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors])
 
-    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        pinned = tensor.pin_memory()
+    def incoming(self, tensors: list[Tensor]) -> Staged:
+        pinned = [tensor.pin_memory() for tensor in tensors]
         with torch.cuda.stream(self._stream):  # memory of this stream's: nothing that still runs elsewhere has it
-            target = torch.empty_like(pinned, device=self._device, pin_memory=False)
-        target.record_stream(torch.cuda.current_stream())
-        return self._copy(pinned, target)
+            targets = [torch.empty_like(tensor, device=self._device, pin_memory=False) for tensor in pinned]
+        for target in targets:
+            target.record_stream(torch.cuda.current_stream())
+        return self._copies(pinned, targets)
 
-    def _copy(self, source: Tensor, target: Tensor) -> tuple[Tensor, Ready]:
+    def _copies(self, sources: list[Tensor], targets: list[Tensor]) -> Staged:
         with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-        if source.is_cuda:
-            source.record_stream(self._stream)  # its memory may be handed out again only when this copy is done
+            for source, target in zip(sources, targets, strict=True):
+                target.copy_(source, non_blocking=True)
+                if source.is_cuda:
+                    source.record_stream(self._stream)  # its memory may be handed out again only when this copy is done
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
 
         def ready() -> bool:
-            return bool(event.query()) and source is not None  # type: ignore[no-untyped-call]
+            return bool(event.query()) and bool(sources)  # type: ignore[no-untyped-call]
 
-        return target, ready
+        return targets, ready
 
 
 def staging_for(device: torch.device, cuda_aware: bool) -> Staging:

@@ -16,7 +16,7 @@ from axrt.scheduler.policies import NAMES
 from axrt.transport import Parcel
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
-from axrt.transport.staging import Direct, Ready
+from axrt.transport.staging import Direct, Ready, Staged
 from tests.engine.models import motley, perceptron, small_gpt
 from tests.engine.reference import (
     Outcome,
@@ -101,11 +101,11 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
 class SlowStaging(Direct):
     """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be reused only then."""
 
-    def outgoing(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        return tensor.clone(), self._after_some_looks()
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        return [tensor.clone() for tensor in tensors], self._after_some_looks()
 
-    def incoming(self, tensor: Tensor) -> tuple[Tensor, Ready]:
-        return tensor.clone(), self._after_some_looks()
+    def incoming(self, tensors: list[Tensor]) -> Staged:
+        return [tensor.clone() for tensor in tensors], self._after_some_looks()
 
     def _after_some_looks(self) -> Ready:
         looks = iter(range(3))

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,15 +28,29 @@ def join(store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=MPI.COMM_WORLD.rank, world_size=MPI.COMM_WORLD.size)
 
 
-def wall_s(run: Callable[[], None]) -> float:
-    """From the first rank's start to the last rank's end; ranks of one node share its clock."""
+class Took(NamedTuple):
+    """What some steps took.
+
+    Args:
+        wall_s: from the first rank's start to the last rank's end; ranks of one node share its clock.
+        cpu_s: of all ranks.
+    """
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(step: Callable[[], None], steps: int) -> Took:
+    """So many steps in a row; every rank calls it."""
     dist.barrier()  # of gloo: a rank that waits does not burn its core
-    began_s = time.perf_counter()
-    run()
-    ended_s = time.perf_counter()
-    times: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(times, (began_s, ended_s))
-    return max(ended for _, ended in times) - min(began for began, _ in times)
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(steps):
+        step()
+    mine = began_s, time.perf_counter(), time.process_time() - cpu_s
+    all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, mine)
+    began, ended, used = zip(*all_ranks, strict=True)
+    return Took(max(ended) - min(began), sum(used))
 
 
 def settle() -> None:

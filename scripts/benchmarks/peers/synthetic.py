@@ -14,7 +14,7 @@ from axrt.schedule import scheduled
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 from . import of_axrt, of_deepspeed, of_torch
-from .arena import in_turn, wall_s
+from .arena import Took, in_turn, timed
 from .contestant import Contestant
 from .sleeping import RANK_S, SHAPE, Sleeper, Slept, at_once, loss_fn
 
@@ -57,17 +57,22 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
             seed = number if case.jitter else 0
             for layer in contestant.layers:
                 layer.begin(case.jitter * (number > 0), seed, case.microbatches * case.steps)
-            took_s = wall_s(lambda: [contestant.step() for _ in range(case.steps if number else 1)] and None)
+            took = timed(contestant.step, case.steps if number else 1)
             loop = _loop([layer for layer in contestant.layers if layer.slept])
             if number:
-                rows.append(_row(case, contestant, seed, took_s, loop))
+                rows.append(_row(case, contestant, seed, took, loop))
     return rows if dist.get_rank() == 0 else []
 
 
-def _row(case: Case, contestant: Contestant, seed: int, took_s: float, loop: Loop) -> dict[str, Any]:
+def _row(case: Case, contestant: Contestant, seed: int, took: Took, loop: Loop) -> dict[str, Any]:
     ideal_s = 3 * RANK_S * case.microbatches * case.steps
     row = {"part": "synthetic", **case._asdict(), "runtime": contestant.runtime, "name": contestant.name, "round": seed}
-    row |= {"utilisation": ideal_s / took_s, "task_us": 1e6 * loop.task, "message_us": 1e6 * loop.message}
+    row |= {
+        "utilisation": ideal_s / took.wall_s,
+        "cpu": took.cpu_s / took.wall_s / case.ranks,
+        "task_us": 1e6 * loop.task,
+        "message_us": 1e6 * loop.message,
+    }
     if contestant.runtime == "axrt" and dist.get_rank() == 0:
         row |= {
             "simulated": _simulated(case, contestant.name, seed, Loop(0.0, 0.0)),
