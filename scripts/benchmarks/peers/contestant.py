@@ -1,9 +1,7 @@
 """What a runtime does in the arena: train a step of a model, again and again."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-from torch import nn
+from typing import Any, NamedTuple
 
 
 class Contestant(NamedTuple):
@@ -14,6 +12,7 @@ class Contestant(NamedTuple):
         runtime: whose it is.
         step: trains one step and returns when this rank's part is done; every rank calls it.
         tasks: that a rank runs in a step.
+        splits: input gradients go on before weight gradients are computed.
         layers: of this rank.
     """
 
@@ -21,4 +20,5 @@ class Contestant(NamedTuple):
     runtime: str
     step: Callable[[], None]
     tasks: int
-    layers: Sequence[nn.Module] = ()
+    splits: bool = False
+    layers: Sequence[Any] = ()

@@ -42,4 +42,4 @@ def contestant(
         engine.train_batch(batches)
 
     tasks = (3 if policy.splits else 2) * placement.chunks * microbatches
-    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, layers)
+    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, policy.splits, layers)

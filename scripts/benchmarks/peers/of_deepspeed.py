@@ -57,4 +57,4 @@ def contestant(
     def step() -> None:
         engine.train_batch(data_iter=batches)
 
-    return Contestant("1F1B", "DeepSpeed", step, 2 * microbatches, layers)
+    return Contestant("1F1B", "DeepSpeed", step, 2 * microbatches, layers=layers)

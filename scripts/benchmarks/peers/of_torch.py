@@ -71,8 +71,8 @@ def contestant(
             stepper.step()
             stepper.zero_grad()
 
-    kinds = 3 if name in SPLITS else 2
-    return Contestant(name.removeprefix("Schedule"), "torch", step, kinds * chunks * microbatches, layers)
+    splits = name in SPLITS
+    return Contestant(name.removeprefix("Schedule"), "torch", step, (2 + splits) * chunks * microbatches, splits, layers)
 
 
 @torch.no_grad()

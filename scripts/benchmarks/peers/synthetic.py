@@ -58,7 +58,7 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
             for layer in contestant.layers:
                 layer.begin(case.jitter * (number > 0), seed, case.microbatches * case.steps)
             took = timed(contestant.step, case.steps if number else 1)
-            loop = _loop([layer for layer in contestant.layers if layer.slept])
+            loop = _loop([layer for layer in contestant.layers if layer.slept], contestant.splits)
             if number:
                 rows.append(_row(case, contestant, seed, took, loop))
     return rows if dist.get_rank() == 0 else []
@@ -90,7 +90,7 @@ def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
     return 3 * RANK_S * case.microbatches * case.steps / line.makespan
 
 
-def _loop(layers: Sequence[Any]) -> Loop:
+def _loop(layers: Sequence[Sleeper], splits: bool) -> Loop:
     """From when layers slept, on all ranks."""
     mine = sorted((one for layer in layers for one in layer.slept), key=lambda one: one.began_s)
     late = [one.ended_s - one.began_s - layer.takes_s[one.kind][one.number] for layer in layers for one in layer.slept]
@@ -98,10 +98,11 @@ def _loop(layers: Sequence[Any]) -> Loop:
     dist.all_gather_object(everyones, (mine, late))
     spans = [span for span, _ in everyones]
     ends = {slept[:3]: (slept.ended_s, rank) for rank, span in enumerate(spans) for slept in span}
-    gaps, lags = [], []
+    gaps: list[float] = []
+    lags: list[float] = []
     for rank, span in enumerate(spans):
         for before, after in pairwise(span):
-            ended_s, source = ends.get(_needed(after), (0.0, rank))
+            ended_s, source = ends.get(_needed(after, splits), (0.0, rank))
             (lags if source != rank and ended_s > before.ended_s else gaps).append(after.began_s - max(before.ended_s, ended_s))
     if not gaps:
         return Loop(0.0, 0.0)
@@ -110,10 +111,12 @@ def _loop(layers: Sequence[Any]) -> Loop:
     return Loop(gap + overslept, max(statistics.median(lags or [gap]) - gap, 0.0))
 
 
-def _needed(slept: Slept) -> tuple[str, int, int]:
+def _needed(slept: Slept, splits: bool) -> tuple[str, int, int]:
     """What another rank must have done first."""
-    before = {"F": -1, "I": 1}.get(slept.kind, 0)
-    return (slept.kind, slept.stage + before, slept.number) if before else ("", 0, 0)
+    kind, stage, number, *_ = slept
+    if kind == "F":
+        return kind, stage - 1, number
+    return ("I" if splits else "W", stage + 1, number) if kind == "I" else ("", 0, 0)
 
 
 def _contestants(case: Case) -> Iterator[Contestant]:
