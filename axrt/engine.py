@@ -1,6 +1,7 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import Nested
 from axrt.scheduler.state import RankState
 from axrt.scheduler.timeline import Timeline
+from axrt.threads import threads_of, usable_cores
 from axrt.transport import Parcel, Transport
 
 _MAIN = 0
@@ -88,10 +90,13 @@ class Engine:
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
         self.device = device_of(
-            config.run.device, world.node_rank, world.visible_on_node(visible_gpus(config.run.device)), config.run.share_gpu
+            config.run.device, world.node_rank, world.gathered_on_node(visible_gpus(config.run.device)), config.run.share_gpu
         )
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        if world.size > 1:
+            usable = world.gathered_on_node(usable_cores())
+            torch.set_num_threads(threads_of(torch.get_num_threads(), world.node_rank, usable, os.environ))
         self._generator = BorrowedGenerator(config.run.seed, self.device)
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         self._trace = Trace(self._mesh.data_rank * self._mesh.pipe + self._mesh.pipe_rank, config.run.trace_steps)

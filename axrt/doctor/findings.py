@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from axrt.errors import LaunchError
 from axrt.launch import check_world
+from axrt.threads import share_of, threads_of
 
 from .facts import Facts
 from .links import Link
@@ -130,13 +131,16 @@ def _alike(ranks: Sequence[Facts]) -> Iterator[Finding]:
 def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
     """The first node speaks: threads of its ranks against the cores that they may use."""
     first = ranks[0]
-    on_node = sum(facts.host == first.host for facts in ranks)
-    told = f"OMP_NUM_THREADS={first.omp_num_threads}" if first.omp_num_threads else "OMP_NUM_THREADS is not set"
-    text = f"{_number(first.cores, 'core')}, {_number(on_node, 'rank')} here with {_number(first.threads, 'thread')} each ({told})"
-    if on_node > first.cores:
+    usable = [facts.cores for facts in ranks if facts.host == first.host]
+    cores, on_node, share = len(set().union(*usable)), len(usable), share_of(0, usable)
+    set_to = {"OMP_NUM_THREADS": first.omp_num_threads} if first.omp_num_threads else {}
+    threads = threads_of(first.threads, 0, usable, set_to)
+    told = f"OMP_NUM_THREADS={first.omp_num_threads}" if set_to else "OMP_NUM_THREADS is not set: the rank's share of the cores"
+    text = f"{_number(cores, 'core')}, {_number(on_node, 'rank')} here with {_number(threads, 'thread')} each ({told})"
+    if on_node > cores:
         yield Finding(Level.WARNING, "cores", f"{text}: ranks will wait for each other; start fewer, with OMP_NUM_THREADS=1")
-    elif on_node > 1 and on_node * first.threads > first.cores:
-        yield Finding(Level.WARNING, "cores", f"{text}: threads will wait for each other; set OMP_NUM_THREADS={first.cores // on_node}")
+    elif on_node > 1 and threads > share:
+        yield Finding(Level.WARNING, "cores", f"{text}: threads will wait for each other; set OMP_NUM_THREADS={share}")
     else:
         yield Finding(Level.OK, "cores", text)
 

