@@ -19,10 +19,11 @@ from typing import Any
 from axrt.attendance import Attendance
 from axrt.compute import Compute
 from axrt.hands import Hands
+from axrt.linger import Linger
 from axrt.mesh import Mesh
 from axrt.observe.observer import Audience, Observer
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
-from axrt.scheduler.state import INPUT, LINGER, RankState
+from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Parcel, Transport
 
@@ -74,8 +75,7 @@ class Loop:
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._attendance = Attendance(lambda place: mesh.rank_of(*place))
-        self._lingers_until_s: float | None = None
-        self._weight_s = 0.0  # what the last piece of a weight gradient took to run, or to launch
+        self._linger = Linger()
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -85,12 +85,12 @@ class Loop:
             moved = True
             while not done():
                 waiting = not moved and not self._compute.busy
+                if waiting:
+                    self._wait(session.state)
+                else:
+                    self._attendance.moved()
                 wait_s = self._patience_s() if waiting else 0.0
                 moved = any([self._finish(session), self._hear(wait_s), self._read(session), self._start(session)])
-                if not waiting or moved:
-                    self._attendance.moved()
-                else:
-                    self._wait(session.state)
             self._transport.flush()
 
     def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Iterable[int]] = tuple) -> None:
@@ -153,6 +153,7 @@ class Loop:
 
     def _enter(self, session: Session) -> None:
         self._session = session
+        self._linger.end()
         self._attendance.begin_call()
         for tell in self._audience.entered:
             tell()
@@ -165,7 +166,7 @@ class Loop:
             for tell in self._audience.arrived:
                 tell(source, parcel.message)
             if parcel.message.meaning in TO_A_RANK:
-                self._hear_of_rank(source, parcel)
+                self._hear_for_rank(source, parcel)
             elif self._session is not None and parcel.generation == self._session.generation:
                 self._take(self._session, parcel.message, parcel.payload)
             elif parcel.generation >= self._oldest:
@@ -173,7 +174,7 @@ class Loop:
                 self._attendance.is_elsewhere(source)
         return bool(arrived)
 
-    def _hear_of_rank(self, source: int, parcel: Parcel) -> None:
+    def _hear_for_rank(self, source: int, parcel: Parcel) -> None:
         if parcel.message.meaning is Meaning.LEAVE:
             self._attendance.has_left(source)
         elif parcel.message.meaning is Meaning.WAITS:
@@ -202,9 +203,9 @@ class Loop:
                 tell(task)
             began_s = time.perf_counter()
             made = self._compute.start(task, session.hands.run)
-            self._lingers_until_s = None
+            self._linger.end()
             if task.kind is Kind.WEIGHT:
-                self._weight_s = time.perf_counter() - began_s
+                self._linger.took(task.stage, time.perf_counter() - began_s)
             for message in here:
                 session.hands.put(message, made(message))
             started = True
@@ -214,14 +215,13 @@ class Loop:
         """The task is early, and what is due should come any moment: it is not started yet."""
         if not self._transport.takes_time or self._compute.busy or not state.is_early(task):
             return False
-        now_s = time.perf_counter()
-        if self._lingers_until_s is None:
-            self._lingers_until_s = now_s + LINGER * self._weight_s
-        return now_s < self._lingers_until_s
+        self._linger.begin(task.stage)
+        return bool(self._linger.left_s)
 
     def _patience_s(self) -> float:
         """How long it is worth waiting for a message."""
-        return inf if self._lingers_until_s is None else max(self._lingers_until_s - time.perf_counter(), 0.0)
+        left_s = self._linger.left_s
+        return inf if left_s is None else left_s
 
     def _finish(self, session: Session) -> bool:
         finished = self._compute.finished()
@@ -234,7 +234,7 @@ class Loop:
         return bool(finished)
 
     def _wait(self, state: RankState) -> None:
-        """Nothing has moved and nothing can start here: whoever owes something must still be there."""
+        """Nothing has moved and nothing starts here: whoever owes something must still be there."""
         for tell in self._audience.waiting:
             tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
         if not self._transport.receiving:

@@ -49,8 +49,7 @@ class BatchReader:
 
     def __call__(self, number: int) -> list[tuple[Message, Any]]:
         """Microbatch `number` as messages with their payloads, or the news, for every rank, that there is none."""
-        with self._generator.returned():
-            item = self._draw()
+        item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
             stages = [self._placement.stages_of(rank)[0] for rank in range(self._placement.ranks)]
             return [(Message(Meaning.END, stage, number, replica), None) for replica in self._told for stage in stages]

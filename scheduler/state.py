@@ -218,8 +218,7 @@ class RankState:
         if message.meaning is Meaning.END:
             self._hear_end(message)
             return
-        self._check_delivery(message)
-        self._lane_of(message).arrive(message.meaning, message.number)
+        self._addressed(message).arrive(message.meaning, message.number)
 
     def pick(self) -> Task | None:
         """The policy's choice among the heads that may run now. What ends a step comes first: it waits for nobody, and others for it."""
@@ -233,7 +232,7 @@ class RankState:
         return min(ready, key=self._precedence)
 
     def is_early(self, task: Task) -> bool:
-        """What has been picked takes long compared to what is due, which should come any moment."""
+        """Of what has been picked: by the policy's plan other things come before it, whose inputs should be here any moment."""
         return task.kind is Kind.WEIGHT and self.policy.is_early(task, self)
 
     def why_idle(self) -> str:
@@ -457,7 +456,8 @@ class RankState:
             raise IllegalMove(f"the end was told before: {self.end} microbatches, and now {message.number}")
         self.end = message.number if self.end is None else min(self.end, message.number)
 
-    def _check_delivery(self, message: Message) -> None:
+    def _addressed(self, message: Message) -> Lane:
+        """The lane that the message is for; refused where it cannot be true."""
         if not self.is_here(message) or message.bucket >= max(1, len(self.buckets[message.stage])):
             raise IllegalMove(f"{message}: {Place(self.replica, self.rank)} holds stages {sorted(self.lanes)}")
         of_stage, lane = self.lanes[message.stage], self._lane_of(message)
@@ -470,6 +470,7 @@ class RankState:
             raise IllegalMove(f"{message} is of step {step}, neither this one nor the next: {lane}")
         if not self.trains and self.end is not None and message.number >= self.end:
             raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")
+        return lane
 
     def _story(self, stage: int) -> str:
         if stage not in self.lanes:

@@ -6,11 +6,13 @@ before every layer, and put back before any code of the user's runs between our 
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _INITIALISATION = -1  # takes the place of the step
 
 
@@ -66,15 +68,13 @@ class BorrowedGenerator:
             self._set(self._users)
             self._users = None
 
-    @contextmanager
-    def returned(self) -> Iterator[None]:
-        """While code of the user's runs between tasks: what it draws is drawn from its own state."""
+    def lent_back(self, draw: Callable[[], T]) -> T:
+        """What code of the user's, run between tasks, returns; what it draws is drawn from the user's own state."""
         if self._users is None:
-            yield
-            return
+            return draw()
         self._set(self._users)
         try:
-            yield
+            return draw()
         finally:
             self._users = self._states()
 

@@ -206,7 +206,7 @@ class Stage:
         microbatch += self._replica * self._microbatches
         for place, layer in enumerate(self.layers.values(), self._first_layer):
             self._generator.before_layer(step, microbatch, place)
-            if self._compute is None:
+            if self._compute is None:  # most often, and a context would be one more call
                 value = layer(value)
                 continue
             with self._computing():
@@ -251,8 +251,14 @@ class Stage:
 
 
 def _edge(tensor: Tensor) -> GradientEdge:
-    """Where a tensor comes from in the graph. Without the questions that `get_gradient_edge` asks, which cost as much as a node."""
-    return GradientEdge(tensor.grad_fn, tensor.output_nr) if tensor.grad_fn is not None else get_gradient_edge(tensor)
+    """Where a tensor comes from in the graph: `get_gradient_edge`, which costs as much as a node, only where it must do more.
+
+    That is for leaves, and for functions that are written in Python: those hold their part of the graph only with a token.
+    """
+    made_by = tensor.grad_fn
+    if made_by is None or isinstance(made_by, torch._C._FunctionBase):
+        return get_gradient_edge(tensor)
+    return GradientEdge(made_by, tensor.output_nr)
 
 
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:

@@ -21,7 +21,7 @@ class Observer:
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
-        """Nothing can be done before something arrives; told again and again while that lasts.
+        """Nothing is done until something arrives, or for a moment longer; told again and again while that lasts.
 
         Args:
             what: says what is lacking.

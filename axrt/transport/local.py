@@ -162,7 +162,7 @@ def _read(parcel: Parcel) -> Parcel:
 
 def _copied(tensor: Tensor) -> Tensor:
     """What the wire would do: the sender's strides, memory of its own."""
-    layout, values = Layout(Spec.of(tensor)), dense(tensor.detach())
+    layout, values = Layout(Spec.of(tensor)), dense(tensor)
     arrived = layout.allocate(tensor.device)
     arrived.as_strided((values.numel(),), (1,)).copy_(values.as_strided((values.numel(),), (1,)))
     return layout.settle(arrived)

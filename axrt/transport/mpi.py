@@ -138,10 +138,7 @@ class MpiTransport:
 
     def _isend(self, going: _Going) -> None:
         rank, head, tensors, _ = going
-        envelope = head
-        for tensor in tensors:
-            if tensor.nbytes <= _SMALL_BYTES:
-                envelope += _bytes_of(tensor)
+        envelope = b"".join([head, *[_bytes_of(tensor) for tensor in tensors if tensor.nbytes <= _SMALL_BYTES]])
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
         for tensor in tensors:

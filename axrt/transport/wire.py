@@ -96,10 +96,10 @@ def read_description(description: bytes) -> tuple[object, list[Layout]]:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A tensor whose memory, from its `data_ptr` on, is what travels; the given one itself where that is so."""
+    """A tensor without a graph whose memory, from its `data_ptr` on, is what travels; the given one's own where that is so."""
+    tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    tensor = tensor.detach()
     if not tensor.is_contiguous():
         narrow = tensor.as_strided(_without_repetition(tuple(tensor.shape), tensor.stride()), tensor.stride())
         tensor = narrow.permute(_memory_order(tuple(narrow.shape), narrow.stride())).contiguous()

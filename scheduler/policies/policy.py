@@ -26,6 +26,7 @@ wait, which are never refused: the order itself needs so much, and no more than 
 is acyclic if one simulation of it ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
 """
 
+from abc import abstractmethod
 from typing import NamedTuple, Protocol
 
 from ..placement import Placement
@@ -80,6 +81,8 @@ class Bounds(NamedTuple):
 class Policy(Protocol):
     """Which ready head runs first (least key), and which must wait."""
 
+    __slots__ = ()
+
     @property
     def name(self) -> str: ...
     @property
@@ -92,10 +95,13 @@ class Policy(Protocol):
         """Those it is made for, its own first."""
         ...
 
+    @abstractmethod
     def key(self, task: Task, view: View) -> tuple[int, ...]: ...
+    @abstractmethod
     def admits(self, task: Task, view: View) -> bool: ...
     def is_early(self, task: Task, view: View) -> bool:
         """Of a weight gradient that may start, with nothing better to do: something else should arrive any moment, and could start then."""
         return False
 
+    @abstractmethod
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds: ...

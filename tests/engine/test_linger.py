@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import axrt
+from axrt.linger import Linger
 from axrt.loop import Loop
 from axrt.scheduler.state import LINGER, RankState
 from axrt.scheduler.task import Kind, Task
@@ -97,3 +98,40 @@ def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> N
     LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, 1, config))
     assert held_back
     assert not any(held_back)
+
+
+def test_a_rank_waits_a_share_of_what_the_weight_gradient_of_that_stage_takes() -> None:
+    now = [10.0]
+    linger = Linger(lambda: now[0])
+    linger.begin(3)
+    assert linger.left_s == 0.0  # nothing is known yet
+    linger.end()
+    assert linger.left_s is None
+    linger.took(3, 1.0)
+    linger.took(5, 0.1)
+    linger.begin(3)
+    now[0] += 0.05
+    linger.begin(5)  # it waits already
+    assert linger.left_s == pytest.approx(LINGER - 0.05)
+    now[0] += 1
+    assert linger.left_s == 0.0
+
+
+def test_a_weight_gradient_that_was_held_up_once_does_not_make_the_rank_wait_as_long() -> None:
+    linger = Linger(lambda: 0.0)
+    for seconds in (1.0, 50.0):
+        linger.took(0, seconds)
+    linger.begin(0)
+    assert linger.left_s == pytest.approx(2 * LINGER)
+
+
+def test_a_new_session_does_not_go_on_waiting() -> None:
+    """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
+    engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
+    engine._loop._linger.begin(0)
+    engine.train_batch(iter(batches(0)))
+    assert engine._loop._linger.left_s is None
+    engine._loop._linger.begin(0)
+    engine._loop._enter(engine._training)
+    assert engine._loop._linger.left_s is None
+    engine.close()

@@ -1,5 +1,7 @@
 """What a stage gives away is not what it goes on working with."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -68,3 +70,29 @@ def test_where_no_gradient_flows_back_none_is_said() -> None:
         out = one.forward(0, torch.ones(2, 3, requires_grad=True), None)
         gradients = one.backward(0, (torch.ones(2, 3),) if out.requires_grad else ())
         assert [gradient is None for gradient in gradients] == [one is detached]
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Ends(nn.Module):
+    """In a function that is written in Python."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return Twice.apply(value)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_a_graph_that_ends_in_a_python_function_is_kept_by_a_token() -> None:
+    """Up to torch 2.9 at least, such a node does not own its graph: the backward would find nothing, once the output has left."""
+    stage = stage_of(Ends())
+    stage.forward(0, torch.ones(1, 3, requires_grad=True), None)
+    (root,) = stage._stash[0].roots
+    assert root.ownership_token is not None
+    assert [None if gradient is None else gradient.tolist() for gradient in stage.backward(0, (torch.ones(1, 3),))] == [[[2.0, 2.0, 2.0]]]

@@ -102,7 +102,7 @@ class SlowStaging(Direct):
     """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be reused only then."""
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
-        return [tensor.clone() for tensor in tensors], self._after_some_looks()
+        return [tensor.clone() for tensor in tensors], self._after_some_looks() if tensors else None
 
     def incoming(self, tensors: list[Tensor]) -> Staged:
         return [tensor.clone() for tensor in tensors], self._after_some_looks()
@@ -118,6 +118,49 @@ def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "
     for number, payload in enumerate(payloads):
         mine, its = flatten(got[number])[1], flatten(payload)[1]
         assert [t.flatten().tolist() for t in mine if not t.is_complex()] == [t.flatten().tolist() for t in its if not t.is_complex()]
+
+
+def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
+    """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by order alone."""
+    payloads: list[Any] = []
+    for number in range(12):
+        small = [torch.full((4000,), float(number))] * (60 if number % 3 == 0 else 1)
+        payloads.append((*small, torch.full((20_000,), float(number))))
+    got = exchange(comm, MpiTransport(comm), payloads)
+    for number, payload in enumerate(payloads):
+        assert_same(got[number], payload, str(number))
+
+
+class Dozes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        time.sleep(3e-4)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        time.sleep(3e-4)
+        return gradient
+
+
+def dozing(x: Tensor) -> Tensor:
+    return Dozes.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
+    """One microbatch is under way, so each rank waits while another works, for less than a millisecond each time."""
+    schedule = {"policy": "axonn", "in_flight": 1, "microbatches": 20}
+    config = {"schedule": schedule, "run": {"device": "cpu", "trace_steps": 1}}
+    model = axrt.PipelineModule([dozing] * comm.size, lambda out, target: out.sum())
+    engine = axrt.initialize(model, config=config, transport=MpiTransport(comm))
+    batches = iter([(torch.ones(4, requires_grad=True), torch.ones(1))] * 40)
+    for _ in range(2):
+        engine.train_batch(batches)
+    line = engine.timeline()
+    if line is not None:
+        waited_s = sum(pause.end - pause.start for pause in line.pauses if pause.rank == 1 and pause.cause == "input")
+        assert waited_s > 15 * 2 * 3e-4, line.pauses
+    engine.close()
 
 
 def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policy: str) -> Outcome:
