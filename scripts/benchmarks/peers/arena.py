@@ -1,6 +1,7 @@
 """One rank of a job in which all runtimes live side by side: they train in turn, in an order drawn anew for each round.
 
-python -m peers.arena PART RANKS... started by mpirun; rank 0 prints one line of JSON
+axrt speaks MPI, through the node's shared memory; torch and DeepSpeed speak gloo, through the loopback device, for want of another
+backend on CPUs.
 """
 
 import gc

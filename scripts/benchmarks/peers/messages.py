@@ -75,7 +75,7 @@ class _Raw:
 
 
 class _Ours:
-    """Parcels, each into memory of its own, as the loop uses them."""
+    """Parcels, each into memory of its own. Neither side sleeps: this is a rank that has work, not one that waits."""
 
     def __init__(self, transport: MpiTransport, rank: int, size: int) -> None:
         self.transport, self.rank, self.size = transport, rank, size
@@ -115,8 +115,6 @@ def _waits_s(transport: MpiTransport, world: MPI.Comm, size: int) -> float:
         sent_s = time.perf_counter()
         transport.send(1, Parcel(0, Message(Meaning.ACTIVATION, 0, 0), value))
         time.sleep(BUSY_S)
-        while transport._sending:
-            transport.poll(wait_s=0)
     else:
         while not transport.poll(wait_s=inf):
             pass
