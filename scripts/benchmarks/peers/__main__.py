@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
     asked: list[tuple[int, dict[str, Any]]] = []
     for part in parts:
         if part == "synthetic":
-            chosen = [case for case in cases() if only in f"p{case.ranks}m{case.microbatches}"]
+            chosen = [case for case in cases() if fnmatchcase(case.label, only)]
             asked += [(case.ranks, {"part": part, "rounds": rounds, "case": case._asdict()}) for case in chosen]
         else:
             asked.append((2, {"part": part, "rounds": rounds}))
@@ -77,7 +78,7 @@ def cores_awake(wanted: bool) -> Iterator[None]:
 @click.option("--mpirun", default="mpirun", help="the launcher")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="interleaved repetitions, each with another seed")
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="all by default; may be given again")
-@click.option("--only", default="", help="of the synthetic cases, such as p4m8")
+@click.option("--only", default="*", help="of the synthetic cases, such as p4m8, p8m16-jitter, *-clip, p4m8*-flush")
 @click.option("--awake/--no-awake", default=True, show_default=True, help="keep idle cores out of deep sleep (/dev/cpu_dma_latency)")
 @click.option("--out", default="runs/peers", show_default=True, type=click.Path(path_type=Path), help="folder for rows.json and bars.svg")
 def main(mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: bool, out: Path) -> None:

@@ -30,6 +30,12 @@ class Case(NamedTuple):
     steps: int
     clips: bool
 
+    @property
+    def label(self) -> str:
+        """Short, to choose it by."""
+        extras = ("-jitter", self.jitter > 0), ("-clip", self.clips), ("-flush", self.steps == 1)
+        return f"p{self.ranks}m{self.microbatches}" + "".join(extra for extra, has in extras if has)
+
 
 class Loop(NamedTuple):
     """What the loop was measured to cost, in seconds.
