@@ -19,9 +19,9 @@ from typing import Any
 from axrt.attendance import Attendance
 from axrt.compute import Compute
 from axrt.hands import Hands
-from axrt.linger import Linger
 from axrt.mesh import Mesh
 from axrt.observe.observer import Audience, Observer
+from axrt.scheduler.linger import Linger
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
 from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Kind, Task
@@ -76,6 +76,7 @@ class Loop:
         self._oldest = 0  # parcels of older generations are dead
         self._attendance = Attendance(lambda place: mesh.rank_of(*place))
         self._linger = Linger()
+        self._took_s: dict[int, float] = {}  # a weight gradient, by stage; to run, or on a GPU to launch
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -196,32 +197,39 @@ class Loop:
 
     def _start(self, session: Session) -> bool:
         started = False
-        while self._compute.idle and (task := session.state.pick()) and not self._lingers(session.state, task):
-            here = session.state.start(task, more=session.hands.follows(task))
+        while self._compute.idle and (task := session.state.pick()):
+            more = session.hands.follows(task)
+            if self._holds_back(session, task, more):
+                break
+            here = session.state.start(task, more)
             self.task = task
             for tell in self._audience.started:
                 tell(task)
             began_s = time.perf_counter()
-            made = self._compute.start(task, session.hands.run)
             self._linger.end()
+            made = self._compute.start(task, session.hands.run)
             if task.kind is Kind.WEIGHT:
-                self._linger.took(task.stage, time.perf_counter() - began_s)
+                self._took(task.stage, time.perf_counter() - began_s)
             for message in here:
                 session.hands.put(message, made(message))
             started = True
         return started
 
-    def _lingers(self, state: RankState, task: Task) -> bool:
+    def _took(self, stage: int, seconds: float) -> None:
+        """One that was held up counts no more than twice the one before."""
+        self._took_s[stage] = min(seconds, 2 * self._took_s.get(stage, seconds))
+
+    def _holds_back(self, session: Session, task: Task, more: bool) -> bool:
         """The task is early, and what is due should come any moment: it is not started yet."""
-        if not self._transport.takes_time or self._compute.busy or not state.is_early(task):
+        in_pieces = more or task.part > 0
+        if in_pieces or not self._transport.takes_time or self._compute.busy or not session.state.is_early(task):
             return False
-        self._linger.begin(task.stage)
-        return bool(self._linger.left_s)
+        return self._linger.holds_back(time.perf_counter(), self._took_s.get(task.stage, 0.0))
 
     def _patience_s(self) -> float:
         """How long it is worth waiting for a message."""
-        left_s = self._linger.left_s
-        return inf if left_s is None else left_s
+        until_s = self._linger.until
+        return inf if until_s is None else max(until_s - time.perf_counter(), 0.0)
 
     def _finish(self, session: Session) -> bool:
         finished = self._compute.finished()

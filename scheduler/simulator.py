@@ -13,11 +13,12 @@ from math import exp
 from random import Random
 from typing import NamedTuple
 
+from .linger import LINGER, Linger
 from .message import Meaning, Message
 from .order import Order
 from .placement import Placement
 from .policies.policy import Policy
-from .state import END, LINGER, RankState
+from .state import END, RankState
 from .task import ONCE_A_STEP, Kind, Task
 from .timeline import Pause, Span, Timeline
 
@@ -68,7 +69,7 @@ class Costs:
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
         pieces: of a weight gradient.
-        linger: how long a rank waits for what is due before it starts what is early, as a share of what that takes.
+        linger: how long a rank waits, at most, before a weight gradient that is early, as a share of that; where it has one piece.
         seed: of all that varies.
     """
 
@@ -164,7 +165,7 @@ class _Simulation:
         self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
-        self._lingers_until = [float("inf")] * len(self.states)
+        self._lingers = [Linger(costs.linger) for _ in self.states]
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
 
     def run(self, asked: int, barrier: bool) -> Timeline:
@@ -217,11 +218,11 @@ class _Simulation:
     def _start(self, place: int, now: float) -> None:
         state = self.states[place]
         task = state.pick()
-        if task is None or self._lingers(place, task, now):
+        if task is None or self._holds_back(place, task, now):
             if self._idle_since[place] is None:
                 self._idle_since[place] = (now, state.why_idle())
             return
-        self._lingers_until[place] = float("inf")
+        self._lingers[place].end()
         self._end_pause(place, now)
         state.start(task, more=task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1)
         self._running[place] = task
@@ -229,15 +230,16 @@ class _Simulation:
         self.line.spans.append(Span(place, task, now, end))
         self._push(end, place, task)
 
-    def _lingers(self, place: int, task: Task, now: float) -> bool:
-        """The task is early and the rank has not waited long enough for what is due."""
-        state = self.states[place]
-        if not self._costs.linger or not state.is_early(task):
+    def _holds_back(self, place: int, task: Task, now: float) -> bool:
+        """The task is early and the rank waits for what is due."""
+        state, linger = self.states[place], self._lingers[place]
+        if self._costs.pieces > 1 or not self._costs.linger or not state.is_early(task):
             return False
-        if self._lingers_until[place] == float("inf"):
-            self._lingers_until[place] = now + self._costs.linger * self._durations[state.replica].usual(task)
-            self._push(self._lingers_until[place], place, None)
-        return now < self._lingers_until[place]
+        begins = linger.until is None
+        holds_back = linger.holds_back(now, self._durations[state.replica].usual(task))
+        if begins and linger.until is not None:
+            self._push(linger.until, place, None)
+        return holds_back
 
     def _finish(self, place: int, task: Task, now: float) -> set[int]:
         """The places that have heard of it at once."""

@@ -58,7 +58,6 @@ class IllegalMove(AssertionError):
 
 UNLIMITED = sys.maxsize
 CAUSES = INPUT, ROOM, END = "input", "room", "end"  # why a rank is idle: nothing has come, the policy says no, nothing is left
-LINGER = 0.2  # how long a rank waits for what is due before it starts what is early, as a share of what that takes
 _A_PIECE: list[Message] = []  # what follows from a piece that is not the last
 _FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for

@@ -15,6 +15,7 @@ from rich.table import Table
 from axrt.launch import EXIT_BAD_CONFIG
 from axrt.observe.picture import draw
 from axrt.schedule import scheduled
+from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, Placement
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
@@ -67,6 +68,13 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
 @click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
 @click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
+@click.option(
+    "--linger",
+    default=LINGER,
+    show_default=True,
+    type=click.FloatRange(0, 10),
+    help="how long a rank waits before a weight gradient that is early, as a share of that; with --pieces 1",
+)
 @click.option("--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other")
 @click.option("--barrier", is_flag=True, help="a step begins when all ranks have done the one before")
 @click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
@@ -148,6 +156,7 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
         pieces=options["pieces"],
+        linger=options["linger"],
         seed=options["seed"],
     )
     run = {name: options[name] for name in ("steps", "replicas", "barrier")}

@@ -1,4 +1,8 @@
-"""One forward, one backward: backwards first under a cap that tapers towards the last rank."""
+"""One forward, one backward: forwards under a cap that tapers towards the last rank, else backwards.
+
+A cap that is reached makes the two alternate. Where durations vary, the forward that a backward has made room for comes before the next
+backward: ranks behind wait for it, and backwards first would let them run dry (docs/schedules.md).
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +13,7 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class OneForwardOneBackward(Policy):
-    """Backwards before forwards; rank r has at most p - r microbatches in flight.
+    """Forwards before backwards; rank r has at most p - r microbatches in flight.
 
     Bound: p - r.
     Source: Fan et al., "DAPPLE", PPoPP 2021; Narayanan et al., SC 2021, section 2.2 (PipeDream-flush).
@@ -20,7 +24,7 @@ class OneForwardOneBackward(Policy):
     placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (task.kind is Kind.FORWARD, task.microbatch)
+        return (task.kind is not Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or view.in_flight < view.ranks - view.rank
@@ -42,7 +46,7 @@ class EagerOneForwardOneBackward(Policy):
     placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (task.kind is Kind.FORWARD, task.microbatch)
+        return (task.kind is not Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or view.in_flight < 2 * (view.ranks - view.rank) - 1

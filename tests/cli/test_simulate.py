@@ -28,6 +28,12 @@ def test_one_policy_as_json() -> None:
     assert len(found["span"]) == 4
 
 
+def test_waiting_a_moment_can_be_left_out() -> None:
+    case = ("--policy", "zb-v", "--ranks", "8", "--microbatches", "16", "--steps", "8", "--latency", "0.02", "--pieces", "1", "--json")
+    lingering, hasty = (json.loads(simulate(*case, *more).output)["makespan"] for more in ((), ("--linger", "0")))
+    assert lingering < hasty
+
+
 def test_all_that_fit_side_by_side() -> None:
     result = simulate("--policy", "all", "--ranks", "4", "--microbatches", "6")
     assert result.exit_code == 0, result.output

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.linger import Linger
-from axrt.loop import Loop
-from axrt.scheduler.state import LINGER, RankState
+from axrt.loop import Loop, Session
+from axrt.scheduler.linger import LINGER
+from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalTransport, LocalWorld
 
@@ -62,10 +62,10 @@ def batches(step: int) -> list[tuple[Tensor, Tensor]]:
 def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     since: dict[tuple[int, Task], float] = {}  # the rank, by its brain, and what it could start
     waited: list[float] = []
-    lingers, starts = Loop._lingers, RankState.start
+    lingers, starts = Loop._holds_back, RankState.start
 
-    def watched(loop: Loop, state: RankState, task: Task) -> bool:
-        held_back = lingers(loop, state, task)
+    def watched(loop: Loop, session: Session, task: Task, more: bool) -> bool:
+        held_back, state = lingers(loop, session, task, more), session.state
         if held_back:
             since.setdefault((id(state), task), time.perf_counter())
         return held_back
@@ -77,7 +77,7 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
         return starts(state, task, more)
 
     monkeypatch.setattr(LocalTransport, "takes_time", True)
-    monkeypatch.setattr(Loop, "_lingers", watched)
+    monkeypatch.setattr(Loop, "_holds_back", watched)
     monkeypatch.setattr(RankState, "start", started)
     config = configured(MICROBATCHES, schedule={"policy": policy}, parallel={"partition": "uniform"})
     ran = LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, STEPS, config))
@@ -87,51 +87,31 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
 
 def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     held_back: list[bool] = []
-    lingers = Loop._lingers
+    lingers = Loop._holds_back
 
-    def watched(loop: Loop, state: RankState, task: Task) -> bool:
-        held_back.append(lingers(loop, state, task))
+    def watched(loop: Loop, session: Session, task: Task, more: bool) -> bool:
+        held_back.append(lingers(loop, session, task, more))
         return held_back[-1]
 
-    monkeypatch.setattr(Loop, "_lingers", watched)
+    monkeypatch.setattr(Loop, "_holds_back", watched)
     config = configured(MICROBATCHES, schedule={"policy": "zb-v"}, parallel={"partition": "uniform"})
     LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, 1, config))
     assert held_back
     assert not any(held_back)
 
 
-def test_a_rank_waits_a_share_of_what_the_weight_gradient_of_that_stage_takes() -> None:
-    now = [10.0]
-    linger = Linger(lambda: now[0])
-    linger.begin(3)
-    assert linger.left_s == 0.0  # nothing is known yet
-    linger.end()
-    assert linger.left_s is None
-    linger.took(3, 1.0)
-    linger.took(5, 0.1)
-    linger.begin(3)
-    now[0] += 0.05
-    linger.begin(5)  # it waits already
-    assert linger.left_s == pytest.approx(LINGER - 0.05)
-    now[0] += 1
-    assert linger.left_s == 0.0
-
-
-def test_a_weight_gradient_that_was_held_up_once_does_not_make_the_rank_wait_as_long() -> None:
-    linger = Linger(lambda: 0.0)
-    for seconds in (1.0, 50.0):
-        linger.took(0, seconds)
-    linger.begin(0)
-    assert linger.left_s == pytest.approx(2 * LINGER)
-
-
 def test_a_new_session_does_not_go_on_waiting() -> None:
     """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
     engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
-    engine._loop._linger.begin(0)
-    engine.train_batch(iter(batches(0)))
-    assert engine._loop._linger.left_s is None
-    engine._loop._linger.begin(0)
+    engine._loop._linger.holds_back(0.0, takes=1.0)
     engine._loop._enter(engine._training)
-    assert engine._loop._linger.left_s is None
+    assert engine._loop._linger.until is None
+    engine.close()
+
+
+def test_a_weight_gradient_that_was_held_up_once_does_not_make_the_rank_wait_as_long() -> None:
+    engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
+    for seconds in (1.0, 50.0):
+        engine._loop._took(0, seconds)
+    assert engine._loop._took_s == {0: 2.0}
     engine.close()

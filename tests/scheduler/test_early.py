@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
+from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import named
@@ -80,3 +81,29 @@ def test_a_rank_that_waits_says_that_no_input_has_come() -> None:
     line = simulate(Vee(4), named("zb-v"), 8, Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2)
     assert all(pause.end > pause.start for pause in line.pauses)
     assert {pause.cause for pause in line.pauses} == {"input", "end", "room"}
+
+
+def test_a_rank_waits_a_share_of_what_is_early() -> None:
+    linger = Linger()
+    assert linger.holds_back(10.0, takes=5.0)
+    assert linger.until == pytest.approx(10 + 5 * LINGER)
+    assert linger.holds_back(10.5, takes=50.0)  # it waits already
+    assert not linger.holds_back(11.0, takes=5.0)
+    linger.end()
+    assert linger.until is None
+    assert not linger.holds_back(12.0, takes=0.0)
+
+
+@pytest.mark.parametrize("latency", [0.1, 0.25])
+def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float) -> None:
+    hasty, patient = (
+        simulate(Vee(8), named("adaptive"), 16, Costs(pieces=1, edge=Edge(latency), linger=share), steps=8).makespan
+        for share in (0, LINGER)
+    )
+    assert patient < 1.02 * hasty
+
+
+def test_pieces_are_not_waited_for() -> None:
+    costs = {"pieces": 4, "edge": Edge(0.02)}
+    with_and_without = [simulate(Vee(4), named("zb-v"), 8, Costs(**costs, linger=share)).spans for share in (0, LINGER)]  # type: ignore[arg-type]
+    assert with_and_without[0] == with_and_without[1]

@@ -108,6 +108,8 @@ def _loop(layers: Sequence[Sleeper], splits: bool) -> Loop:
     lags: list[float] = []
     for rank, span in enumerate(spans):
         for before, after in pairwise(span):
+            if after.kind == "W" and not splits:
+                continue  # in one task with the input gradient
             ended_s, source = ends.get(_needed(after, splits), (0.0, rank))
             (lags if source != rank and ended_s > before.ended_s else gaps).append(after.began_s - max(before.ended_s, ended_s))
     if not gaps:
