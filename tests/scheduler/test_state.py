@@ -206,10 +206,10 @@ def test_why_nothing_runs_is_told() -> None:
         run(state, task)
     assert (state.pick(), state.why_idle()) == (None, "room")
     for number in range(4):
-        if number > 1:
-            run(state, f"F0.{number}")
         state.deliver(gradient(0, number))
         run(state, f"B0.{number}")
+        if number < 2:
+            run(state, f"F0.{number + 2}")
     state.deliver(Message(Meaning.LOSS, 0, 0))
     run(state, "step0.0")
     assert (state.pick(), state.why_idle()) == (None, "end")
