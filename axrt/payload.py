@@ -48,7 +48,7 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
 
 def on(device: torch.device, payload: object) -> Any:
     """The payload with its tensors on that device; on their way there, as far as the device's stream cares."""
-    if isinstance(payload, Tensor):
+    if isinstance(payload, Tensor) and payload.layout is torch.strided:
         return payload.to(device, non_blocking=True)
     skeleton, tensors = flatten(payload)
     return unflatten(skeleton, [tensor.to(device, non_blocking=True) for tensor in tensors])

@@ -222,7 +222,8 @@ class RankState:
     def pick(self) -> Task | None:
         """The policy's choice among the heads that may run now. What ends a step comes first: it waits for nobody, and others for it."""
         heads = [_head(lane, stage, kind) for stage, lane in self.lanes.items() for kind in self._kinds if lane.is_ready(kind)]
-        ready = [head for head in heads if self.policy.admits(head, self)]
+        # What nobody has asked for here may have come: another rank is in its next call, and the user of this one may do something before.
+        ready = [head for head in heads if head.microbatch < self.asked and self.policy.admits(head, self)]
         for stage, lane in self.lanes.items():
             if self.trains and lane.count[self._last] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
                 ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]

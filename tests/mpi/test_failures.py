@@ -24,7 +24,7 @@ def victim(name: str, ranks: int = 2) -> Ended:
         ("a_layer_raises", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
         ("a_layer_raises_and_the_user_catches_it", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
         ("a_thread_raises", "ZeroDivisionError", "has failed at step"),
-        ("the_users_code_raises", "LookupError: the user's own mistake", "has failed at step 1, task step"),
+        ("the_users_code_raises", "LookupError: the user's own mistake", "has failed at step 1, task step1.0"),
     ],
 )
 def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(name: str, text: str, task: str) -> None:

@@ -78,6 +78,8 @@ def test_the_next_step_waits_for_the_weights_and_the_step_for_the_last_backward(
     assert not state.finished
     assert run(state, "step1.0") == []
     assert state.finished
+    assert state.pick() is None  # nobody has asked for it
+    state.ask_step()
     assert str(state.pick()) == "F1.1"
 
 
@@ -195,6 +197,21 @@ def test_a_weight_gradient_stays_the_head_until_its_last_piece_and_others_run_in
     state.start(second)
     state.finish(second)
     assert (str(state.pick()), state.held) == ("W1.1", 1)
+
+
+def test_a_step_that_was_not_asked_for_does_not_begin_though_its_inputs_are_here() -> None:
+    state = state_of(rank=1, ranks=2, microbatches=1)
+    for number in range(2):
+        state.deliver(activation(1, number))
+        state.deliver(Message(Meaning.TARGET, 1, number))
+    for task in ("F1.0", "B1.0", "step1.0"):
+        for message in run(state, task):
+            if message.meaning is Meaning.LOSS and message.stage == 1:
+                state.deliver(message)
+    assert state.finished
+    assert state.pick() is None
+    state.ask_step()
+    assert str(state.pick()) == "F1.1"
 
 
 def test_why_nothing_runs_is_told() -> None:
