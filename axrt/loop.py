@@ -221,8 +221,7 @@ class Loop:
 
     def _holds_back(self, session: Session, task: Task, more: bool) -> bool:
         """The task is early, and what is due should come any moment: it is not started yet."""
-        in_pieces = more or task.part > 0
-        if in_pieces or not self._transport.takes_time or self._compute.busy or not session.state.is_early(task):
+        if not self._transport.takes_time or self._compute.busy or not session.state.is_early(task, more):
             return False
         return self._linger.holds_back(time.perf_counter(), self._took_s.get(task.stage, 0.0))
 

@@ -224,16 +224,19 @@ class _Simulation:
             return
         self._lingers[place].end()
         self._end_pause(place, now)
-        state.start(task, more=task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1)
+        state.start(task, more=self._has_more(task))
         self._running[place] = task
         end = now + self._durations[state.replica].of(task)
         self.line.spans.append(Span(place, task, now, end))
         self._push(end, place, task)
 
+    def _has_more(self, task: Task) -> bool:
+        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
+
     def _holds_back(self, place: int, task: Task, now: float) -> bool:
         """The task is early and the rank waits for what is due."""
         state, linger = self.states[place], self._lingers[place]
-        if self._costs.pieces > 1 or not self._costs.linger or not state.is_early(task):
+        if not self._costs.linger or not state.is_early(task, more=self._has_more(task)):
             return False
         begins = linger.until is None
         holds_back = linger.holds_back(now, self._durations[state.replica].usual(task))

@@ -231,9 +231,15 @@ class RankState:
             return ready[0] if ready else None
         return min(ready, key=self._precedence)
 
-    def is_early(self, task: Task) -> bool:
-        """Of what has been picked: by the policy's plan other things come before it, whose inputs should be here any moment."""
-        return task.kind is Kind.WEIGHT and self.policy.is_early(task, self)
+    def is_early(self, task: Task, more: bool) -> bool:
+        """Of what has been picked: by the policy's plan other things come before it, whose inputs should be here any moment.
+
+        Args:
+            task: may start.
+            more: it is a piece of a weight gradient, and not the last. A piece is not long in the way, and never early.
+        """
+        in_pieces = more or task.part > 0
+        return task.kind is Kind.WEIGHT and not in_pieces and self.policy.is_early(task, self)
 
     def why_idle(self) -> str:
         """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
