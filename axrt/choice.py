@@ -20,10 +20,11 @@ from axrt.config import AUTO, Config, Schedule
 from axrt.errors import ConfigError
 from axrt.holding import TYPES
 from axrt.mesh import Mesh
+from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
-from axrt.refusals import check_sample, refuse_shared_parameters
+from axrt.refusals import checked_sample, refuse_shared_parameters
 from axrt.reports import Reports
 from axrt.schedule import scheduled_by
 from axrt.scheduler.placement import Placement
@@ -60,7 +61,13 @@ class Candidate:
 
 
 def settled(
-    config: Config, model: PipelineModule, mesh: Mesh, sample: Any, reports: Reports, generator: BorrowedGenerator
+    config: Config,
+    model: PipelineModule,
+    mesh: Mesh,
+    sample: Any,
+    reports: Reports,
+    generator: BorrowedGenerator,
+    compiler: Compiler | None,
 ) -> tuple[Schedule, list[str]]:
     """The schedule with a policy that it names, and what else "auto" has found, a line each; every rank calls it, the main one decides.
 
@@ -70,6 +77,7 @@ def settled(
         sample: a microbatch, (inputs, targets), on the main rank.
         reports: to the other ranks.
         generator: of this rank's device.
+        compiler: of the layers.
     Raises:
         ConfigError: on every rank: there is no sample, or nothing fits.
     """
@@ -80,8 +88,8 @@ def settled(
     layers: list[LayerCosts] = []
 
     def measured() -> None:
-        check_sample(sample)
-        layers.extend(measure(model, config.run.seed, tuple(sample), generator, TYPES[config.precision.compute]))
+        given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
+        layers.extend(measure(model, config.run.seed, given, generator, TYPES[config.precision.compute], compiler))
 
     def decided() -> tuple[str, int, list[str]]:
         found = choose(config, model, mesh.pipe, layers, edge)

@@ -170,6 +170,11 @@ class Run(_Section):
     steps: int = _key(1000, "optimizer steps", least=1)
     seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
     device: str = _key("auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda"))
+    compile: str = _key(
+        "",
+        "a backend of torch.compile, such as inductor: it compiles each layer, and the loss, before the first step; backwards then run "
+        "whole, whatever the policy; '' = off",
+    )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
     cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 
+from axrt.ahead import compile_ahead
 from axrt.checkpoint.layers import files_of, load_layers, save_layers
 from axrt.checkpoint.manifest import Manifest, begin, checkpoint_in, partial, publish
 from axrt.choice import settled
@@ -23,6 +24,7 @@ from axrt.launch import World, join
 from axrt.loop import Loop, Session
 from axrt.losses import Losses
 from axrt.mesh import Mesh
+from axrt.model.compiler import Compiler
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
@@ -33,7 +35,7 @@ from axrt.optim.bucket import LrSchedule, Norms, OptimizerFactory, constant, tot
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
-from axrt.refusals import check_use, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
+from axrt.refusals import check_backend, check_use, checked_sample, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
 from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order, scheduled_by
@@ -58,7 +60,7 @@ class Engine:
         world: the job.
         transport: to the other ranks; None: the world's own.
         observers: told of every event of this rank's loop.
-        sample: a microbatch, for policy "auto" to measure with.
+        sample: a microbatch, for policy "auto" to measure with and `run.compile` to compile with.
     Attributes:
         config: of the run.
         schedule: with the policy that it came to.
@@ -103,11 +105,15 @@ class Engine:
         watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
         self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
-        self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator)
+        compiler = Compiler(config.run.compile) if config.run.compile else None
+        self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator, compiler)
         self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         refuse_shared_parameters(model, cuts)
-        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, self._policy.splits)
+        splits = self._policy.splits
+        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, splits, compiler)
+        if compiler:
+            self._compile_ahead(model, sample)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -328,6 +334,14 @@ class Engine:
             )
         return str(checkpoint), json.dumps({"step": manifest.step, "samples": manifest.samples, "extra": manifest.extra})
 
+    def _compile_ahead(self, model: PipelineModule, sample: Any) -> None:
+        given = self._reports.agreed(
+            lambda: checked_sample(sample, f"run.compile = {self.config.run.compile!r} compiles before the first step")
+        )
+        with self._generator.borrowed():
+            compile_ahead(self._holding, model, self.config, given, self._generator)
+        self._reports.gathered(None)  # what the main rank tells of the first step's speed is not to count how long others compile
+
     # Sessions.
 
     def _new_training(self) -> Session:
@@ -473,8 +487,8 @@ def initialize(
         transport: to the other ranks, instead of the one that the launcher's environment asks for; meant for tests, since a rank
             that fails then raises and does not end the others.
         observers: told of every event of this rank's loop.
-        sample: a microbatch, (inputs, targets), like those of the training: policy "auto" measures the layers with it, on the main
-            rank; ignored elsewhere.
+        sample: a microbatch, (inputs, targets), like those of the training, on the main rank: policy "auto" measures the layers with
+            it, `run.compile` compiles them; ignored elsewhere.
     Raises:
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
@@ -483,6 +497,7 @@ def initialize(
     try:
         check_use(model, optimizer)
         settings = Config.read(config)
+        check_backend(settings.run.compile)
     except ConfigError as error:
         world = World() if transport else join()
         world.fail(error)

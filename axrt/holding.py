@@ -9,6 +9,7 @@ from torch import nn
 
 from axrt.config import Config
 from axrt.mesh import Mesh
+from axrt.model.compiler import Compiler
 from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
@@ -82,6 +83,7 @@ def hold(
     factory: OptimizerFactory,
     lr_schedule: LrSchedule,
     splits: bool,
+    compiler: Compiler | None,
 ) -> Holding:
     """Build what this rank holds.
 
@@ -95,6 +97,7 @@ def hold(
         factory: makes the optimizer of a bucket.
         lr_schedule: the factor on the learning rate.
         splits: backwards are split into input gradients and weight gradients.
+        compiler: runs the layers; None: they run as they are.
     """
     stages, buckets = {}, {}
     for stage in placement.stages_of(mesh.pipe_rank):
@@ -109,6 +112,7 @@ def hold(
             mesh.data,
             TYPES[config.precision.compute],
             splits,
+            compiler,
         )
         named = stages[stage].named_parameters()
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}

@@ -54,6 +54,12 @@ def on(device: torch.device, payload: object) -> Any:
     return unflatten(skeleton, [tensor.to(device, non_blocking=True) for tensor in tensors])
 
 
+def detached(payload: object) -> Any:
+    """The payload with the same tensors outside of any graph."""
+    skeleton, tensors = flatten(payload)
+    return unflatten(skeleton, [tensor.detach() for tensor in tensors])
+
+
 def copied(payload: object) -> Any:
     """The payload with tensors of its own."""
     skeleton, tensors = flatten(payload)

@@ -1,10 +1,13 @@
 """What is easily mistaken in using axrt, refused or warned of before it does harm."""
 
+import difflib
 import multiprocessing
 import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
+
+import torch
 
 from axrt.errors import ConfigError
 from axrt.model.module import PipelineModule
@@ -30,13 +33,26 @@ def check_use(model: Any, optimizer: Any) -> None:
         )
 
 
-def check_sample(sample: Any) -> None:
-    """What policy "auto" measures with."""
+def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
+    """The microbatch that was given for a purpose; `ConfigError` says what there is instead."""
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise ConfigError(
-            f"schedule.policy = 'auto' measures the layers with a microbatch, and sample is {type(sample).__name__}; expected "
-            "axrt.initialize(..., sample=(inputs, targets)), or another policy"
+            f"{purpose} with a microbatch, and sample is {type(sample).__name__}; expected axrt.initialize(..., sample=(inputs, targets)), "
+            "or another setting"
         )
+    inputs, targets = sample
+    return inputs, targets
+
+
+def check_backend(name: str) -> None:
+    """Of torch.compile; "" is none."""
+    if not name:
+        return
+    known = torch.compiler.list_backends(exclude_tags=())
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected '' or one of {', '.join(torch.compiler.list_backends())}"
+        raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:

@@ -1,10 +1,5 @@
-"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer after the other.
+"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer after the other."""
 
-One layer is built at a time, so a model that no rank could hold can be measured on one. Layers of the same specification that are given the
-same shapes are measured once.
-"""
-
-import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axrt.payload import copied, flatten, on
+from axrt.payload import flatten
 
-from .layers import LayerSpec, build
+from .compiler import Compiler
 from .module import PipelineModule
 from .seeds import BorrowedGenerator
 from .stage import Stage
+from .walk import walk
 
 _TIMES = 5  # after one that warms up
 
@@ -45,36 +41,20 @@ class LayerCosts:
 
 
 def measure(
-    model: PipelineModule, seed: int, sample: tuple[Any, Any], generator: BorrowedGenerator, compute: torch.dtype | None
+    model: PipelineModule,
+    seed: int,
+    sample: tuple[Any, Any],
+    generator: BorrowedGenerator,
+    compute: torch.dtype | None,
+    compiler: Compiler | None = None,
 ) -> list[LayerCosts]:
-    """Every layer's costs, on the generator's device.
-
-    Args:
-        model: stays as it is: modules that are given as they are are copied, and so is the loss.
-        seed: of the run.
-        sample: a microbatch, (inputs, targets).
-        generator: borrowed by the caller.
-        compute: the type that layers compute in; None: as they are.
-    """
-    value, target = (on(generator.device, copied(part)) for part in sample)
-    loss_fn = copy.deepcopy(model.loss_fn)
-    known: dict[tuple[object, ...], tuple[LayerCosts, Any]] = {}
-    found = []
-    for place, layer in enumerate(model.layers):
-        last = place == len(model.layers) - 1
-        key = (*_specification(layer), last, _shapes(value)) if isinstance(layer, LayerSpec) else (place,)
-        if key not in known:
-            module = build(model.layers, place, seed)
-            module = (module if isinstance(layer, LayerSpec) else copy.deepcopy(module)).to(generator.device)
-            stage = Stage([module], place, loss_fn if last else None, 1, generator, compute=compute, splits=True)
-            known[key] = _measured(stage, last, value, target, generator.device)
-        costs, value = known[key]
-        found.append(costs)
-    return found
+    """Every layer's costs, on the generator's device; arguments as for `walk`."""
+    return walk(model, seed, sample, generator, _measured, compute, compiler)
 
 
-def _measured(stage: Stage, last: bool, value: Any, target: Any, device: torch.device) -> tuple[LayerCosts, Any]:
+def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerCosts, Any]:
     """The costs of the one layer of a stage, and what it hands on."""
+    device = stage.device
     seconds: list[list[float]] = []
     for number in range(_TIMES + 1):
         with _counting(stage.layers) as stash:
@@ -122,12 +102,3 @@ def _counting(layers: nn.Module) -> Iterator[dict[int, int]]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield kept
-
-
-def _specification(layer: LayerSpec) -> tuple[object, ...]:
-    """Equal for layers that are built alike."""
-    return (layer.typename, repr(layer.args), repr(layer.kwargs), getattr(layer, "forward_fn", None))
-
-
-def _shapes(value: Any) -> tuple[object, ...]:
-    return tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in flatten(value)[1])

@@ -11,7 +11,7 @@ soon as it is sent, unless the graph itself needs it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 from axrt.errors import NonFiniteLossError
 from axrt.payload import flatten, unflatten
 
+from .compiler import Compiler
 from .deferral import Deferral, with_deferral
 from .module import LossFunction
 from .seeds import BorrowedGenerator
@@ -84,7 +85,12 @@ class Stage:
         replica: of the pipeline, this one.
         replicas: how many there are.
         compute: the type that layers compute in and hand on; None: as they are.
-        splits: weight gradients may be deferred.
+        splits: weight gradients may be deferred, where no compiler is given.
+        compiler: layers and loss run as it compiles them; None: as they are.
+    Attributes:
+        layers: by their place in the model.
+        first_layer: the place of the first one.
+        device: that they compute on.
     """
 
     def __init__(
@@ -98,17 +104,20 @@ class Stage:
         replicas: int = 1,
         compute: torch.dtype | None = None,
         splits: bool = False,
+        compiler: Compiler | None = None,
     ) -> None:
-        ready = map(with_deferral, layers) if splits else layers
+        splits = splits and compiler is None
+        ready = list(map(with_deferral, layers)) if splits else list(layers)
         self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(ready, first_layer)})
-        self._first_layer = first_layer
-        self._loss_fn = loss_fn
+        self.first_layer = first_layer
+        self._run: list[Callable[[Any], Any]] = [compiler.layer(layer) if compiler else layer for layer in ready]
+        self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
         self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
         self._generator = generator
         self._compute = compute
         self._stash: dict[int, _Stashed] = {}
         self._anchor = torch.empty(0, requires_grad=True)
-        self._device_type = generator.device.type
+        self.device = generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._deferral = Deferral(self._parameters if splits else ())
         self._own_memory = {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
@@ -204,7 +213,7 @@ class Stage:
     def _run_layers(self, number: int, value: Any) -> Any:
         step, microbatch = divmod(number, self._microbatches)
         microbatch += self._replica * self._microbatches
-        for place, layer in enumerate(self.layers.values(), self._first_layer):
+        for place, layer in enumerate(self._run, self.first_layer):
             self._generator.before_layer(step, microbatch, place)
             if self._compute is None:  # most often, and a context would be one more call
                 value = layer(value)
@@ -217,7 +226,7 @@ class Stage:
     def _computing(self) -> AbstractContextManager[Any]:
         if self._compute is None:
             return nullcontext()
-        return torch.autocast(self._device_type, dtype=self._compute)
+        return torch.autocast(self.device.type, dtype=self._compute)
 
     def _loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
         assert self._loss_fn is not None

@@ -111,9 +111,10 @@ def train_on_a_rank(
     factory: OptimizerFactory = adamw,
     schedule: LrSchedule = constant,
     observers: Sequence[Observer] = (),
+    sample: Any = None,
 ) -> Outcome:
     """What one rank of axrt makes of the same; parameters are those that it holds."""
-    engine = axrt.initialize(model, factory, schedule, config, transport=transport, observers=observers)
+    engine = axrt.initialize(model, factory, schedule, config, transport=transport, observers=observers, sample=sample)
     with engine:
         mine = slice(engine.data_rank * engine.config.schedule.microbatches, (engine.data_rank + 1) * engine.config.schedule.microbatches)
         results = [engine.train_batch(iter(batches(step)[mine]) if engine.reads else None) for step in range(steps)]

@@ -1,0 +1,55 @@
+"""Layers run by `torch.compile`, each by itself.
+
+Layers are what is cut into stages: the compiled code, and with it every bit, is the same wherever a layer is held.
+"""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from .module import LossFunction
+
+
+class Compiler:
+    """Compiles layers, one kind of layer once; compiled code computes a backward whole.
+
+    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit of variants, and the `torch.nn.Linear`s
+    of all sizes share one. So a kind, layers of one class that print alike, gets a code object of its own. Torch's guards see to it that
+    layers of one kind which yet differ are compiled apart.
+
+    Args:
+        backend: of `torch.compile`.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._of_kind: dict[tuple[type, str], Callable[[nn.Module, Any], Any]] = {}
+
+    def layer(self, layer: nn.Module) -> Callable[[Any], Any]:
+        """What runs the layer, which stays as it is, its names too."""
+        kind = (type(layer), repr(layer))
+        if kind not in self._of_kind:
+            self._of_kind[kind] = torch.compile(_with_code_of_its_own(_run), backend=self._backend)
+        run = self._of_kind[kind]
+        return lambda value: run(layer, value)
+
+    def loss(self, loss_fn: LossFunction) -> LossFunction:
+        """What computes it."""
+
+        def compute(outputs: Any, targets: Any) -> Any:
+            return loss_fn(outputs, targets)
+
+        compiled: LossFunction = torch.compile(_with_code_of_its_own(compute), backend=self._backend)
+        return compiled
+
+
+def _run(layer: nn.Module, value: Any) -> Any:
+    return layer(value)
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)

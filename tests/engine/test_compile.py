@@ -1,0 +1,155 @@
+"""Layers that torch compiles: before the first step, each kind once, and with the bits of compiled layers wherever they are held."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import axrt
+from axrt import LayerSpec, PipelineModule
+from axrt.transport.local import LocalWorld
+
+from .models import motley, perceptron
+from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+
+# The compiler looks at .grad of what is no leaf, and says nothing unless warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
+
+MICROBATCHES, STEPS = 8, 2
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Any]
+
+
+@pytest.fixture(autouse=True)
+def compiler_with_nothing_in_it() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, str]]:
+    """What the backend "counting" has compiled: on which rank, and the operations of the graph."""
+    graphs: list[tuple[threading.Thread, str]] = []
+
+    def counting(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Any:
+        operations = [str(node.target) for node in graph.graph.nodes if node.op.startswith("call")]
+        graphs.append((threading.current_thread(), " ".join(operations)))
+        return graph.forward
+
+    _registered(monkeypatch, "counting", counting)
+    return graphs
+
+
+def _registered(monkeypatch: pytest.MonkeyPatch, name: str, backend: Backend) -> None:
+    from torch._dynamo.backends import registry
+
+    torch.compiler.list_backends()  # fills the registry at its first call
+    for known in ("_COMPILER_FNS", "_BACKENDS"):
+        monkeypatch.setattr(registry, known, dict(getattr(registry, known)))
+    registry.register_backend(backend, name)
+
+
+def compiling(backend: str, policy: str = "1f1b") -> dict[str, dict[str, Any]]:
+    return configured(MICROBATCHES, schedule={"policy": policy}, run={"compile": backend})
+
+
+def train(ranks: int, whole: PipelineModule, config: dict[str, dict[str, Any]], batches: Any = BATCHES) -> Outcome:
+    return together(
+        LocalWorld(ranks, 0).run(lambda transport: train_on_a_rank(transport, whole, batches, STEPS, config, sample=batches(0)[0]))
+    )
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "adaptive"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_compiled_layers_have_the_bits_of_those_that_are_not_where_the_backend_keeps_them(ranks: int, policy: str) -> None:
+    assert train(ranks, perceptron(), compiling("aot_eager", policy)) == train_in_plain_torch(perceptron(), BATCHES, STEPS)
+
+
+def test_structured_activations_and_functions_in_place_compile_too() -> None:
+    batches = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
+    assert train(3, motley(), compiling("eager"), batches) == train_in_plain_torch(motley(), batches, STEPS)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+@pytest.mark.skipif(not shutil.which("g++"), reason="inductor wants a C++ compiler")
+def test_what_inductor_makes_does_not_depend_on_where_the_model_is_cut() -> None:
+    alone = train(1, perceptron(3), compiling("inductor"))
+    assert train(2, perceptron(3), compiling("inductor")) == alone
+
+
+def test_everything_is_compiled_before_the_first_step(compiled: list[tuple[threading.Thread, str]]) -> None:
+    def here() -> int:
+        return sum(rank == threading.current_thread() for rank, _ in compiled)
+
+    def on_a_rank(transport: axrt.transport.Transport) -> tuple[int, int]:
+        with axrt.initialize(perceptron(), config=compiling("counting"), transport=transport, sample=BATCHES(0)[0]) as engine:
+            before = here()
+            for _ in range(2):
+                engine.train_batch(iter(BATCHES(0)))
+                engine.eval_batch(BATCHES(1))
+            return before, here()
+
+    for before, after in LocalWorld(2, 0).run(on_a_rank):
+        assert 0 < before == after
+    assert sum("layer_norm" in graph for _, graph in compiled) == 5, "each rank trains and evaluates, and in the first layer no input wants a gradient"
+
+
+def test_layers_of_many_sizes_are_all_compiled(compiled: list[tuple[threading.Thread, str]]) -> None:
+    sizes = range(16, 2, -1)
+    layers = [LayerSpec(nn.Linear, size, size - 1) for size in sizes]
+    model = PipelineModule(layers, lambda out, target: functional.cross_entropy(out, target % 2))
+    with axrt.initialize(model, config=compiling("counting"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]):
+        assert sum("linear" in graph for _, graph in compiled) == 2 * len(sizes)
+
+
+def test_compiling_leaves_weights_and_buffers_and_the_users_generator_alone() -> None:
+    def model() -> PipelineModule:
+        return PipelineModule(
+            [LayerSpec(nn.Linear, 16, 8), LayerSpec(nn.BatchNorm1d, 8), LayerSpec(nn.Linear, 8, 5)], functional.cross_entropy
+        )
+
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    with axrt.initialize(model(), config=compiling("aot_eager"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]) as engine:
+        assert torch.equal(torch.rand(1), expected)
+        layers = dict(engine._holding.layers())
+        assert dict(layers[1].named_buffers())["num_batches_tracked"] == 0
+        assert not dict(layers[1].named_buffers())["running_mean"].any()
+        assert all(parameter.grad is None for _, parameter in engine.named_parameters())
+    assert train(2, model(), compiling("aot_eager")) == train_in_plain_torch(model(), BATCHES, STEPS)
+
+
+def test_auto_measures_what_is_compiled(compiled: list[tuple[threading.Thread, str]]) -> None:
+    config = compiling("counting", "auto")
+    with axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]) as engine:
+        assert compiled
+        assert engine.candidates
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_without_a_sample_compiling_is_refused_on_every_rank(ranks: int) -> None:
+    model, config = perceptron(), compiling("eager")
+    with pytest.raises(axrt.ConfigError, match="compiles before the first step with a microbatch, and sample is NoneType"):
+        LocalWorld(ranks, 0).run(lambda transport: axrt.initialize(model, config=config, transport=transport))
+
+
+def test_a_backend_that_is_not_there_is_refused() -> None:
+    with pytest.raises(axrt.ConfigError, match=r"run.compile = 'indcutor'; did you mean 'inductor'\?"):
+        axrt.initialize(perceptron(), config=compiling("indcutor"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0])
+
+
+def test_a_backend_that_fails_says_which_key_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Any:
+        raise OSError("no compiler here")
+
+    _registered(monkeypatch, "failing", failing)
+    with pytest.raises(Exception, match="no compiler here") as raised:
+        axrt.initialize(perceptron(), config=compiling("failing"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0])
+    assert "while compiling as run.compile = 'failing' wants it" in "".join(raised.value.__notes__)
