@@ -15,6 +15,7 @@ from math import inf
 from random import Random
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from axrt.payload import flatten, unflatten
@@ -162,6 +163,8 @@ def _read(parcel: Parcel) -> Parcel:
 
 def _copied(tensor: Tensor) -> Tensor:
     """What the wire would do: the sender's strides, memory of its own."""
+    if tensor.is_cuda:
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))  # its memory belongs to the sender's stream
     layout, values = Layout(Spec.of(tensor)), dense(tensor)
     arrived = layout.allocate(tensor.device)
     arrived.as_strided((values.numel(),), (1,)).copy_(values.as_strided((values.numel(),), (1,)))

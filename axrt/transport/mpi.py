@@ -190,7 +190,7 @@ class MpiTransport:
                 tensors.append(_copied_from(envelope, at, layout))
                 at += layout.num_bytes
             else:
-                tensors.append(layout.allocate(self._staging.memory))
+                tensors.append(self._staging.room_for(layout))
                 requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(tensors[-1], self._piece_bytes)]
         return _Coming(source, generation, Message(_MEANINGS[code], *address), skeleton, layouts, tensors, requests)
 

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .wire import Layout
+
 Ready = Callable[[], bool]
 Staged = tuple[list[Tensor], Ready | None]  # None: ready at once
 
@@ -18,9 +20,8 @@ Staged = tuple[list[Tensor], Ready | None]  # None: ready at once
 class Staging(Protocol):
     """Moves the tensors of a parcel between the device that computes and the memory that MPI may touch."""
 
-    @property
-    def memory(self) -> torch.device:
-        """Where MPI may write what arrives."""
+    def room_for(self, layout: Layout) -> Tensor:
+        """Memory for what will arrive, as `Layout.allocate` gives it; MPI may write to it at once."""
         ...
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
@@ -36,19 +37,29 @@ class Direct:
     """MPI touches the tensors where they are: CPU memory, or a GPU's under a CUDA-aware library."""
 
     def __init__(self, device: torch.device) -> None:
-        self.memory = device
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def room_for(self, layout: Layout) -> Tensor:
+        if self._stream is None:
+            return layout.allocate(self._device)
+        # Memory that was freed on the stream that computes may still be read there, and MPI would not wait for that.
+        with torch.cuda.stream(self._stream):
+            room = layout.allocate(self._device)
+        room.record_stream(torch.cuda.current_stream())
+        return room
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
-        if self.memory.type == "cpu" or not any(tensor.is_cuda for tensor in tensors):
+        if self._stream is None or not any(tensor.is_cuda for tensor in tensors):
             return tensors, None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()  # they may have been laid out anew on the stream just now
         return tensors, event.query
 
     def incoming(self, tensors: list[Tensor]) -> Staged:
-        if self.memory.type == "cpu":
+        if self._stream is None:
             return tensors, None
-        return [tensor.to(self.memory) for tensor in tensors], None  # small ones come in their envelope
+        return [tensor.to(self._device) for tensor in tensors], None  # small ones come in their envelope
 
 
 class Pinned:
@@ -59,9 +70,11 @@ class Pinned:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.memory = torch.device("cpu")
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def room_for(self, layout: Layout) -> Tensor:
+        return layout.allocate(torch.device("cpu"))
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
         if not tensors:

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 import axrt
 from axrt.observe.observer import Observer
 from axrt.optim.bucket import LrSchedule, OptimizerFactory, constant
+from axrt.payload import on
 from axrt.transport import Transport
 
 SEED = 7
+CPU = torch.device("cpu")
 Item = tuple[Any, Any]
 
 
@@ -49,9 +51,10 @@ def train_in_plain_torch(
     *,
     clip: float = 0.0,
     compute: torch.dtype | None = None,
+    device: torch.device = CPU,
 ) -> Outcome:
     """`batches(step)` are the microbatches of a step, of all replicas, one after the other."""
-    whole = model.sequential(SEED)
+    whole = model.sequential(SEED).to(device)
     named = [(name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad]
     optimizer = factory(named)
     initial = [group["lr"] for group in optimizer.param_groups]
@@ -60,9 +63,9 @@ def train_in_plain_torch(
         items = batches(step)
         of_step, weights = [], []
         for k, (inputs, target) in enumerate(items):
-            value = run_in_plain_torch(whole, inputs, step, k, compute)
-            with computing(compute):
-                loss = model.loss_fn(value, target)
+            value = run_in_plain_torch(whole, on(device, inputs), step, k, compute, device)
+            with computing(compute, device):
+                loss = model.loss_fn(value, on(device, target))
             if isinstance(loss, tuple):
                 loss, weight = loss
                 weights.append(float(weight))
@@ -79,21 +82,21 @@ def train_in_plain_torch(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(sum(of_step) / (sum(weights) if weights else len(of_step)))
-    return Outcome(losses, norms, {name: parameter.detach().clone() for name, parameter in named})
+    return Outcome(losses, norms, {name: parameter.detach().cpu().clone() for name, parameter in named})
 
 
-def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, compute: torch.dtype | None) -> Any:
+def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, compute: torch.dtype | None, device: torch.device = CPU) -> Any:
     for place, layer in enumerate(whole):
-        torch.default_generator.manual_seed(axrt.seed_of(SEED, step, k, place))
-        with computing(compute):
+        torch.manual_seed(axrt.seed_of(SEED, step, k, place))
+        with computing(compute, device):
             value = layer(value)
         if compute and value.dtype == torch.float32:
             value = value.to(compute)
     return value
 
 
-def computing(compute: torch.dtype | None) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=compute) if compute else nullcontext()
+def computing(compute: torch.dtype | None, device: torch.device = CPU) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, dtype=compute) if compute else nullcontext()
 
 
 def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -120,7 +123,9 @@ def train_on_a_rank(
         results = [engine.train_batch(iter(batches(step)[mine]) if engine.reads else None) for step in range(steps)]
         losses = [result.loss for result in results]
         norms = [result.grad_norm for result in results]
-    return Outcome(losses, [norm for norm in norms if norm is not None], {n: p.detach().clone() for n, p in engine.named_parameters()})
+    return Outcome(
+        losses, [norm for norm in norms if norm is not None], {n: p.detach().cpu().clone() for n, p in engine.named_parameters()}
+    )
 
 
 def together(outcomes: Sequence[Outcome], replicas: int = 1) -> Outcome:

@@ -97,7 +97,9 @@ def test_everything_is_compiled_before_the_first_step(compiled: list[tuple[threa
 
     for before, after in LocalWorld(2, 0).run(on_a_rank):
         assert 0 < before == after
-    assert sum("layer_norm" in graph for _, graph in compiled) == 5, "each rank trains and evaluates, and in the first layer no input wants a gradient"
+    assert sum("layer_norm" in graph for _, graph in compiled) == 5, (
+        "each rank trains and evaluates, and in the first layer no input wants a gradient"
+    )
 
 
 def test_layers_of_many_sizes_are_all_compiled(compiled: list[tuple[threading.Thread, str]]) -> None:

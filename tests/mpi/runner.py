@@ -1,17 +1,20 @@
-"""Runs every case on the ranks of one job, since starting Python with torch costs seconds: mpirun -n N python -m tests.mpi.runner OUT."""
+"""Runs every case of a module on the ranks of one job, since starting Python with torch costs seconds:
+
+mpirun -n N python -m tests.mpi.runner MODULE OUT
+"""
 
 import json
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from mpi4py import MPI
 
-from tests.mpi import cases
 
-
-def main(out: Path) -> None:
+def main(module: str, out: Path) -> None:
+    cases = import_module(module)
     torch.set_num_threads(1)
     comm, results = MPI.COMM_WORLD, {}
     for name in cases.names(comm.size):
@@ -30,4 +33,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))

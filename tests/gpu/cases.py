@@ -1,0 +1,200 @@
+"""What holds on a GPU, one rank and two that share it; every rank runs each case with a communicator of its own.
+
+Where the environment says so they run on the CPU: then it is these cases that are tried, and not the code for GPUs.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import axrt
+from axrt.compute import OnCuda
+from axrt.launch import is_cuda_aware
+from axrt.payload import flatten, on
+from axrt.scheduler.task import Kind, Task
+from axrt.transport.mpi import MpiTransport
+from axrt.transport.staging import Staging, staging_for
+from tests.engine.models import motley, perceptron, small_gpt
+from tests.engine.reference import (
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    token_batches,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
+from tests.mpi.cases import exchange
+from tests.mpi.jobs import DEVICE
+from tests.transport.payloads import PAYLOADS, assert_same
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+MICROBATCHES, STEPS = 6, 3
+_SIZES = {"case_two_tasks_are_under_way": (1,), "case_payloads_arrive_through_pinned_memory": (2,), "case_replicas_agree": (2,)}
+_CUDA_ONLY = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
+
+
+def names(size: int, device: str = "") -> list[str]:
+    """The cases for a job of so many ranks on that device; by default the one of the environment."""
+    on_cpu = (device or _device().type) == "cpu"
+    cases = [name for name in globals() if name.startswith("case_") and size in _SIZES.get(name, (1, 2))]
+    return [name for name in cases if not (on_cpu and name in _CUDA_ONLY)]
+
+
+def _device() -> torch.device:
+    return torch.device(os.environ.get(DEVICE, "cuda"), 0)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Kernels that give the same bits each time; the job's environment gives cuBLAS a workspace that does."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def _configured(**sections: Any) -> dict[str, dict[str, Any]]:
+    run = {"device": _device().type, "share_gpu": True, **sections.pop("run", {})}
+    return configured(MICROBATCHES, run=run, **sections)
+
+
+def _trained(
+    comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, staging: Staging | None = None, **sections: Any
+) -> Outcome:
+    transport = MpiTransport(comm, staging or staging_for(_device(), cuda_aware=False))
+    return together(comm.allgather(train_on_a_rank(transport, model(), batches, STEPS, _configured(**sections), sample=batches(0)[0])))
+
+
+def _same_as_plain_torch(
+    comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policies: tuple[str, ...], clip: float = 0.0
+) -> None:
+    with _repeatable():
+        reference = train_in_plain_torch(model(), batches, STEPS, clip=clip, device=_device())
+        assert reference == train_in_plain_torch(model(), batches, STEPS, clip=clip, device=_device()), "plain torch does not repeat itself"
+        for policy in policies:
+            assert _trained(comm, model, batches, schedule={"policy": policy}, optimizer={"clip": clip}) == reference, policy
+
+
+def case_every_kind_of_policy_has_the_bits_of_plain_torch(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    _same_as_plain_torch(comm, perceptron, batches, ("1f1b", "interleaved-1f1b", "zb-h1", "adaptive"))
+
+
+def case_a_gpt_has_the_bits(comm: "MPI.Comm") -> None:
+    _same_as_plain_torch(comm, small_gpt, token_batches(vocab=256, context=8, microbatches=MICROBATCHES), ("adaptive",))
+
+
+def case_clipping_has_the_bits(comm: "MPI.Comm") -> None:
+    _same_as_plain_torch(comm, perceptron, random_batches((6, 16), classes=5, microbatches=MICROBATCHES), ("zb-h1",), clip=0.5)
+
+
+def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
+    _same_as_plain_torch(comm, motley, random_batches((6, 12), classes=4, microbatches=MICROBATCHES), ("1f1b",))
+
+
+def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
+    _same_as_plain_torch(comm, perceptron, random_batches((2000, 16), classes=5, microbatches=MICROBATCHES), ("eager-1f1b",))
+
+
+def case_bfloat16_has_the_bits_of_autocast(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    with _repeatable():
+        reference = train_in_plain_torch(perceptron(), batches, STEPS, compute=torch.bfloat16, device=_device())
+        assert _trained(comm, perceptron, batches, precision={"compute": "bfloat16"}) == reference
+
+
+def case_compiled_layers_train_alike(comm: "MPI.Comm") -> None:
+    batches = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
+    backend = "inductor" if _device().type == "cuda" else "aot_eager"
+
+    def without_dropout() -> axrt.PipelineModule:
+        whole = small_gpt()
+        for layer in whole.layers:
+            assert isinstance(layer, axrt.LayerSpec)
+            layer.args = tuple(0.0 if value == 0.1 else value for value in layer.args)
+        return whole
+
+    eager = _trained(comm, without_dropout, batches)
+    compiled = _trained(comm, without_dropout, batches, run={"compile": backend})
+    torch.testing.assert_close(compiled.losses, eager.losses, rtol=1e-4, atol=1e-4)
+
+
+def case_replicas_agree(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+    transport = MpiTransport(comm, staging_for(_device(), cuda_aware=False))
+    config = _configured(parallel={"data": comm.size})
+    outcome = together(comm.allgather(train_on_a_rank(transport, perceptron(), batches, STEPS, config)), replicas=comm.size)
+    plain = train_in_plain_torch(perceptron(), batches, STEPS, device=_device())
+    torch.testing.assert_close(outcome.losses, plain.losses, rtol=1e-5, atol=1e-5)
+
+
+def case_a_run_goes_on_from_its_checkpoint_with_the_same_bits(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)) / "saved"
+
+    def engine() -> axrt.Engine:
+        return axrt.initialize(
+            perceptron(), adamw, config=_configured(), transport=MpiTransport(comm, staging_for(_device(), cuda_aware=False))
+        )
+
+    with _repeatable():
+        with engine() as first:
+            first.train_batch(iter(batches(0)))
+            first.save_checkpoint(folder)
+            straight_on = first.train_batch(iter(batches(1))).loss
+        comm.Barrier()
+        with engine() as second:
+            second.load_checkpoint(folder)
+            assert second.train_batch(iter(batches(1))).loss == straight_on
+
+
+def case_payloads_arrive_through_pinned_memory(comm: "MPI.Comm") -> None:
+    with torch.no_grad():
+        payloads = [on(_device(), payload) for payload in PAYLOADS.values()]
+    got = exchange(comm, MpiTransport(comm, staging_for(_device(), cuda_aware=False)), payloads)
+    for number, (name, payload) in enumerate(zip(PAYLOADS, payloads, strict=True)):
+        assert all(tensor.device == payload_tensor.device for tensor, payload_tensor in _pairs(got[number], payload)), name
+        assert_same(on(torch.device("cpu"), got[number]), on(torch.device("cpu"), payload), name)
+
+
+def case_what_the_library_may_touch_travels_directly(comm: "MPI.Comm") -> None:
+    """Only where the library says so: else it would crash."""
+    if not is_cuda_aware():
+        return
+    batches = random_batches((2000, 16), classes=5, microbatches=MICROBATCHES)
+    with _repeatable():
+        reference = train_in_plain_torch(perceptron(), batches, STEPS, device=_device())
+        assert _trained(comm, perceptron, batches, staging=staging_for(_device(), cuda_aware=True)) == reference
+
+
+def case_two_tasks_are_under_way(comm: "MPI.Comm") -> None:
+    compute, tasks = OnCuda(_device()), [Task(Kind.FORWARD, 0, number) for number in range(2)]
+    with compute.current():
+        for task in tasks:
+            assert compute.idle
+            compute.start(task, _long)
+        assert not compute.idle
+        assert compute.finished() == [], "the device is still at the first"
+        ended: list[Task] = []
+        while compute.busy:
+            ended += compute.finished()
+    assert ended == tasks
+
+
+def _long(task: Task) -> Callable[[Any], Any]:
+    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # cycles, about a tenth of a second
+    return lambda message: None
+
+
+def _pairs(mine: Any, its: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    return zip(flatten(mine)[1], flatten(its)[1], strict=True)

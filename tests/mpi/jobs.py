@@ -1,0 +1,31 @@
+"""What the cases of a module said, each on the ranks of one job."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from .mpirun import mpirun
+
+DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases compute
+
+
+@cache
+def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
+    out = Path(mkdtemp()) / "results.json"
+    ended = mpirun(ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=300, extra=_variables(device))
+    results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
+    for failed in out.parent.glob("*.failed"):
+        results[failed.suffixes[-2].lstrip(".")] = failed.read_text()
+    return results if ended.code == 0 or any(results.values()) else {**results, "job": f"code {ended.code}\n{ended.err}"}
+
+
+def _variables(device: str) -> dict[str, str]:
+    return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with which cuBLAS repeats itself
+
+
+def said(module: str, ranks: int, case: str, device: str = "cpu") -> str:
+    """What the case of a module said on a job of so many ranks: nothing where it holds."""
+    results = _results_of(module, ranks, device)
+    return results.get(case, results.get("job", "did not run: an earlier case ended the job"))
