@@ -18,6 +18,7 @@ FULL_DISK = "#!/bin/sh\necho Filesystem\necho /dev/disk 9 9 1024 99% /\n"
     [
         ({}, "lam", "axrt: AXRT_MPI=lam; expected mpich, openmpi or system"),
         ({}, "system", "axrt: AXRT_MPI=system, but there is no mpirun on the PATH"),
+        ({}, "mpich", "axrt: AXRT_PYTHON=nothing; expected a Python >= 3.11 with torch and mpi4py"),
         ({"python3": "#!/bin/sh\nexit 1\n"}, "mpich", "axrt: no Python >= 3.11 found"),
         ({"python3": WITHOUT_VENV}, "mpich", "axrt: python3 has no venv module; install it (Debian: apt install python3-venv)"),
         ({"python3": GOOD_PYTHON, "df": FULL_DISK}, "mpich", "axrt: 1 MiB free in "),
@@ -36,6 +37,8 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, stubs: dict[str, st
         (tools / name).write_text(script)
         (tools / name).chmod(0o755)
     environment = {"PATH": str(tools), "AXRT_MPI": mpi, "HOME": os.environ.get("HOME", "/")}
+    if "AXRT_PYTHON" in line:
+        environment["AXRT_PYTHON"] = "nothing"
     ended = subprocess.run([checkout / "scripts" / "test"], env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith(line), ended.stderr
