@@ -1,9 +1,10 @@
-"""How a rank waits without burning a core: each pause is a two-hundredth of the time it has waited already.
+"""How a rank waits without burning a core: the longer it has waited, the longer it sleeps before it looks again.
 
 A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are shared costs
-the others milliseconds. So between two looks the rank sleeps, in proportion: what a message waits for its
-receiver to look is at most a two-hundredth of what the receiver has waited for the message. The pauses are bounded
-from below, where a sleep costs more than it saves, and from above, so that a long silence does not dull the ear.
+the others milliseconds. So between two looks the rank sleeps, in proportion to what it has waited already: a tenth of it, up to
+a pause that leaves four fifths of the core to others; after that, where a message that comes a little later does no harm, a
+two-hundredth. The pauses are bounded from below, where a sleep costs more than it saves, and from above, so that a long silence does
+not dull the ear.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import sys
 import time
 
 _PR_SET_TIMERSLACK = 29
-_SHARE = 0.005
+_SHARE, _SHARE_OF_LONG = 0.1, 0.005
 
 
 class Patience:
@@ -19,11 +20,12 @@ class Patience:
 
     Args:
         shortest_s: below this a sleep is all overhead (about 25 microseconds).
+        brief_s: the pause of all waits that are not long.
         longest_s: at this, looking costs some 3 % of a core.
     """
 
-    def __init__(self, shortest_s: float = 20e-6, longest_s: float = 800e-6) -> None:
-        self._shortest_s, self._longest_s = shortest_s, longest_s
+    def __init__(self, shortest_s: float = 20e-6, brief_s: float = 120e-6, longest_s: float = 800e-6) -> None:
+        self._shortest_s, self._brief_s, self._longest_s = shortest_s, brief_s, longest_s
         self._since = time.perf_counter()
         self._spins = 0
 
@@ -37,7 +39,8 @@ class Patience:
         self._spins += 1
         if self._spins > 3:
             waited_s = time.perf_counter() - self._since
-            time.sleep(min(max(self._shortest_s, _SHARE * waited_s), self._longest_s))
+            brief_s = min(max(self._shortest_s, _SHARE * waited_s), self._brief_s)
+            time.sleep(min(max(brief_s, _SHARE_OF_LONG * waited_s), self._longest_s))
 
 
 def sharpen_sleep() -> None:
