@@ -35,10 +35,10 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
         return False
     if plan.place(task.kind, task.stage, task.microbatch, view.microbatches) == due:
         return True
-    a_weight_gradient_waits, room_is_short = view.held > view.in_flight, view.held >= cap - 1
+    a_weight_gradient_waits = view.held > view.in_flight
     if slack is None or a_weight_gradient_waits:
         return False
-    return _forwards_ahead(plan, due, view) < slack if is_forward else room_is_short
+    return _forwards_ahead(plan, due, view) < slack if is_forward else view.held >= cap
 
 
 def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
@@ -89,7 +89,7 @@ class ZeroBubbleV(Policy):
 class Adaptive(Policy):
     """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
 
-    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where room is short.
+    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where there is none.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """
