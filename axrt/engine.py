@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +104,8 @@ class Engine:
         self._transport = transport or world.transport(self.device, config.run.cuda_aware)
         self._trace = Trace(self._mesh.data_rank * self._mesh.pipe + self._mesh.pipe_rank, config.run.trace_steps)
         watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
-        self._loop = Loop(self._transport, compute_on(self.device), self._mesh, self._hear_rank, watching)
+        self._compute = compute_on(self.device)
+        self._loop = Loop(self._transport, self._compute, self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
         compiler = Compiler(config.run.compile) if config.run.compile else None
         self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator, compiler)
@@ -112,8 +114,6 @@ class Engine:
         refuse_shared_parameters(model, cuts)
         splits = self._policy.splits
         self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, splits, compiler)
-        if compiler:
-            self._compile_ahead(model, sample)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -123,6 +123,8 @@ class Engine:
         self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
         if self._mesh.data > 1:
             self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
+        if compiler:
+            self._compile_ahead(model, sample)  # last: a faster rank may be training, and tells this one
 
     @property
     def is_main(self) -> bool:
@@ -338,9 +340,13 @@ class Engine:
         given = self._reports.agreed(
             lambda: checked_sample(sample, f"run.compile = {self.config.run.compile!r} compiles before the first step")
         )
-        with self._generator.borrowed():
+        if self.is_main:
+            print(f"axrt: compiling layers with {self.config.run.compile} ...", file=sys.stderr, flush=True)
+        with self._compute.current(), self._generator.borrowed():
             compile_ahead(self._holding, model, self.config, given, self._generator)
-        self._reports.gathered(None)  # what the main rank tells of the first step's speed is not to count how long others compile
+        self._reports.gathered(
+            None
+        )  # the main rank alone waits: what it tells of the first step's speed is not to count how long others compile
 
     # Sessions.
 

@@ -101,7 +101,7 @@ class World:
 
     def __init__(self) -> None:
         self.rank, self.size, self.node_rank = 0, 1, 0
-        self.where: Callable[[], str] = lambda: "before the first step"  # what this rank is at, for a failure's text
+        self.where: Callable[[], str] = lambda: "the start, before any step"  # what this rank is at, for a failure's text
 
     def gathered_on_node(self, mine: T) -> list[T]:
         """What each rank of this node says, in order."""

@@ -36,9 +36,9 @@ def check_use(model: Any, optimizer: Any) -> None:
 def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
     """The microbatch that was given for a purpose; `ConfigError` says what there is instead."""
     if not isinstance(sample, tuple | list) or len(sample) != 2:
+        given = "none was given" if sample is None else f"sample is of type {type(sample).__name__}"
         raise ConfigError(
-            f"{purpose} with a microbatch, and sample is {type(sample).__name__}; expected axrt.initialize(..., sample=(inputs, targets)), "
-            "or another setting"
+            f"{purpose} with a microbatch, and {given}; expected axrt.initialize(..., sample=(inputs, targets)), or another setting"
         )
     inputs, targets = sample
     return inputs, targets

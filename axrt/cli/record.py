@@ -35,7 +35,9 @@ class Record:
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
         if engine.candidates:
             chosen, *others = engine.candidates
-            show.say(f"auto chose {chosen}; next would be {'; '.join(others[:2]) or 'nothing else'} (simulated with measured costs)")
+            show.say(
+                f"auto chose {chosen}; next would be {'; '.join(others[:2]) or 'nothing else'} (simulated with measured costs; within 1 % of the fastest the one that holds least)"
+            )
 
     @property
     def directory(self) -> Path:
@@ -77,6 +79,8 @@ class Record:
         self._show.say(f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}")
 
     def saved(self, done: int) -> None:
+        if self._unwritten is not None:
+            self._write(self._unwritten)
         self._last_s, self._last_step = time.perf_counter(), done
 
     def end(self, done: int, checkpoints: Path | None) -> None:

@@ -12,19 +12,27 @@ from torch import nn
 
 from .module import LossFunction
 
+_VARIANTS = 64  # of a kind of layer: of shapes, of training and evaluation
+
 
 class Compiler:
     """Compiles layers, one kind of layer once; compiled code computes a backward whole.
 
-    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit of variants, and the `torch.nn.Linear`s
-    of all sizes share one. So a kind, layers of one class that print alike, gets a code object of its own. Torch's guards see to it that
-    layers of one kind which yet differ are compiled apart.
+    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit of variants beyond which it compiles no
+    more, and the `torch.nn.Linear`s of all sizes share one. So a kind, layers of one class that print alike, gets a code object of its own,
+    and the limit is raised for what printing does not show. Torch's guards see to it that layers of one kind which yet differ are compiled
+    apart.
+
+    Shapes are compiled as they are: torch would else take for variable what has varied before, in whatever layers the process holds, and
+    other code has other bits.
 
     Args:
         backend: of `torch.compile`.
     """
 
     def __init__(self, backend: str) -> None:
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, _VARIANTS)
         self._backend = backend
         self._of_kind: dict[tuple[type, str], Callable[[nn.Module, Any], Any]] = {}
 
@@ -32,7 +40,7 @@ class Compiler:
         """What runs the layer, which stays as it is, its names too."""
         kind = (type(layer), repr(layer))
         if kind not in self._of_kind:
-            self._of_kind[kind] = torch.compile(_with_code_of_its_own(_run), backend=self._backend)
+            self._of_kind[kind] = torch.compile(_with_code_of_its_own(_run), backend=self._backend, dynamic=False)
         run = self._of_kind[kind]
         return lambda value: run(layer, value)
 
@@ -42,7 +50,7 @@ class Compiler:
         def compute(outputs: Any, targets: Any) -> Any:
             return loss_fn(outputs, targets)
 
-        compiled: LossFunction = torch.compile(_with_code_of_its_own(compute), backend=self._backend)
+        compiled: LossFunction = torch.compile(_with_code_of_its_own(compute), backend=self._backend, dynamic=False)
         return compiled
 
 

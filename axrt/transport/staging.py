@@ -46,6 +46,7 @@ class Direct:
         # Memory that was freed on the stream that computes may still be read there, and MPI would not wait for that.
         with torch.cuda.stream(self._stream):
             room = layout.allocate(self._device)
+        self._stream.synchronize()  # deterministic algorithms fill what is allocated
         room.record_stream(torch.cuda.current_stream())
         return room
 

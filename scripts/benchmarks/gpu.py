@@ -2,7 +2,7 @@
 
     tests      pytest -m gpu, two ranks that share the GPU among them
     product    the rate of an 8192 x 8192 x 8192 product in bfloat16, which is the limit
-    training   a GPT of about 1.3 billion parameters in bfloat16 on one rank, plain and compiled: tokens a second, and the model's
+    training   a GPT of about 1.4 billion parameters in bfloat16 on one rank, plain and compiled: tokens a second, and the model's
                floating-point operations as a share of that rate
 
 A forward and backward of a token count 6 operations for each weight of a matrix, the embedding left out, and 6 x layers x context x width
@@ -178,7 +178,8 @@ def table(size: Size, rows: list[dict[str, Any]]) -> str:
         share = f"{tflops / rates[0]:.1%}" if rates else ""
         tokens = f"{statistics.median(speeds):,.0f} ({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
         ready_s, memory, loss = (statistics.median(row[key] for row in of) for key in ("ready_s", "memory_gib", "loss"))
-        text.append(f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {memory:.1f} GiB | {loss:.3f} |")
+        held = f"{memory:.1f} GiB" if size.device == "cuda" else ""
+        text.append(f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {held} | {loss:.3f} |")
     return "\n".join(text)
 
 

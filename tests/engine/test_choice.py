@@ -120,7 +120,7 @@ def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> No
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_without_a_sample_auto_is_refused_on_every_rank(ranks: int) -> None:
     config = configured(MICROBATCHES, schedule={"policy": "auto"})
-    with pytest.raises(axrt.ConfigError, match=r"sample is NoneType; expected axrt.initialize\(..., sample=\(inputs, targets\)\)"):
+    with pytest.raises(axrt.ConfigError, match=r"none was given; expected axrt.initialize\(..., sample=\(inputs, targets\)\)"):
         LocalWorld(ranks).run(lambda transport: axrt.initialize(perceptron(), config=config, transport=transport))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
@@ -38,6 +38,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, st
     graphs: list[tuple[threading.Thread, str]] = []
 
     def counting(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Any:
+        assert not any(isinstance(one, torch.SymInt) for one in example), "a shape is taken for variable"
         operations = [str(node.target) for node in graph.graph.nodes if node.op.startswith("call")]
         graphs.append((threading.current_thread(), " ".join(operations)))
         return graph.forward
@@ -110,6 +111,110 @@ def test_layers_of_many_sizes_are_all_compiled(compiled: list[tuple[threading.Th
         assert sum("linear" in graph for _, graph in compiled) == 2 * len(sizes)
 
 
+class Scaled(nn.Module):
+    """Prints alike whatever its factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value * self.factor
+
+
+def test_layers_that_print_alike_and_differ_are_all_compiled(compiled: list[tuple[threading.Thread, str]]) -> None:
+    layers = [LayerSpec(nn.Linear, 16, 5), *(LayerSpec(Scaled, 1 + number / 8) for number in range(12))]
+    with axrt.initialize(
+        PipelineModule(layers, functional.cross_entropy),
+        config=compiling("counting"),
+        transport=LocalWorld(1).alone(),
+        sample=BATCHES(0)[0],
+    ):
+        assert sum("mul" in graph for _, graph in compiled) == 2 * 12
+
+
+def test_replicas_may_compile() -> None:
+    config, batches = compiling("aot_eager"), random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
+    config["parallel"] = {"data": 2}
+
+    def trained(config: dict[str, dict[str, Any]]) -> list[Outcome]:
+        run = lambda transport: train_on_a_rank(transport, perceptron(), batches, STEPS, config, sample=batches(0)[0])  # noqa: E731
+        return LocalWorld(2, 0).run(run)
+
+    plain = configured(MICROBATCHES, schedule={"policy": "1f1b"}, parallel={"data": 2})
+    assert trained(config) == trained(plain)
+
+
+class Rebinds(nn.Module):
+    """A buffer that is bound anew, one that changes in evaluations too, a counter and a list, all of which the output shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rebound", torch.zeros(()))
+        self.register_buffer("always", torch.zeros(()))
+        self.linear = nn.Linear(16, 5)
+        self.count, self.seen = 0, [0]
+
+    rebound: Tensor
+    always: Tensor
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.rebound = self.rebound + 1
+        self.always.add_(1)
+        self.count += 1
+        self.seen[0] += 1
+        self.last = self.count
+        out: Tensor = self.linear(value) * (1 + self.rebound + self.always + self.count + self.seen[0])
+        return out
+
+
+class Sums(nn.Module):
+    """A loss with a state."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, out: Tensor, target: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        loss: Tensor = functional.cross_entropy(out, target) * self.calls
+        return loss
+
+
+def test_modules_are_after_compiling_as_they_were() -> None:
+    def model() -> PipelineModule:
+        return PipelineModule([LayerSpec(Rebinds)], Sums())
+
+    plain = train(1, model(), configured(MICROBATCHES))
+    assert train(1, model(), compiling("eager")) == plain
+
+
+def test_a_layer_that_works_in_place_does_not_change_what_the_next_is_compiled_with() -> None:
+    def shifted(tokens: Tensor) -> Tensor:
+        return tokens.add_(1)
+
+    tokens = [(torch.arange(9).repeat(2, 1), torch.zeros(2, dtype=torch.long))] * MICROBATCHES
+    model = PipelineModule([shifted, LayerSpec(nn.Embedding, 10, 4), lambda value: value.sum(1)], functional.cross_entropy)
+    with axrt.initialize(model, config=compiling("eager"), transport=LocalWorld(1).alone(), sample=tokens[0]):
+        assert int(tokens[0][0].max()) == 8
+
+
+class Drifts(nn.Linear):
+    def forward(self, value: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(value)
+
+
+def test_a_layer_that_changes_its_parameters_is_refused() -> None:
+    model = PipelineModule([LayerSpec(Drifts, 16, 5)], functional.cross_entropy)
+    with pytest.raises(axrt.ConfigError, match="a layer changes its own parameters as it runs") as raised:
+        axrt.initialize(model, config=compiling("eager"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0])
+    assert "run.compile = '' trains without" in "".join(raised.value.__notes__)
+
+
 def test_compiling_leaves_weights_and_buffers_and_the_users_generator_alone() -> None:
     def model() -> PipelineModule:
         return PipelineModule(
@@ -138,7 +243,7 @@ def test_auto_measures_what_is_compiled(compiled: list[tuple[threading.Thread, s
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_without_a_sample_compiling_is_refused_on_every_rank(ranks: int) -> None:
     model, config = perceptron(), compiling("eager")
-    with pytest.raises(axrt.ConfigError, match="compiles before the first step with a microbatch, and sample is NoneType"):
+    with pytest.raises(axrt.ConfigError, match="compiles before the first step with a microbatch, and none was given"):
         LocalWorld(ranks, 0).run(lambda transport: axrt.initialize(model, config=config, transport=transport))
 
 

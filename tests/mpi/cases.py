@@ -120,6 +120,26 @@ def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "
         assert [t.flatten().tolist() for t in mine if not t.is_complex()] == [t.flatten().tolist() for t in its if not t.is_complex()]
 
 
+class SlowToLeave(Direct):
+    """Copies that go out take a few looks."""
+
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        looks = iter(range(3))
+        return tensors, (lambda: next(looks, None) is None) if tensors else None
+
+
+def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") -> None:
+    transport = MpiTransport(comm, SlowToLeave(torch.device("cpu")))
+    for number in range(6):
+        transport.send((comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3)))
+    order: list[int] = []
+    while len(order) < 6:
+        order += [p.message.number for _, p in transport.poll(wait_s=inf)]
+    comm.Barrier()
+    transport.close()
+    assert order == sorted(order)
+
+
 def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
     """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by order alone."""
     payloads: list[Any] = []

@@ -294,3 +294,12 @@ def test_one_forward_one_backward_alternates_where_durations_vary(seed: int) -> 
     order, costs = Order(Linear(p), m, tuple(rows)), Costs(jitter=0.5, seed=seed)
     strict = simulate(Linear(p), Fixed(order, order.needs), m, costs, steps=8).makespan
     assert simulate(Linear(p), named("1f1b"), m, costs, steps=8).makespan == pytest.approx(strict, rel=0.03)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_adaptive_overtakes_only_without_room_and_so_is_zb_v_on_a_steady_machine(ranks: int) -> None:
+    """With a message's time and the loop's own; an input gradient that took the last place but one cost a forward its turn."""
+    costs = Costs(task=0.03, edge=Edge(0.02), pieces=1)
+    places = {name: placement_for(named(name), ranks, 2 * ranks) for name in ("adaptive", "zb-v")}
+    lines = {name: simulate(place, named(name), 2 * ranks, costs, steps=8) for name, place in places.items()}
+    assert lines["adaptive"].makespan == lines["zb-v"].makespan
