@@ -35,8 +35,9 @@ class Record:
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
         if engine.candidates:
             chosen, *others = engine.candidates
+            next_best = "; ".join(others[:2]) or "nothing else"
             show.say(
-                f"auto chose {chosen}; next would be {'; '.join(others[:2]) or 'nothing else'} (simulated with measured costs; within 1 % of the fastest the one that holds least)"
+                f"auto chose {chosen}; next would be {next_best} (simulated; of those within 1 % of the fastest the one that holds least)"
             )
 
     @property
