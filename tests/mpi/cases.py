@@ -132,6 +132,7 @@ def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") 
     transport = MpiTransport(comm, SlowToLeave(torch.device("cpu")))
     for number in range(6):
         transport.send((comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3)))
+    transport.flush()  # whoever has everything stands at the barrier, where nothing of its own would leave
     order: list[int] = []
     while len(order) < 6:
         order += [p.message.number for _, p in transport.poll(wait_s=inf)]
