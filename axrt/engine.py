@@ -344,9 +344,8 @@ class Engine:
             print(f"axrt: compiling layers with {self.config.run.compile} ...", file=sys.stderr, flush=True)
         with self._compute.current(), self._generator.borrowed():
             compile_ahead(self._holding, model, self.config, given, self._generator)
-        self._reports.gathered(
-            None
-        )  # the main rank alone waits: what it tells of the first step's speed is not to count how long others compile
+        # The main rank alone waits here: what it tells of the first step's speed is not to count how long others compile.
+        self._reports.gathered(None)
 
     # Sessions.
 

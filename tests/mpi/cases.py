@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from math import inf
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,6 +137,46 @@ def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") 
     order: list[int] = []
     while len(order) < 6:
         order += [p.message.number for _, p in transport.poll(wait_s=inf)]
+    comm.Barrier()
+    transport.close()
+    assert order == sorted(order)
+
+
+class FirstEnvelopeIsLate:
+    """A communicator whose first envelope takes a few looks to come in."""
+
+    def __init__(self, comm: "MPI.Comm") -> None:
+        self._comm, self._looks = comm, 5
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def Improbe(self, *arguments: Any) -> Any:  # noqa: N802
+        message, looks = self._comm.Improbe(*arguments), self._looks
+        if message is None:
+            return None
+        self._looks = 0
+        return SimpleNamespace(Irecv=lambda buffer: Late(message.Irecv(buffer), looks))
+
+
+class Late:
+    def __init__(self, request: "MPI.Request", looks: int) -> None:
+        self._request, self._looks = request, looks
+
+    def Test(self) -> bool:  # noqa: N802
+        self._looks -= 1
+        return self._looks < 0 and self._request.Test()
+
+
+def case_an_envelope_that_is_late_keeps_its_place(comm: "MPI.Comm") -> None:
+    transport = MpiTransport(comm)
+    for number in range(4):
+        transport.send((comm.rank + 1) % comm.size, parcel(number))
+    comm.Barrier()
+    transport._comm = FirstEnvelopeIsLate(transport._comm)  # type: ignore[assignment]
+    order: list[int] = []
+    while len(order) < 4:
+        order += [p.message.number for _, p in transport.poll(wait_s=0)]
     comm.Barrier()
     transport.close()
     assert order == sorted(order)

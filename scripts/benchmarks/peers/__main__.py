@@ -98,4 +98,4 @@ def main(mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: boo
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="scripts/bench_peers")
