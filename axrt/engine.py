@@ -41,6 +41,7 @@ from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order, scheduled_by
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Nested
 from axrt.scheduler.state import RankState
 from axrt.scheduler.timeline import Timeline
@@ -121,7 +122,7 @@ class Engine:
         world.where = lambda: f"step {self.step}, task {self._loop.task or 'none yet'}"
         self._read_first: dict[int, str] = {}
         self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
-        if self._mesh.data > 1:
+        if self._mesh.data * self._placement.pipes > 1:
             self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
         if compiler:
             self._compile_ahead(model, sample)  # last: a faster rank may be training, and tells this one
@@ -134,7 +135,7 @@ class Engine:
     @property
     def reads(self) -> bool:
         """This rank draws the batches of its replica; the others ignore them."""
-        return 0 in self._holding.stages
+        return self._mesh.pipe_rank == self._placement.rank_of(0)
 
     @property
     def pipe_size(self) -> int:
@@ -175,7 +176,7 @@ class Engine:
                     "iter(loader): anything else would give the same first microbatches in every step"
                 )
             state.ask_step()
-            session.reader = self._reader(batches, told=range(self._mesh.data), first=self._first_read)
+            session.reader = self._reader(self._placement, batches, told=range(self._mesh.data), first=self._first_read)
             with self._trace.step():
                 self._loop.run(session, lambda: state.finished or state.cut_short)
             whole = not state.cut_short
@@ -204,10 +205,10 @@ class Engine:
         """
         self._generation += 1
         generation, mesh = self._generation, self._mesh
-        last = self._placement.stages - 1
-        hands = EvaluationHands(self._holding.stages, last, mesh.data_rank, keeps_outputs=outputs)
+        along, last = self._placement.first_pipe, self._placement.stages - 1
+        hands = EvaluationHands(self._holding.stages, last, keeps_outputs=outputs)
         state = RankState(
-            self._placement,
+            along,
             Nested(),
             mesh.pipe_rank,
             self.config.schedule.microbatches,
@@ -215,14 +216,14 @@ class Engine:
             replicas=mesh.data,
             trains=False,
         )
-        reader = self._reader(batches, told=(mesh.data_rank,))
+        reader = self._reader(along, batches, told=(mesh.data_rank,))
         with self._working(), self._holding.evaluating():
             self._loop.run(Session(generation, state, hands, reader), lambda: state.finished)
-            if last in self._holding.stages:
+            if mesh.pipe_rank == along.rank_of(last):
                 message = Message(Meaning.EVALUATED, last, 0, mesh.data_rank)
                 for rank in range(self._transport.size):
                     self._reports.tell(rank, message, (*hands.losses, hands.outputs * (rank == _MAIN)), generation)
-        last_ranks = [mesh.rank_of(replica, self._placement.rank_of(last)) for replica in range(mesh.data)]
+        last_ranks = [mesh.rank_of(replica, along.rank_of(last)) for replica in range(mesh.data)]
         reports = self._reports.claim(Meaning.EVALUATED, 0, last_ranks, generation=generation)
         return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
 
@@ -275,8 +276,8 @@ class Engine:
         self._saves += 1
         self._agreed(lambda: begin(path, self._manifest(extra or {})))
         with self._working():
-            if mesh.data_rank == 0:  # the other replicas hold the same
-                save_layers(partial(path), self._holding)
+            if mesh.data_rank == 0:  # the other replicas hold the same, and so do other pipes
+                save_layers(partial(path), self._holding.of_pipe(0))
                 self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(self._holding.stages)), self._saves), None)
             if self.is_main:
                 saved = self._reports.claim(Meaning.SAVED, self._saves, self._ranks_of_replica(0))
@@ -353,12 +354,12 @@ class Engine:
         microbatches, mesh = self.config.schedule.microbatches, self._mesh
         hands = TrainingHands(
             self._holding,
-            replica=mesh.data_rank,
-            replicas=mesh.data,
             microbatches=microbatches,
+            pipes=mesh.data * self._placement.pipes,
+            of_replica=self._placement.pipes,
             last_stage=self._placement.stages - 1,
             clip=self.config.optimizer.clip,
-            tell_norms=self._tell_norms if mesh.data_rank == 0 else None,  # the other replicas know the same
+            tell_norms=self._tell_norms,
         )
         state = RankState(
             self._placement,
@@ -372,10 +373,12 @@ class Engine:
             first_step=self.step,
         )
         self._training_hands = hands
-        return Session(self._generation, state, hands, self._reader(None, told=()))
+        return Session(self._generation, state, hands, self._reader(self._placement, None, told=()))
 
-    def _reader(self, batches: Iterable[Any] | None, told: Iterable[int], first: Callable[[str], None] | None = None) -> BatchReader:
-        return BatchReader(batches, self._placement, self._mesh.data_rank, told, self.device, self._generator, first)
+    def _reader(
+        self, along: Placement, batches: Iterable[Any] | None, told: Iterable[int], first: Callable[[str], None] | None = None
+    ) -> BatchReader:
+        return BatchReader(batches, along, self._mesh.data_rank, told, self.device, self._generator, first)
 
     def _begin_again(self) -> None:
         """Begin the present step under a new generation: what is still under way for the old one means nothing any more."""
@@ -388,8 +391,8 @@ class Engine:
 
     def _hear_rank(self, source: int, parcel: Parcel) -> None:
         if parcel.message.meaning is Meaning.READ:
-            self._read_first[parcel.message.replica] = parcel.payload
-            warn_of_equal_readers(self._read_first, parcel.message.replica)
+            self._read_first[parcel.message.pipe] = parcel.payload
+            warn_of_equal_readers(self._read_first, parcel.message.pipe)
         else:
             self._reports.hear(source, parcel)
 
@@ -401,21 +404,22 @@ class Engine:
         self._reports.tell(_MAIN, Message(Meaning.READ, 0, 0, self._mesh.data_rank), digest)
 
     def _share_given_weights(self, given: Sequence[int]) -> None:
-        """Modules that are given as they are may differ between processes: every replica takes the values of the first."""
-        mesh = self._mesh
-        for place, layer in [(place, layer) for place, layer in self._holding.layers() if place in given]:
-            values = [*layer.parameters(), *layer.buffers()]
-            if mesh.data_rank == 0:
-                for replica in range(1, mesh.data):
-                    # Copies: a forward may change buffers while the network still reads them.
-                    copies = [value.detach().clone() for value in values]
-                    self._reports.tell(mesh.rank_of(replica, mesh.pipe_rank), Message(Meaning.VALUES, 0, place), copies)
-                continue
-            from_first = self._reports.claim(Meaning.VALUES, place, [mesh.rank_of(0, mesh.pipe_rank)])
-            (theirs,) = self._await(from_first, f"the weights of layer {place}")
-            with torch.no_grad():
-                for mine, its in zip(values, theirs, strict=True):
-                    mine.copy_(its)
+        """Modules that are given as they are may differ between processes: every pipe takes the values of the first."""
+        pipes = range(1, self._mesh.data * self._placement.pipes)
+        mine = [(stage, int(place), layer) for stage, of in self._holding.stages.items() for place, layer in of.layers.items()]
+        mine = [(stage, place, layer) for stage, place, layer in mine if place in given]
+        for stage, place, layer in mine:
+            for pipe in pipes if self._holding.pipes[stage] == 0 else ():
+                # Copies: a forward may change buffers while the network still reads them.
+                copies = [value.detach().clone() for value in _values(layer)]
+                self._reports.tell(self._rank_of(pipe, stage), Message(Meaning.VALUES, 0, place), copies)
+        for stage, place, layer in mine:
+            if self._holding.pipes[stage] > 0:
+                from_first = self._reports.claim(Meaning.VALUES, place, [self._rank_of(0, stage)])
+                (theirs,) = self._await(from_first, f"the weights of layer {place}")
+                with torch.no_grad():
+                    for value, its in zip(_values(layer), theirs, strict=True):
+                        value.copy_(its)
 
     def _step_result(self, step: int) -> StepResult:
         outcome = self._training_hands.outcome(step)
@@ -425,6 +429,10 @@ class Engine:
             norms = self._reports.claim(Meaning.STEPPED, step, self._ranks_of_replica(0), wanted=stages, generation=self._generation)
             norm = lambda: float(total_norm(self._await(norms, f"the gradient norm of step {step}")))  # noqa: E731
         return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
+
+    def _rank_of(self, pipe: int, stage: int) -> int:
+        replica, of_replica = divmod(pipe, self._placement.pipes)
+        return self._mesh.rank_of(replica, self._placement.rank_of(stage, of_replica))
 
     def _ranks_of_replica(self, replica: int) -> list[int]:
         return [self._mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._mesh.pipe)]
@@ -469,6 +477,10 @@ class Engine:
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
         self._world.fail(error)
+
+
+def _values(layer: torch.nn.Module) -> list[torch.Tensor]:
+    return [*layer.parameters(), *layer.buffers()]
 
 
 def initialize(

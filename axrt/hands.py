@@ -43,17 +43,18 @@ class Hands(Protocol):
 
 
 class _Mail:
-    """Payloads that wait for a task, by what they came with."""
+    """Payloads that wait for a task, by what they came with; a rank has a stage of one pipe only."""
 
     def __init__(self) -> None:
-        self._kept: dict[Message, Any] = {}
+        self._kept: dict[tuple[Meaning, int, int, int], Any] = {}
 
     def put(self, message: Message, payload: Any) -> None:
         if payload is not None:
-            self._kept[message] = payload
+            meaning, stage, number, _, bucket = message
+            self._kept[meaning, stage, number, bucket] = payload
 
-    def take(self, meaning: Meaning, stage: int, number: int, replica: int, bucket: int = 0) -> Any:
-        return self._kept.pop(Message(meaning, stage, number, replica, bucket), None)
+    def take(self, meaning: Meaning, stage: int, number: int, bucket: int = 0) -> Any:
+        return self._kept.pop((meaning, stage, number, bucket), None)
 
 
 class _OnDevice:
@@ -100,13 +101,13 @@ class StepOutcome(NamedTuple):
 class _Step:
     """What has come of a step, and what its buckets have said."""
 
-    losses: dict[int, Losses] = field(default_factory=dict)
+    losses: dict[int, Losses] = field(default_factory=dict)  # by pipe
     norm: Tensor | None = None
     norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))  # by stage and bucket
     complete: set[tuple[int, int]] = field(default_factory=set)  # stage and bucket
 
     def in_order(self) -> list[Losses]:
-        return [self.losses[replica] for replica in sorted(self.losses)]
+        return [self.losses[pipe] for pipe in sorted(self.losses)]
 
 
 class TrainingHands:
@@ -114,27 +115,28 @@ class TrainingHands:
 
     Args:
         holding: stages and buckets of this rank.
-        replica, replicas: which one of how many.
         microbatches: per step and replica.
+        pipes, of_replica: how many there are of all replicas, and of one.
         last_stage: the number of the stage that computes the loss.
         clip: the largest norm of all gradients; 0: no limit.
-        tell_norms: called with (step, stage, norms) when all buckets of a stage have stepped without a vote; None: nobody wants them.
+        tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have stepped without a vote; those of other
+            pipes are the same.
     """
 
     def __init__(
         self,
         holding: Holding,
         *,
-        replica: int,
-        replicas: int,
         microbatches: int,
+        pipes: int,
+        of_replica: int,
         last_stage: int,
         clip: float,
-        tell_norms: Callable[[int, int, Norms], None] | None,
+        tell_norms: Callable[[int, int, Norms], None],
     ) -> None:
-        self._stages, self._buckets = holding.stages, holding.buckets
-        self._replica, self._replicas = replica, replicas
+        self._stages, self._buckets, self._pipe_of = holding.stages, holding.buckets, holding.pipes
         self._microbatches = microbatches
+        self._pipes, self._of_replica = pipes, of_replica
         self._last_stage = last_stage
         self._clip = clip
         self._tell_norms = tell_norms
@@ -156,8 +158,8 @@ class TrainingHands:
 
     def put(self, message: Message, payload: Any) -> None:
         if message.meaning is Meaning.LOSS:
-            step, replica = divmod(message.number, self._replicas)
-            self._steps[step].losses[replica] = Losses(*payload)
+            step, pipe = divmod(message.number, self._pipes)
+            self._steps[step].losses[pipe] = Losses(*payload)
         elif message.meaning is Meaning.VOTE:
             self._steps[message.number].norm = payload
         else:
@@ -186,8 +188,8 @@ class TrainingHands:
 
     def _forward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
-        inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
-        target = self._mail.take(Meaning.TARGET, stage, number, self._replica) if stage == self._last_stage else None
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
+        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last_stage else None
         outputs = self._stages[stage].forward(number, inputs, target)
         if stage == self._last_stage:
             self._on_device[number] = _OnDevice(*outputs)
@@ -195,13 +197,13 @@ class TrainingHands:
 
     def _backward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
-        gradients = self._stages[stage].backward(number, self._mail.take(Meaning.GRADIENT, stage, number, self._replica))
+        gradients = self._stages[stage].backward(number, self._mail.take(Meaning.GRADIENT, stage, number))
         parts = self._parts(stage, number)
         return lambda message: parts[message] if message.meaning is Meaning.PART else gradients
 
     def _input(self, task: Task) -> Payloads:
         _, stage, number, _ = task
-        gradients = self._stages[stage].input_gradient(number, self._mail.take(Meaning.GRADIENT, stage, number, self._replica))
+        gradients = self._stages[stage].input_gradient(number, self._mail.take(Meaning.GRADIENT, stage, number))
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Payloads:
@@ -215,7 +217,7 @@ class TrainingHands:
         """After a step's last backward the parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
         step, microbatch = divmod(number, self._microbatches)
         parts: dict[Message, Any] = {}
-        if microbatch < self._microbatches - 1:
+        if microbatch + self._of_replica < self._microbatches:
             return parts
         for bucket in self._buckets[stage]:
             if bucket.shared:
@@ -233,7 +235,7 @@ class TrainingHands:
     def _vote(self, task: Task) -> Payloads:
         stages = self._last_stage + 1
         numbers = range(task.microbatch * stages, (task.microbatch + 1) * stages)
-        norm = total_norm([self._mail.take(Meaning.NORM, 0, number, self._replica) for number in numbers])
+        norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
         return lambda message: norm
 
     def _step(self, task: Task) -> Payloads:
@@ -244,7 +246,7 @@ class TrainingHands:
                 bucket.forget_gradients()
                 return lambda message: None
             bucket.scale(clip_factor(of.norm, self._clip))
-        elif self._tell_norms:
+        elif self._pipe_of[task.stage] == 0:
             of.norms[task.stage][task.part] = bucket.norms()
         bucket.step(task.microbatch)
         return lambda message: None
@@ -265,19 +267,19 @@ class TrainingHands:
         """What each holder of the task's bucket has sent for it, in the order of holders."""
         holders = len(self._buckets[task.stage][task.part].holders)
         numbers = range(task.microbatch * holders, (task.microbatch + 1) * holders)
-        return [self._mail.take(meaning, task.stage, number, self._replica, task.part) for number in numbers]
+        return [self._mail.take(meaning, task.stage, number, task.part) for number in numbers]
 
     def _settle_loss(self, task: Task) -> Payloads:
         step, microbatch = divmod(task.microbatch, self._microbatches)
         self._losses.append(self._on_device.pop(task.microbatch).read(f"step {step}, stage {task.stage}, microbatch {microbatch}"))
-        if len(self._losses) == self._microbatches:
+        if len(self._losses) == self._microbatches // self._of_replica:
             losses, self._losses = _losses(self._losses), []
             return lambda message: tuple(losses)
         return lambda message: None
 
     def _settle_norms(self, task: Task) -> None:
         norms = self._steps[task.microbatch].norms[task.stage]
-        if self._tell_norms and len(norms) == len(self._buckets[task.stage]):
+        if len(norms) == len(self._buckets[task.stage]):
             self._tell_norms(task.microbatch, task.stage, joined(norms.values()))
 
 
@@ -287,14 +289,12 @@ class EvaluationHands:
     Args:
         stages: of this rank, by number, in evaluation mode.
         last_stage: the number of the stage that computes the loss.
-        replica: this rank's.
         keeps_outputs: of every microbatch, on the rank that holds the last stage.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], last_stage: int, replica: int, keeps_outputs: bool) -> None:
+    def __init__(self, stages: Mapping[int, Stage], last_stage: int, keeps_outputs: bool) -> None:
         self._stages = stages
         self._last_stage = last_stage
-        self._replica = replica
         self._keeps_outputs = keeps_outputs
         self._mail = _Mail()
         self._made: dict[Task, Payloads] = {}
@@ -323,8 +323,8 @@ class EvaluationHands:
 
     def _forward(self, task: Task) -> Payloads:
         _, stage, number, _ = task
-        inputs = self._mail.take(Meaning.ACTIVATION, stage, number, self._replica)
-        target = self._mail.take(Meaning.TARGET, stage, number, self._replica) if stage == self._last_stage else None
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
+        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last_stage else None
         outputs = self._stages[stage].evaluate(number, inputs, target)
         if stage == self._last_stage:
             outputs, loss = outputs

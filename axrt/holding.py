@@ -25,10 +25,18 @@ TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Stages of this rank by number, and of each its buckets."""
+    """Stages of this rank by number, of each its buckets, and of which pipe it is, numbered over all replicas."""
 
     stages: dict[int, Stage]
     buckets: dict[int, tuple[Bucket, ...]]
+    pipes: dict[int, int]
+
+    def of_pipe(self, pipe: int) -> "Holding":
+        """What of this belongs to a pipe."""
+        mine = [stage for stage in self.stages if self.pipes[stage] == pipe]
+        return Holding(
+            {stage: self.stages[stage] for stage in mine}, {stage: self.buckets[stage] for stage in mine}, dict.fromkeys(mine, pipe)
+        )
 
     @property
     def holders(self) -> dict[int, tuple[Holders, ...]]:
@@ -99,8 +107,9 @@ def hold(
         splits: backwards are split into input gradients and weight gradients.
         compiler: runs the layers; None: they run as they are.
     """
-    stages, buckets = {}, {}
+    stages, buckets, pipes = {}, {}, {}
     for stage in placement.stages_of(mesh.pipe_rank):
+        pipes[stage] = mesh.data_rank * placement.pipes + placement.pipe_of(mesh.pipe_rank, stage)
         first, end = cuts[stage], cuts[stage + 1]
         stages[stage] = Stage(
             [build(model.layers, place, config.run.seed).to(generator.device) for place in range(first, end)],
@@ -116,16 +125,16 @@ def hold(
         )
         named = stages[stage].named_parameters()
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-        held = buckets_of(model.layers, cuts, stage, named, mesh.data, config.memory.bucket_mb * _MIB)
+        held = buckets_of(model.layers, cuts, stage, named, mesh.data * placement.pipes, config.memory.bucket_mb * _MIB)
         buckets[stage] = tuple(
             Bucket(
                 one,
                 [places[name] for name, _ in one.named],
-                Holder(mesh.data_rank, stage, number),
+                Holder(pipes[stage], stage, number),
                 factory,
                 lr_schedule,
                 generator.device,
             )
             for number, one in enumerate(held)
         )
-    return Holding(stages, buckets)
+    return Holding(stages, buckets, pipes)

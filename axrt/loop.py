@@ -144,7 +144,7 @@ class Loop:
         if session.state.is_here(message):
             self._take(session, message, payload)
         else:
-            rank = self._mesh.rank_of(message.replica, session.state.placement.rank_of(message.stage))
+            rank = self._mesh.rank_of(*session.state.place_of(message))
             self._send(rank, Parcel(session.generation, message, payload))
 
     def _send(self, rank: int, parcel: Parcel) -> None:

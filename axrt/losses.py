@@ -6,7 +6,7 @@ from axrt.errors import DataError
 
 
 class Losses(NamedTuple):
-    """Of microbatches in order, from one replica.
+    """Of microbatches in order, from one pipe.
 
     Args:
         values: means, or sums where there are weights.
@@ -17,16 +17,16 @@ class Losses(NamedTuple):
     weights: list[float] | None
 
 
-def mean_loss(replicas: list[Losses]) -> float:
+def mean_loss(pipes: list[Losses]) -> float:
     """The mean over all microbatches, in float64 and in order; nan where there are none."""
-    values = [value for losses in replicas for value in losses.values]
-    weight = total_weight(replicas)
+    values = [value for losses in pipes for value in losses.values]
+    weight = total_weight(pipes)
     return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
 
 
-def total_weight(replicas: list[Losses]) -> float | None:
+def total_weight(pipes: list[Losses]) -> float | None:
     """The sum of all weights; None where losses are means."""
-    some = [losses for losses in replicas if losses.values]
+    some = [losses for losses in pipes if losses.values]
     weighted = [losses.weights for losses in some if losses.weights is not None]
     check_all_weighted_or_none(len(weighted), len(some))
     total = sum(weight for weights in weighted for weight in weights)

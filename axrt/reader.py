@@ -9,8 +9,9 @@ import torch
 from axrt.errors import DataError
 from axrt.model.seeds import BorrowedGenerator
 from axrt.payload import flatten, on
-from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
+from axrt.scheduler.reading import has_ended, has_read
 
 _EXHAUSTED = object()
 
@@ -51,20 +52,14 @@ class BatchReader:
         """Microbatch `number` as messages with their payloads, or the news, for every rank, that there is none."""
         item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
-            stages = [self._placement.stages_of(rank)[0] for rank in range(self._placement.ranks)]
-            return [(Message(Meaning.END, stage, number, replica), None) for replica in self._told for stage in stages]
+            return [(message, None) for message in has_ended(self._placement, self._told, number)]
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise DataError(f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)")
         if self._first is not None:
             self._first(_digest(item))
             self._first = None
-        inputs, target = item
-        last = self._placement.stages - 1
-        return [
-            (Message(Meaning.ACTIVATION, 0, number, self._replica), on(self._device, inputs)),
-            (Message(Meaning.TARGET, last, number, self._replica), on(self._device, target)),
-        ]
+        return list(zip(has_read(self._placement, self._replica, number), [on(self._device, of) for of in item], strict=True))
 
     def _draw(self) -> Any:
         if self._iterator is None:

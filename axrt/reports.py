@@ -65,10 +65,10 @@ class Reports:
 
     def hear(self, source: int, parcel: Parcel) -> None:
         """Part of what is collected under a key has come, about a stage of a replica."""
-        generation, (meaning, stage, number, replica, _), payload = parcel
+        generation, (meaning, stage, number, about, _), payload = parcel
         key = (meaning, generation, number)
         collected = self._open.setdefault(key, Collected())
-        collected.parts[replica, stage] = payload
+        collected.parts[about, stage] = payload
         collected.heard_from.add(source)
         self._let_go(key)
 

@@ -1,4 +1,4 @@
-"""A message is *what became true* elsewhere; it is addressed to a stage of a replica, and tensors travel beside it."""
+"""A message is *what became true* elsewhere; it is addressed to a stage of a pipe, and tensors travel beside it."""
 
 from enum import Enum
 from typing import NamedTuple
@@ -10,7 +10,7 @@ class Meaning(Enum):
     ACTIVATION = "activation"  # the stage before has finished its forward (for stage 0: the reader has read); microbatches
     TARGET = "target"  # the reader has read what the loss is computed against; microbatches
     GRADIENT = "gradient"  # the stage after has finished its backward; microbatches
-    LOSS = "loss"  # a replica's last stage knows the losses of a step; step x replicas + replica
+    LOSS = "loss"  # a pipe's last stage knows the losses of a step; step x pipes + pipe
     PART = "part"  # a holder of the bucket has its part of this shard's gradient; step x holders + holder
     SUM = "sum"  # a holder has added up its shard; step x holders + holder
     NORM = "norm"  # a stage knows the norms of its gradients; step x stages + stage
@@ -52,18 +52,16 @@ class Message(NamedTuple):
         meaning: what became true.
         stage: the stage that it is addressed to; of what goes to a rank, the stage that it is about.
         number: which one, as `meaning` counts.
-        replica: of the pipeline that it is addressed to; of what goes to a rank, the one that it is about.
+        pipe: that it is addressed to, numbered over all replicas; of what goes to a rank, the replica that it is about.
         bucket: of the stage, where it concerns one.
     """
 
     meaning: Meaning
     stage: int
     number: int
-    replica: int = 0
+    pipe: int = 0
     bucket: int = 0
 
     def __str__(self) -> str:
         bucket = f" bucket {self.bucket}" if self.meaning in OF_A_BUCKET else ""
-        return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (
-            f" of replica {self.replica}" if self.replica else ""
-        )
+        return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (f" of pipe {self.pipe}" if self.pipe else "")

@@ -10,6 +10,7 @@ Weight gradients may be left out: then they go wherever there is time. Lines tha
 
 import csv
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -74,8 +75,9 @@ class Order:
             raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
         where = _placement(rows, placement, chunks)
         microbatches = 1 + max(task.microbatch for row in rows for task in row)
-        for (number, _), rank in zip(lines, range(len(rows)), strict=True):
-            _check(number, rows[rank], where.stages_of(rank), microbatches)
+        for rank, (number, _) in enumerate(lines):
+            lanes = {stage: range(where.pipe_of(rank, stage), microbatches, where.pipes) for stage in where.stages_of(rank)}
+            _check(number, rows[rank], lanes)
         return cls(where, microbatches, tuple(rows))
 
 
@@ -101,8 +103,7 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
 def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placement:
     """One in which every rank holds the stages that its line names."""
     stages = [tuple(sorted({task.stage for task in row})) for row in rows]
-    tried = [placed(name, len(rows), chunks)] if name else [placed(one, len(rows), _chunks(one, stages)) for one in PLACEMENTS]
-    for one in tried:
+    for one in [placed(name, len(rows), chunks)] if name else _all_placements(len(rows), len(stages[0])):
         if [one.stages_of(rank) for rank in range(len(rows))] == stages:
             return one
     fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
@@ -112,30 +113,31 @@ def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placemen
     )
 
 
-def _chunks(placement: str, stages: list[tuple[int, ...]]) -> int:
-    return len(stages[0]) if placement == "looped" else 0
+def _all_placements(ranks: int, chunks: int) -> Iterator[Placement]:
+    for name in PLACEMENTS:
+        with suppress(ValueError):  # it takes other numbers of ranks
+            yield placed(name, ranks, chunks if name == "looped" else 0)
 
 
-def _check(number: int, row: tuple[Task, ...], stages: tuple[int, ...], microbatches: int) -> None:
-    """Each kind on each stage has every microbatch once and in order, a backward after its forward."""
+def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
+    """Each kind on each stage has every microbatch of its pipe once and in order, a backward after its forward."""
     done: dict[tuple[Kind, int], int] = {}
     for task in row:
         kind, stage, microbatch, _ = task
-        due = done.get((kind, stage), 0)
+        due = done.get((kind, stage), lanes[stage].start)
         if microbatch != due:
             what = "stands there twice" if microbatch < due else f"comes before {Task(kind, stage, due)}"
             raise ValueError(f"line {number}: {task} {what}; expected each microbatch once, in order")
         before = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}.get(kind)
-        if before is not None and done.get((before, stage), 0) <= microbatch:
+        if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
             raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
-        done[kind, stage] = due + 1
+        done[kind, stage] = due + lanes[stage].step
     split = any(task.kind is Kind.INPUT for task in row)
-    for stage in stages:
+    for stage, microbatches in lanes.items():
         for kind in (Kind.FORWARD, Kind.INPUT if split else Kind.BACKWARD, *([Kind.WEIGHT] * any(k is Kind.WEIGHT for k, _ in done))):
-            if done.get((kind, stage), 0) != microbatches:
-                raise ValueError(
-                    f"line {number} ends without {Task(kind, stage, done.get((kind, stage), 0))}; there are {microbatches} microbatches"
-                )
+            due = done.get((kind, stage), microbatches.start)
+            if due in microbatches:
+                raise ValueError(f"line {number} ends without {Task(kind, stage, due)}; there are {microbatches.stop} microbatches")
 
 
 def _most_held(row: tuple[Task, ...]) -> int:

@@ -46,7 +46,7 @@ class Plan:
         order: the tasks of a step, each once.
         floating: kinds whose place says when one is early, and never that it is due.
     Attributes:
-        lanes: the (stage, kind) that it orders, each with the places of its microbatches.
+        lanes: the (stage, kind) that it orders, each with the places of its microbatches in order.
         due_lanes: those of kinds that do not float.
         length: how many tasks it has.
     """
@@ -65,19 +65,20 @@ class Plan:
         self.length = len(order)
         self._kinds = [task.kind for task in order]
 
-    def place(self, kind: Kind, stage: int, number: int, microbatches: int) -> int:
-        """Of a task in the order of all steps; pieces of a weight gradient have one."""
-        step, microbatch = divmod(number, microbatches)
-        return step * self.length + self.lanes[stage, kind][microbatch]
+    def place(self, kind: Kind, stage: int, before: int) -> int:
+        """Of the task of a kind and stage that has so many before it, in the order of all steps; pieces of a weight gradient have one."""
+        places = self.lanes[stage, kind]
+        step, within = divmod(before, len(places))
+        return step * self.length + places[within]
 
     def kind_at(self, place: int) -> Kind:
         """Of the task at a place in the order of all steps."""
         return self._kinds[place % self.length]
 
-    def forwards_before(self, place: int, stage: int, microbatches: int) -> int:
+    def forwards_before(self, place: int, stage: int) -> int:
         """How many forwards of a stage stand before a place in the order of all steps."""
         step, within = divmod(place, self.length)
-        return step * microbatches + self._before[within][stage]
+        return step * len(self.lanes[stage, Kind.FORWARD]) + self._before[within][stage]
 
 
 @lru_cache(maxsize=4096)

@@ -18,6 +18,7 @@ from .message import Meaning, Message
 from .order import Order
 from .placement import Placement
 from .policies.policy import Policy
+from .reading import has_ended, has_read
 from .state import END, RankState
 from .task import ONCE_A_STEP, Kind, Task
 from .timeline import Pause, Span, Timeline
@@ -92,25 +93,27 @@ class Costs:
         if not isinstance(self.work, Work):
             return self.work[stage]
         forward, back, weight, sent = self.work
-        return Work(forward / placement.chunks, back / placement.chunks, weight / placement.chunks, sent)
+        return Work(forward * placement.share, back * placement.share, weight * placement.share, sent)
 
     def of_busiest(self, placement: Placement) -> float:
-        """What a microbatch costs on the rank that has most to do."""
-        return max(sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank)) for rank in range(placement.ranks))
+        """What a microbatch costs on the rank that has most to do; of several pipes on average, since it goes through one."""
+        of_ranks = [sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank)) for rank in range(placement.ranks)]
+        return max(of_ranks) / placement.pipes
 
 
 class _Durations:
-    """How long tasks take, drawn once for each stage, kind and microbatch."""
+    """How long tasks take on a pipe, drawn once for each stage, kind and microbatch."""
 
-    def __init__(self, costs: Costs, placement: Placement, replica: int) -> None:
+    def __init__(self, costs: Costs, placement: Placement, pipe: int) -> None:
         self._costs = costs
-        self._replica = replica
+        self._pipe = pipe
+        replica, of_replica = divmod(pipe, placement.pipes)
         self._streams: dict[tuple[Kind, int], Random] = {}
         self._factors: dict[tuple[Kind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[Kind, int], float] = {}
         for stage in range(placement.stages):
-            slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage), 1.0)
+            slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
             forward, back, weight, _ = costs.of_stage(placement, stage)
             self._base[Kind.FORWARD, stage] = slow * forward
             self._base[Kind.INPUT, stage] = slow * back
@@ -138,8 +141,8 @@ class _Durations:
         lane = (kind, stage)
         stream = self._streams.get(lane)
         if stream is None:
-            of_replica = f" {self._replica}" if self._replica else ""
-            stream = self._streams[lane] = Random(f"{self._costs.seed} {kind.value} {stage}{of_replica}")
+            of_pipe = f" {self._pipe}" if self._pipe else ""
+            stream = self._streams[lane] = Random(f"{self._costs.seed} {kind.value} {stage}{of_pipe}")
         share, slow = self._costs.hiccups
         factor = exp(self._costs.jitter * stream.gauss(0, 1))
         self._factors[lane] = factor * slow if stream.random() < share else factor
@@ -153,7 +156,7 @@ class _Simulation:
         self, placement: Placement, policy: Policy, microbatches: int, costs: Costs, replicas: int, clips: bool, trains: bool
     ) -> None:
         self._placement, self._costs = placement, costs
-        self._durations = [_Durations(costs, placement, replica) for replica in range(replicas)]
+        self._durations = [_Durations(costs, placement, pipe) for pipe in range(replicas * placement.pipes)]
         self.end = None if trains else microbatches
         self.states = [
             RankState(placement, policy, rank, microbatches, replica=replica, replicas=replicas, clips=clips, trains=trains)
@@ -204,16 +207,12 @@ class _Simulation:
 
     def _read(self) -> None:
         """Readers are never late."""
-        last = self._placement.stages - 1
         for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
             while (number := first.microbatch_to_read()) is not None:
-                if number == self.end:
-                    for state in self.states[first.replica * self._placement.ranks :][: self._placement.ranks]:
-                        state.deliver(Message(Meaning.END, next(iter(state.lanes)), number))
-                    break
-                first.deliver(Message(Meaning.ACTIVATION, 0, number, first.replica))
-                target = Message(Meaning.TARGET, last, number, first.replica)
-                self.states[self._place_of(target)].deliver(target)
+                ended = number == self.end
+                said = has_ended(self._placement, [first.replica], number) if ended else has_read(self._placement, first.replica, number)
+                for message in said:
+                    self.states[self._place_of(message)].deliver(message)
 
     def _start(self, place: int, now: float) -> None:
         state = self.states[place]
@@ -226,7 +225,7 @@ class _Simulation:
         self._end_pause(place, now)
         state.start(task, more=self._has_more(task))
         self._running[place] = task
-        end = now + self._durations[state.replica].of(task)
+        end = now + self._durations[state.pipe_of[task.stage]].of(task)
         self.line.spans.append(Span(place, task, now, end))
         self._push(end, place, task)
 
@@ -239,7 +238,7 @@ class _Simulation:
         if not self._costs.linger or not state.is_early(task, more=self._has_more(task)):
             return False
         begins = linger.until is None
-        holds_back = linger.holds_back(now, self._durations[state.replica].usual(task))
+        holds_back = linger.holds_back(now, self._durations[state.pipe_of[task.stage]].usual(task))
         if begins and linger.until is not None:
             self._push(linger.until, place, None)
         return holds_back
@@ -274,7 +273,8 @@ class _Simulation:
         return self._costs.of_stage(self._placement, sender).sent
 
     def _place_of(self, message: Message) -> int:
-        return message.replica * self._placement.ranks + self._placement.rank_of(message.stage)
+        replica, rank = self.states[0].place_of(message)
+        return replica * self._placement.ranks + rank
 
     def _end_pause(self, place: int, now: float) -> None:
         pause, self._idle_since[place] = self._idle_since[place], None

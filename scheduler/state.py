@@ -1,8 +1,8 @@
 """What one rank knows, what it may do next, and what follows when it has done it.
 
 What is known is kept in lanes of counters (see `lane.py`), one for each stage on this rank and one for each bucket of such a
-stage. What the head of each kind needs, and what follows from it (t is the step, m its microbatches, S the stages,
-g the holders of the bucket):
+stage. What the head of each kind needs, and what follows from it (t is the step, m its microbatches, S the stages of a pipe,
+g the holders of the bucket; all of it within the pipe of which this rank holds the stage, where nothing else is said):
 
     head            needs                                                              then
     --------------  -----------------------------------------------------------------  --------------------------
@@ -14,15 +14,15 @@ g the holders of the bucket):
     B, W   s.n                                                                         the last of a step: a part to each
                                                                                        holder of each shared bucket
     reduce s.t/b    (g > 1 only) a part from each of the g holders                     a sum to each holder
-    norm   s.t      (clipped, replica 0) every bucket of s is whole; all losses        a norm to stage 0
-    vote   0.t      (clipped, replica 0) a norm from each of the S stages              a vote to every stage there is
+    norm   s.t      (clipped, pipe 0) every bucket of s is whole; all losses        a norm to stage 0
+    vote   0.t      (clipped, pipe 0) a norm from each of the S stages              a vote to every stage there is
     step   s.t/b    bucket b is whole; all losses; if clipped the vote                 weights open for step t+1
 
 Under a policy that splits, I and W stand in for B. A W comes in pieces: it stays the head of its lane until the last has
 started, and anything may run in between.
 
 A bucket is *whole* when a sum has come from each of its g holders or, where g = 1, when the last B or W of step t has started.
-*All losses* are those of every replica: they say by what the gradient is to be divided, and that all went well. Replicas have
+*All losses* are those of every pipe: they say by what the gradient is to be divided, and that all went well. Pipes have
 the same gradient when it is whole, so one of them votes for all, and no rank can think otherwise than the others.
 
 A need on the same rank is met when its task has *started*: what runs on one device runs in the order it was
@@ -44,7 +44,7 @@ from typing import NamedTuple
 
 from . import message as messages
 from . import task as tasks
-from .bucket import Holder, Holders, held_by_replicas, to_holders
+from .bucket import Holder, Holders, held_by_pipes, to_holders
 from .lane import Counter, Gate, Lane, Need
 from .message import Meaning, Message
 from .placement import Placement
@@ -106,7 +106,7 @@ class RankState:
         replica: of the pipeline, this rank's.
         replicas: how many there are.
         buckets: for each stage of this rank the holders of its buckets, at least one bucket; None: one a stage, held by
-            every replica.
+            every pipe.
         clips: steps wait for a vote on the norm of all gradients.
         first_step: the step to begin with; its number only, no history is needed.
         trains: False for an evaluation: any number of microbatches, told by the reader's END, nothing to step; backwards
@@ -134,6 +134,7 @@ class RankState:
         self.microbatches = microbatches
         self.replica = replica
         self.replicas = replicas
+        self.pipes = replicas * placement.pipes
         self.clips = clips
         self.trains = trains
         self.asked = first_step * microbatches if trains else UNLIMITED
@@ -145,7 +146,8 @@ class RankState:
         self._kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.FORWARD, Kind.BACKWARD)
         self._back, self._last = self._kinds[1], self._kinds[-1]  # what sends a gradient back; what completes the weights'
         stages = placement.stages_of(rank)
-        held = buckets or {stage: (held_by_replicas(stage, 0, replicas),) for stage in stages}
+        self.pipe_of = {stage: replica * placement.pipes + placement.pipe_of(rank, stage) for stage in stages}
+        held = buckets or {stage: (held_by_pipes(stage, 0, self.pipes),) for stage in stages}
         self.holders = {stage: tuple(held[stage]) if trains else () for stage in stages}
         self.lanes = {stage: self._stage_lane(stage) for stage in stages}
         self.buckets = {
@@ -154,6 +156,10 @@ class RankState:
         }
         for stage in stages:
             self._link(stage)
+        last = placement.stages - 1
+        entries = [(pipe, 0, Meaning.ACTIVATION) if pipe == 0 else (pipe, last, Meaning.TARGET) for pipe in range(placement.pipes)]
+        # Where this rank sees how far its reader has come: of each pipe either the first or the last stage is here.
+        self._read = [(self.lanes[stage], meaning) for pipe, stage, meaning in entries if rank == placement.rank_of(stage, pipe)]
         if first_step:
             self._begin_at(first_step)
 
@@ -175,12 +181,12 @@ class RankState:
 
     def started(self, kind: Kind, stage: int) -> int:
         """How many of a kind have started on a stage of this rank."""
-        return self.lanes[stage].count[kind]
+        return self.lanes[stage].count[kind] // self.placement.pipes
 
-    def forwards_left(self, task: Task) -> int:
-        """How many forwards of the task's step have not started on its lane."""
+    def forwards_left(self, task: Task) -> bool:
+        """Some forwards of the task's step have not started on its lane."""
         end = UNLIMITED if self.end is None else self.end
-        return min((task.microbatch // self.microbatches + 1) * self.microbatches, end) - self.lanes[task.stage].count[Kind.FORWARD]
+        return self.lanes[task.stage].count[Kind.FORWARD] < min((task.microbatch // self.microbatches + 1) * self.microbatches, end)
 
     # Moves.
 
@@ -201,16 +207,23 @@ class RankState:
         return self.trains and self.end is not None and self.end < self.asked
 
     def microbatch_to_read(self) -> int | None:
-        """The number that this rank's reader should read now: one ahead of stage 0, within the step that is open there."""
-        lane = self.lanes.get(0)
-        if lane is None or self.end is not None:
+        """The number that this rank's reader should read now: one ahead of stage 0, within the step that is open there.
+
+        Of two pipes only one begins here. So that the other never waits for this one, what it needs is read a round of the ranks ahead.
+        """
+        if self.rank != self.placement.rank_of(0) or self.end is not None:
             return None
-        read = lane.count[Meaning.ACTIVATION]
-        return read if read == lane.count[Kind.FORWARD] and read < min(self.asked, lane.count[Gate.WEIGHTS]) else None
+        read = min(lane.count[meaning] for lane, meaning in self._read)
+        lane, ahead = self.lanes[0], 1 if self.placement.pipes == 1 else self.ranks
+        return read if read < min(lane.count[Kind.FORWARD] + ahead, self.asked, lane.count[Gate.WEIGHTS]) else None
 
     def is_here(self, message: Message) -> bool:
         """The message is addressed to a stage of this rank."""
-        return message.replica == self.replica and message.stage in self.lanes
+        return self.pipe_of.get(message.stage) == message.pipe
+
+    def place_of(self, message: Message) -> Place:
+        """Which rank a message is for."""
+        return self._place(message.pipe, message.stage)
 
     def deliver(self, message: Message) -> None:
         """Take in what became true elsewhere."""
@@ -264,7 +277,7 @@ class RankState:
             if more:
                 self._later[task] = _A_PIECE
                 return []
-        lane.count[task.kind] += 1
+        lane.count[task.kind] += lane.stride[task.kind]
         self._in_flight += (task.kind is Kind.FORWARD) - (task.kind is self._back)
         self._held += (task.kind is Kind.FORWARD) - (task.kind is self._last)
         if task.kind is Kind.STEP:
@@ -285,7 +298,7 @@ class RankState:
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
         later = self._later.pop(task)
         if later is not _A_PIECE:
-            lane.finished[task.kind] += 1
+            lane.finished[task.kind] += lane.stride[task.kind]
         if task.kind is Kind.STEP:
             self._steps_done = min(bucket.finished[Kind.STEP] for buckets in self.buckets.values() for bucket in buckets)
         return later
@@ -311,16 +324,17 @@ class RankState:
 
     def _stage_lane(self, stage: int) -> Lane:
         m, stages = self.microbatches, self.placement.stages
-        clips = self.trains and self.clips and self.replica == 0
+        pipe = self.pipe_of[stage]
+        clips = self.trains and self.clips and pipe == 0
         kinds = (*self._kinds, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
         per_step: dict[Counter, int] = {
             **dict.fromkeys((*self._kinds, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
             **dict.fromkeys((Kind.NORM, Kind.VOTE, Meaning.VOTE), 1),
-            Meaning.LOSS: self.replicas,
+            Meaning.LOSS: self.pipes,
             Meaning.NORM: stages,
         }
         meanings = [counter for counter in per_step if isinstance(counter, Meaning)]
-        lane = Lane(f"stage {stage}", per_step, meanings, kinds)
+        lane = Lane(f"stage {stage}", per_step, meanings, kinds, pipe % self.placement.pipes, self.placement.pipes)
         lane.count[Gate.WEIGHTS] = m if self.trains else UNLIMITED
         return lane
 
@@ -355,7 +369,6 @@ class RankState:
     def _begin_at(self, step: int) -> None:
         for stage, lane in self.lanes.items():
             lane.begin_at(step)
-            lane.count[Gate.WEIGHTS] += self.microbatches
             for bucket in self.buckets[stage]:
                 bucket.begin_at(step)
 
@@ -392,15 +405,15 @@ class RankState:
         kind, stage, number, part = task
         if kind is Kind.FORWARD:
             if stage < self.placement.stages - 1:
-                return [Message(Meaning.ACTIVATION, stage + 1, number, self.replica)]
-            return self._losses(number)
+                return [Message(Meaning.ACTIVATION, stage + 1, number, self.pipe_of[stage])]
+            return self._losses(number, self.pipe_of[stage])
         if kind in self._kinds:
-            back = [Message(Meaning.GRADIENT, stage - 1, number, self.replica)] if kind is self._back and stage > 0 else []
+            back = [Message(Meaning.GRADIENT, stage - 1, number, self.pipe_of[stage])] if kind is self._back and stage > 0 else []
             return back + self._parts(stage, number) if kind is self._last and self._ends_a_step(number) else back
         if kind is Kind.REDUCE:
             return self._to_holders(Meaning.SUM, stage, part, number)
         if kind is Kind.NORM:
-            return [Message(Meaning.NORM, 0, number * self.placement.stages + stage, self.replica)]
+            return [Message(Meaning.NORM, 0, number * self.placement.stages + stage)]
         if kind is Kind.VOTE:
             return self._to_all(Meaning.VOTE, number)
         return []
@@ -409,17 +422,18 @@ class RankState:
         return message.meaning not in _FOR_THE_HOST and self.is_here(message)
 
     def _ends_a_step(self, microbatch: int) -> bool:
-        return self.trains and (microbatch + 1) % self.microbatches == 0
+        """It is its pipe's last."""
+        return self.trains and microbatch % self.microbatches + self.placement.pipes >= self.microbatches
 
-    def _losses(self, microbatch: int) -> list[Message]:
-        """The last forward of a step: its losses are of interest to every stage of every replica."""
+    def _losses(self, microbatch: int, pipe: int) -> list[Message]:
+        """The last forward of a step: its losses are of interest to every stage of every pipe."""
         if not self._ends_a_step(microbatch):
             return []
-        return self._to_all(Meaning.LOSS, microbatch // self.microbatches * self.replicas + self.replica)
+        return self._to_all(Meaning.LOSS, microbatch // self.microbatches * self.pipes + pipe)
 
     def _to_all(self, meaning: Meaning, number: int) -> list[Message]:
-        """The same news for every stage of every replica."""
-        return [Message(meaning, stage, number, replica) for replica in range(self.replicas) for stage in range(self.placement.stages)]
+        """The same news for every stage of every pipe."""
+        return [Message(meaning, stage, number, pipe) for pipe in range(self.pipes) for stage in range(self.placement.stages)]
 
     def _parts(self, stage: int, microbatch: int) -> list[Message]:
         """The last backward of a step makes this rank's part of every shared bucket whole."""
@@ -428,7 +442,11 @@ class RankState:
         return [message for bucket in shared for message in self._to_holders(Meaning.PART, stage, bucket, step)]
 
     def _to_holders(self, meaning: Meaning, stage: int, bucket: int, step: int) -> list[Message]:
-        return to_holders(meaning, self.holders[stage][bucket], Holder(self.replica, stage, bucket), step)
+        return to_holders(meaning, self.holders[stage][bucket], Holder(self.pipe_of[stage], stage, bucket), step)
+
+    def _place(self, pipe: int, stage: int) -> Place:
+        replica, of_replica = divmod(pipe, self.placement.pipes)
+        return Place(replica, self.placement.rank_of(stage, of_replica))
 
     # Refusals.
 
@@ -437,23 +455,24 @@ class RankState:
 
     def _owner(self, need: Need, head: Task) -> Place | None:
         """Who owes the next of what a head needs."""
-        replica, stage, next_number = self.replica, head.stage, need.lane.count[need.counter]
+        pipe, stage, next_number = self.pipe_of[head.stage], head.stage, need.lane.count[need.counter]
+        reader = self.replica * self.placement.pipes, 0
         if need.counter in (Meaning.PART, Meaning.SUM):
             holders = next(held for lane, held in zip(self.buckets[stage], self.holders[stage], strict=True) if lane is need.lane)
-            replica, stage, _ = holders[next_number % len(holders)]
+            pipe, stage, _ = holders[next_number % len(holders)]
         elif need.counter is Meaning.LOSS:
-            replica, stage = next_number % self.replicas, self.placement.stages - 1
+            pipe, stage = next_number % self.pipes, self.placement.stages - 1
         elif need.counter is Meaning.NORM:
             stage = next_number % self.placement.stages
         elif need.counter is Meaning.VOTE:
-            replica, stage = 0, 0
+            pipe, stage = 0, 0
         elif need.counter is Meaning.TARGET:
-            stage = 0
+            pipe, stage = reader
         elif need.counter is Meaning.ACTIVATION:
-            stage = max(stage - 1, 0)
+            pipe, stage = (pipe, stage - 1) if stage > 0 else reader
         elif need.counter is Meaning.GRADIENT:
             stage += 1
-        place = Place(replica, self.placement.rank_of(stage))
+        place = self._place(pipe, stage)
         return None if place == (self.replica, self.rank) else place
 
     def _hear_end(self, message: Message) -> None:
@@ -469,6 +488,8 @@ class RankState:
         of_stage, lane = self.lanes[message.stage], self._lane_of(message)
         if lane.has(message.meaning, message.number):
             raise IllegalMove(f"{message} has come before: {lane}")
+        if (message.number - lane.count[message.meaning]) % lane.stride[message.meaning]:
+            raise IllegalMove(f"{message} is of another pipe: {lane}")
         if message.meaning is Meaning.GRADIENT and message.number >= of_stage.count[Kind.FORWARD]:
             raise IllegalMove(f"{message} before its forward: {lane}")
         step = message.number // lane.per_step[message.meaning]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import nn
 
 from axrt.model.layers import Layer, TiedLayerSpec, places_of, tied_layer
-from axrt.scheduler.bucket import Holder, Holders, held_by_replicas
+from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -19,7 +19,7 @@ class Held(NamedTuple):
         holders: in the order in which their gradients are added up.
         named: its parameters.
         called: what the user's factory knows them as: tied weights by the name that the first layer gives them, in every copy.
-        counts: its norms count; those of tied weights count once a replica, with the first layer.
+        counts: its norms count; those of tied weights count once a pipe, with the first layer.
     """
 
     holders: Holders
@@ -28,7 +28,7 @@ class Held(NamedTuple):
     counts: bool
 
 
-def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: Named, replicas: int, most_bytes: float) -> list[Held]:
+def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: Named, pipes: int, most_bytes: float) -> list[Held]:
     """The buckets of a stage: one for each tied layer, which comes first so that other stages know its number, then the rest.
 
     Args:
@@ -36,17 +36,16 @@ def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: 
         cuts: where it is cut into stages.
         stage: the one in question.
         named: its trained parameters, in model order.
-        replicas: of the pipeline.
+        pipes: of all replicas.
         most_bytes: of an ordinary bucket, unless one parameter is larger.
     """
-    tied = [_tied(layers, cuts, place, named, replicas) for place in _tied_places(layers, cuts, stage)]
+    tied = [_tied(layers, cuts, place, named, pipes) for place in _tied_places(layers, cuts, stage)]
     taken = {name for bucket in tied for name, _ in bucket.named}
     rest = _filled([pair for pair in named if pair[0] not in taken], most_bytes)
     if not rest and not tied:
         rest = [[]]  # a stage without parameters has a step to take, too
     return tied + [
-        Held(held_by_replicas(stage, number, replicas), pairs, [name for name, _ in pairs], True)
-        for number, pairs in enumerate(rest, len(tied))
+        Held(held_by_pipes(stage, number, pipes), pairs, [name for name, _ in pairs], True) for number, pairs in enumerate(rest, len(tied))
     ]
 
 
@@ -54,11 +53,11 @@ def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> li
     return [place for place in range(cuts[stage], cuts[stage + 1]) if isinstance(layers[place], TiedLayerSpec)]
 
 
-def _tied(layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, replicas: int) -> Held:
+def _tied(layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, pipes: int) -> Held:
     layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
     seats = [_seat(layers, cuts, other) for other in places]
-    holders = tuple(Holder(replica, stage, bucket) for replica in range(replicas) for stage, bucket in seats)
+    holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats)
     firsts = {f"{place}.{name}": f"{places[0]}.{first}" for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)}
     pairs = [pair for pair in named if pair[0] in firsts]
     return Held(holders, pairs, [firsts[name] for name, _ in pairs], place == places[0])

@@ -3,7 +3,7 @@
 A parcel is one *envelope* (header, description of the payload, and the bytes of its small tensors) and, for
 each large tensor, its bytes straight from the sender's memory into the receiver's. The header says
 
-    1. for which generation, what, and to whom: stage, number, replica, bucket;
+    1. for which generation, what, and to whom: stage, number, pipe, bucket;
     2. how long the description is; what follows it are the small tensors, one after the other.
 
 Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes

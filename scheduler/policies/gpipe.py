@@ -25,7 +25,7 @@ class GPipe(Policy):
     def admits(self, task: Task, view: View) -> bool:
         if task.kind is Kind.FORWARD:
             return view.in_flight < view.microbatches
-        return view.forwards_left(task) <= 0
+        return not view.forwards_left(task)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(microbatches, microbatches)

@@ -13,13 +13,17 @@ from .policy import Bounds, Policy, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
-    return min([plan.place(kind, stage, view.started(kind, stage), view.microbatches) for stage, kind in plan.due_lanes])
+    return min([plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes])
+
+
+def _place(plan: Plan, task: Task, view: View) -> int:
+    return plan.place(task.kind, task.stage, task.microbatch // view.placement.pipes)
 
 
 def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
     """What may be due in the plan's order, then the rest, of the shallowest stage first: its next forward comes first."""
     if (task.stage, task.kind) in plan.due_lanes:
-        return (0, plan.place(task.kind, task.stage, task.microbatch, view.microbatches))
+        return (0, _place(plan, task, view))
     return (1, task.stage, task.microbatch)
 
 
@@ -33,7 +37,7 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
     if is_forward and view.held >= cap:
         return False
-    if plan.place(task.kind, task.stage, task.microbatch, view.microbatches) == due:
+    if _place(plan, task, view) == due:
         return True
     a_weight_gradient_waits = view.held > view.in_flight
     if slack is None or a_weight_gradient_waits:
@@ -47,13 +51,13 @@ def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
         return False
     due = _due(plan, view)
     wants_room = view.held >= cap and plan.kind_at(due) is Kind.FORWARD
-    return not wants_room and plan.place(task.kind, task.stage, task.microbatch, view.microbatches) > due
+    return not wants_room and _place(plan, task, view) > due
 
 
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
     """How many have started ahead of the plan."""
-    stages, m = view.placement.stages_of(view.rank), view.microbatches
-    return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage, m) for stage in stages)
+    stages = view.placement.stages_of(view.rank)
+    return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage) for stage in stages)
 
 
 def _zb_v(view: View) -> Plan:

@@ -61,8 +61,8 @@ class View(Protocol):
         """How many of a kind have started on a stage of this rank."""
         ...
 
-    def forwards_left(self, task: Task) -> int:
-        """How many forwards of the task's step have not started on the task's stage."""
+    def forwards_left(self, task: Task) -> bool:
+        """Some forwards of the task's step have not started on the task's stage."""
         ...
 
 

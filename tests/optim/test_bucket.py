@@ -6,14 +6,14 @@ from torch import nn
 
 from axrt.optim.bucket import Bucket, clip_factor, constant, total_norm
 from axrt.optim.held import Held, buckets_of
-from axrt.scheduler.bucket import held_by_replicas
+from axrt.scheduler.bucket import held_by_pipes
 
 CPU = torch.device("cpu")
 
 
 def bucket_of(*parameters: nn.Parameter, holders: int = 2) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
-    held = Held(held_by_replicas(0, 0, holders), named, [name for name, _ in named], True)
+    held = Held(held_by_pipes(0, 0, holders), named, [name for name, _ in named], True)
     return Bucket(held, range(len(named)), held.holders[0], lambda named: torch.optim.SGD([p for _, p in named], lr=1.0), constant, CPU)
 
 
@@ -27,7 +27,7 @@ def test_a_bucket_without_parameters_has_nothing_to_step() -> None:
     def never(named: object) -> torch.optim.Optimizer:
         raise AssertionError("no optimizer is wanted here")
 
-    holders = held_by_replicas(0, 0, 2)
+    holders = held_by_pipes(0, 0, 2)
     empty = Bucket(Held(holders, [], [], True), [], holders[0], never, constant, CPU)
     empty.step(0)
     assert empty.lr is None
@@ -96,9 +96,9 @@ def test_the_factor_is_that_of_torch(norm: float, factor: float) -> None:
 
 def test_buckets_take_whole_parameters_in_model_order() -> None:
     named = [(f"0.{name}", nn.Parameter(torch.zeros(size))) for name, size in (("a", 2), ("b", 2), ("huge", 9), ("c", 1), ("d", 2))]
-    held = buckets_of([nn.Identity()], [0, 1], 0, named, replicas=3, most_bytes=16)
+    held = buckets_of([nn.Identity()], [0, 1], 0, named, pipes=3, most_bytes=16)
     assert [[name for name, _ in one.named] for one in held] == [["0.a", "0.b"], ["0.huge"], ["0.c", "0.d"]]
-    assert [[holder.replica for holder in one.holders] for one in held] == [[0, 1, 2]] * 3
+    assert [[holder.pipe for holder in one.holders] for one in held] == [[0, 1, 2]] * 3
 
 
 def test_double_precision_keeps_its_norm() -> None:

@@ -2,10 +2,11 @@
 
 from random import Random
 
-from axrt.scheduler.bucket import Holder, Holders, held_by_replicas
-from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
+from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
+from axrt.scheduler.reading import has_ended, has_read
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
@@ -19,21 +20,16 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
     if number is None:
         return []
     if number == end:
-        told = range(state.replicas) if state.trains else (state.replica,)
-        stages = [state.placement.stages_of(rank)[0] for rank in range(state.ranks)]
-        return [Message(Meaning.END, stage, number, replica) for replica in told for stage in stages]
-    return [
-        Message(Meaning.ACTIVATION, 0, number, state.replica),
-        Message(Meaning.TARGET, state.placement.stages - 1, number, state.replica),
-    ]
+        return has_ended(state.placement, range(state.replicas) if state.trains else (state.replica,), number)
+    return list(has_read(state.placement, state.replica, number))
 
 
 class Pipeline:
     """The brains of all ranks of all replicas, what ran, and the most that was in flight on each.
 
     Args:
-        buckets: of each stage, each held by the same stage in every replica.
-        tied: one bucket more on the first and one on the last stage, both held by both in every replica.
+        buckets: of each stage, each held by the same stage in every pipe.
+        tied: one bucket more on the first and one on the last stage, both held by both in every pipe.
         clips: steps wait for a vote.
         evaluate: so many microbatches without gradients, instead of steps.
         placement: the policy's own where it is None.
@@ -58,6 +54,7 @@ class Pipeline:
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
+        stages, pipes = self.placement.stages, replicas * self.placement.pipes
         self.states = [
             RankState(
                 self.placement,
@@ -66,7 +63,7 @@ class Pipeline:
                 microbatches,
                 replica=replica,
                 replicas=replicas,
-                buckets={stage: held_on(stage, self.placement.stages, replicas, buckets, tied) for stage in self.placement.stages_of(rank)},
+                buckets={stage: held_on(stage, stages, pipes, buckets, tied) for stage in self.placement.stages_of(rank)},
                 clips=clips,
                 trains=trains,
             )
@@ -82,7 +79,8 @@ class Pipeline:
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
-        return message.replica * self.placement.ranks + self.placement.rank_of(message.stage)
+        replica, rank = self.states[0].place_of(message)
+        return replica * self.placement.ranks + rank
 
     def end_of(self, state: RankState) -> int | None:
         """Where its reader ends: each replica's somewhere else, of training within one step."""
@@ -105,11 +103,11 @@ class Pipeline:
         return all(state.finished for state in self.states)
 
 
-def held_on(stage: int, stages: int, replicas: int, buckets: int, tied: bool) -> list[Holders]:
+def held_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Holders]:
     """The buckets of a stage: those that are its own, and those of a layer tied from the first to the last stage."""
     both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
-    holders = tuple(Holder(replica, stage, bucket) for replica in range(replicas) for stage in both for bucket in both[stage])
-    return [held_by_replicas(stage, bucket, replicas) for bucket in range(buckets)] + [holders] * (len(both.get(stage, ())) if tied else 0)
+    holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage in both for bucket in both[stage])
+    return [held_by_pipes(stage, bucket, pipes) for bucket in range(buckets)] + [holders] * (len(both.get(stage, ())) if tied else 0)
 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:

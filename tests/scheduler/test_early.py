@@ -26,7 +26,7 @@ class Seen(NamedTuple):
     def started(self, kind: Kind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 
-    def forwards_left(self, task: Task) -> int:
+    def forwards_left(self, task: Task) -> bool:
         raise AssertionError("not asked")
 
 

@@ -88,13 +88,15 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
         kinds = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]
         if state.policy.splits:
             kinds = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
-        for stage in state.lanes:
-            votes = state.clips and state.replica == 0
+        for stage, pipe in state.pipe_of.items():
+            votes = state.clips and pipe == 0
+            pipes = state.placement.pipes
+            numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
             for bucket, holders in enumerate(state.holders[stage]):
                 of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
-            everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in range(steps * state.microbatches)}
+            everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             everything |= {Task(kind, stage, step, part) for kind, part in of_step for step in range(steps)}
         expected.append(everything)
     return expected

@@ -197,7 +197,7 @@ def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and
         for span in sorted((span for span in line.spans if span.rank == rank), key=lambda span: span.start):
             kind = span.task.kind
             if kind in (Kind.FORWARD, Kind.INPUT):
-                place, due = plan.place(span.task.kind, span.task.stage, span.task.microbatch, m), min(left)
+                place, due = plan.place(span.task.kind, span.task.stage, span.task.microbatch), min(left)
                 left.remove(place)
                 early = {other for other in early if other > due}
                 if place != due:
