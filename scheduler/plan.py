@@ -39,6 +39,21 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
     yield from times(m, down[2])
 
 
+def v_min(ranks: int, rank: int, microbatches: int) -> list[Task]:
+    """The order of v-min on a rank: each microbatch as the one before, six slots later; without weight gradients.
+
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
+    """
+    p = ranks
+    slots = [
+        (slot + 6 * number, Task(kind, stage, number))
+        for stage in (rank, 2 * p - 1 - rank)
+        for kind, slot in ((Kind.FORWARD, stage), (Kind.INPUT, 4 * p - 1 - stage))
+        for number in range(microbatches)
+    ]
+    return [task for _, task in sorted(slots, key=lambda one: one[0])]
+
+
 class Plan:
     """A due order of one rank, looked up both ways. Kinds that it does not name go wherever there is time.
 
@@ -85,3 +100,9 @@ class Plan:
 def zb_v_plan(ranks: int, rank: int, microbatches: int) -> Plan:
     """The due order of zb-v; the same object for the same numbers."""
     return Plan(zb_v(ranks, rank, microbatches), floating=(Kind.WEIGHT,))
+
+
+@lru_cache(maxsize=4096)
+def v_min_plan(ranks: int, rank: int, microbatches: int) -> Plan:
+    """The due order of v-min; the same object for the same numbers."""
+    return Plan(v_min(ranks, rank, microbatches))

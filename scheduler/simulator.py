@@ -69,6 +69,7 @@ class Costs:
         jitter: sigma of a lognormal factor on every duration; its median is 1.
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
+        recomputed: the share of a stage's forward that runs again before its backward.
         pieces: of a weight gradient.
         linger: how long a rank waits, at most, before a weight gradient that is early, as a share of that; where it has one piece.
         seed: of all that varies.
@@ -84,6 +85,7 @@ class Costs:
     jitter: float = 0.0
     hiccups: tuple[float, float] = (0.0, 1.0)
     stragglers: dict[int, float] = field(default_factory=dict)
+    recomputed: dict[int, float] = field(default_factory=dict)
     pieces: int = 4
     linger: float = LINGER
     seed: int = 0
@@ -116,6 +118,7 @@ class _Durations:
             slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
             forward, back, weight, _ = costs.of_stage(placement, stage)
             self._base[Kind.FORWARD, stage] = slow * forward
+            self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 0.0)
             self._base[Kind.INPUT, stage] = slow * back
             self._base[Kind.WEIGHT, stage] = slow * weight
 
@@ -159,7 +162,17 @@ class _Simulation:
         self._durations = [_Durations(costs, placement, pipe) for pipe in range(replicas * placement.pipes)]
         self.end = None if trains else microbatches
         self.states = [
-            RankState(placement, policy, rank, microbatches, replica=replica, replicas=replicas, clips=clips, trains=trains)
+            RankState(
+                placement,
+                policy,
+                rank,
+                microbatches,
+                replica=replica,
+                replicas=replicas,
+                recomputes=costs.recomputed,
+                clips=clips,
+                trains=trains,
+            )
             for replica in range(replicas)
             for rank in range(placement.ranks)
         ]

@@ -9,7 +9,8 @@ g the holders of the bucket; all of it within the pipe of which this rank holds 
     F      s.n      activation n; on the last stage target n too; the weights are      activation n to stage s+1;
                     open (all buckets of s have done step n // m - 1)                  the last stage's last of a step:
                                                                                        a loss to every stage there is
-    B, I   s.n      F s.n has started; gradient n (not on the last stage)              gradient n to stage s-1
+    R      s.n      (a stage that recomputes) F s.n has started
+    B, I   s.n      F s.n has started, or R s.n; gradient n (not on the last stage)    gradient n to stage s-1
     W      s.n/i    I s.n has started                                                  the next piece
     B, W   s.n                                                                         the last of a step: a part to each
                                                                                        holder of each shared bucket
@@ -17,6 +18,9 @@ g the holders of the bucket; all of it within the pipe of which this rank holds 
     norm   s.t      (clipped, pipe 0) every bucket of s is whole; all losses        a norm to stage 0
     vote   0.t      (clipped, pipe 0) a norm from each of the S stages              a vote to every stage there is
     step   s.t/b    bucket b is whole; all losses; if clipped the vote                 weights open for step t+1
+
+R fills time: it comes after forwards and backwards and before weight gradients, unless its backward lacks nothing else, and
+only so many are done ahead of their backwards as the policy says.
 
 Under a policy that splits, I and W stand in for B. A W comes in pieces: it stays the head of its lane until the last has
 started, and anything may run in between.
@@ -38,7 +42,7 @@ a lane; and a policy's cap bounds the forwards in flight, hence every mailbox do
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,6 +111,7 @@ class RankState:
         replicas: how many there are.
         buckets: for each stage of this rank the holders of its buckets, at least one bucket; None: one a stage, held by
             every pipe.
+        recomputes: the stages of which a forward runs again before its backward.
         clips: steps wait for a vote on the norm of all gradients.
         first_step: the step to begin with; its number only, no history is needed.
         trains: False for an evaluation: any number of microbatches, told by the reader's END, nothing to step; backwards
@@ -123,6 +128,7 @@ class RankState:
         replica: int = 0,
         replicas: int = 1,
         buckets: Mapping[int, Sequence[Holders]] | None = None,
+        recomputes: Collection[int] = (),
         clips: bool = False,
         first_step: int = 0,
         trains: bool = True,
@@ -142,10 +148,13 @@ class RankState:
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step if trains else 0
         self._later: dict[Task, list[Message]] = {}  # what follows from a task that runs, once it has finished
-        splits = policy.splits and trains
-        self._kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if splits else (Kind.FORWARD, Kind.BACKWARD)
-        self._back, self._last = self._kinds[1], self._kinds[-1]  # what sends a gradient back; what completes the weights'
+        backwards = (Kind.INPUT, Kind.WEIGHT) if policy.splits and trains else (Kind.BACKWARD,)
+        self._back, self._last = backwards[0], backwards[-1]  # what sends a gradient back; what completes the weights'
         stages = placement.stages_of(rank)
+        self._kinds = {
+            stage: (Kind.FORWARD, *((Kind.RECOMPUTE,) * (trains and stage in recomputes)), *backwards)  # in the order of a microbatch
+            for stage in stages
+        }
         self.pipe_of = {stage: replica * placement.pipes + placement.pipe_of(rank, stage) for stage in stages}
         held = buckets or {stage: (held_by_pipes(stage, 0, self.pipes),) for stage in stages}
         self.holders = {stage: tuple(held[stage]) if trains else () for stage in stages}
@@ -182,6 +191,10 @@ class RankState:
     def started(self, kind: Kind, stage: int) -> int:
         """How many of a kind have started on a stage of this rank."""
         return self.lanes[stage].count[kind] // self.placement.pipes
+
+    def in_flight_of(self, stage: int) -> int:
+        """Of those in flight, the ones of a stage."""
+        return self.started(Kind.FORWARD, stage) - self.started(self._back, stage)
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on its lane."""
@@ -234,9 +247,9 @@ class RankState:
 
     def pick(self) -> Task | None:
         """The policy's choice among the heads that may run now. What ends a step comes first: it waits for nobody, and others for it."""
-        heads = [_head(lane, stage, kind) for stage, lane in self.lanes.items() for kind in self._kinds if lane.is_ready(kind)]
+        heads = [_head(lane, stage, kind) for stage, lane in self.lanes.items() for kind in self._kinds[stage] if lane.is_ready(kind)]
         # What nobody has asked for here may have come: another rank is in its next call, and the user of this one may do something before.
-        ready = [head for head in heads if head.microbatch < self.asked and self.policy.admits(head, self)]
+        ready = [head for head in heads if head.microbatch < self.asked and self._admits(head)]
         for stage, lane in self.lanes.items():
             if self.trains and lane.count[self._last] >= lane.count[Gate.WEIGHTS]:  # a step's backwards have all started
                 ready += [task for of, task in self._once_a_step(stage) if of.is_ready(task.kind)]
@@ -256,7 +269,7 @@ class RankState:
 
     def why_idle(self) -> str:
         """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
-        if any(lane.is_ready(kind) for lane in self.lanes.values() for kind in self._kinds if kind is not Kind.WEIGHT):
+        if any(self.lanes[stage].is_ready(kind) for stage, kinds in self._kinds.items() for kind in kinds if kind is not Kind.WEIGHT):
             return ROOM
         return END if self.finished else INPUT
 
@@ -308,10 +321,10 @@ class RankState:
         wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks: list[Lack] = []
         for stage, lane in self.lanes.items():
-            for kind in self._kinds:
+            for kind in self._kinds[stage]:
                 head = _head(lane, stage, kind)
                 if head.microbatch < wanted:
-                    lacks += self._lacks(lane, head) or ([] if self.policy.admits(head, self) else [Lack(head, "room", None)])
+                    lacks += self._lacks(lane, head) or ([] if self._admits(head) else [Lack(head, "room", None)])
             lacks += [
                 lack
                 for of, head in self._once_a_step(stage)
@@ -326,9 +339,9 @@ class RankState:
         m, stages = self.microbatches, self.placement.stages
         pipe = self.pipe_of[stage]
         clips = self.trains and self.clips and pipe == 0
-        kinds = (*self._kinds, *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
+        kinds = (*self._kinds[stage], *((Kind.NORM,) * clips), *((Kind.VOTE,) * (clips and stage == 0)))
         per_step: dict[Counter, int] = {
-            **dict.fromkeys((*self._kinds, Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
+            **dict.fromkeys((*self._kinds[stage], Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT, Gate.WEIGHTS), m),
             **dict.fromkeys((Kind.NORM, Kind.VOTE, Meaning.VOTE), 1),
             Meaning.LOSS: self.pipes,
             Meaning.NORM: stages,
@@ -348,7 +361,10 @@ class RankState:
         """What each kind of head on a stage and its buckets needs."""
         lane, last = self.lanes[stage], stage == self.placement.stages - 1
         inputs: list[Counter] = [Meaning.ACTIVATION, *[Meaning.TARGET] * last, Gate.WEIGHTS]
-        back: list[Counter] = [Kind.FORWARD, *[Meaning.GRADIENT] * (not last)]
+        recomputes = Kind.RECOMPUTE in lane.needs
+        back: list[Counter] = [Kind.RECOMPUTE if recomputes else Kind.FORWARD, *[Meaning.GRADIENT] * (not last)]
+        if recomputes:
+            lane.needs[Kind.RECOMPUTE] = (Need(lane, Kind.FORWARD),)
         lane.needs[Kind.FORWARD] = tuple(Need(lane, counter) for counter in inputs)
         lane.needs[self._back] = tuple(Need(lane, counter) for counter in back)
         if self._last is Kind.WEIGHT:
@@ -394,10 +410,20 @@ class RankState:
             lane = buckets[task.part] if task.part < len(buckets) else None
         return lane if lane is not None and task.kind in lane.needs else None
 
+    def _admits(self, task: Task) -> bool:
+        if task.kind is not Kind.RECOMPUTE:
+            return self.policy.admits(task, self)
+        return self.started(Kind.RECOMPUTE, task.stage) - self.started(self._back, task.stage) < self.policy.recomputes_ahead
+
     def _precedence(self, task: Task) -> tuple[int, ...]:
-        if task.kind in tasks.ONCE_A_STEP:
-            return (0, _URGENCY[task.kind], task.stage, task.part)
-        return (1, *self.policy.key(task, self))
+        kind, stage, number, part = task
+        if kind in tasks.ONCE_A_STEP:
+            return (0, _URGENCY[kind], stage, part)
+        if kind is Kind.RECOMPUTE:
+            lane = self.lanes[stage]
+            is_wanted = stage == self.placement.stages - 1 or lane.count[Meaning.GRADIENT] > number
+            return (1, *self.policy.key(Task(self._back, stage, number), self)) if is_wanted else (2, number, -stage)
+        return (3 if kind is Kind.WEIGHT else 1, *self.policy.key(task, self))
 
     # What follows.
 
@@ -407,7 +433,7 @@ class RankState:
             if stage < self.placement.stages - 1:
                 return [Message(Meaning.ACTIVATION, stage + 1, number, self.pipe_of[stage])]
             return self._losses(number, self.pipe_of[stage])
-        if kind in self._kinds:
+        if kind is self._back or kind is self._last:
             back = [Message(Meaning.GRADIENT, stage - 1, number, self.pipe_of[stage])] if kind is self._back and stage > 0 else []
             return back + self._parts(stage, number) if kind is self._last and self._ends_a_step(number) else back
         if kind is Kind.REDUCE:

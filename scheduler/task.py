@@ -18,6 +18,7 @@ class Kind(Enum):
     """What a task does; the value is how it prints."""
 
     FORWARD = "F"
+    RECOMPUTE = "R"  # the forward again, where only its input was kept; before the backward
     BACKWARD = "B"  # whole, or
     INPUT = "I"  # the gradient of what came in, which the stage before waits for, and
     WEIGHT = "W"  # that of the weights, which nobody waits for until the step ends

@@ -2,12 +2,15 @@
 
 from ..placement import Placement, placed
 from .axonn import AxoNN
+from .bidirectional import Chimera, DualPipe
 from .gpipe import GPipe
-from .looped import BreadthFirst, Interleaved
+from .looped import BreadthFirst, Interleaved, InterleavedZeroBubble
 from .nested import Nested
 from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
-from .planned import Adaptive, Fixed, ZeroBubbleV
+from .planned import Adaptive, Fixed, VMin, ZeroBubbleV
 from .policy import Bounds, Policy, View
+from .recomputing import Merak, Varuna
+from .vee import DualPipeV, VHalf
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
 __all__ = ["CAPPED", "FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
@@ -15,9 +18,17 @@ __all__ = ["CAPPED", "FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "V
 _PLAIN = (
     OneForwardOneBackward(),
     BreadthFirst(),
+    Chimera(),
+    DualPipe(),
+    DualPipeV(),
     EagerOneForwardOneBackward(),
     GPipe(),
     Interleaved(),
+    InterleavedZeroBubble(),
+    Merak(),
+    VHalf(),
+    VMin(),
+    Varuna(),
     ZeroBubbleH1(),
     ZeroBubbleH2(),
     ZeroBubbleV(),
@@ -71,9 +82,15 @@ def placement_for(policy: Policy, ranks: int, microbatches: int, placement: str 
         raise ValueError(
             f"policy {policy.name} is made for placement {policy.placements[0]}, not {placement}; set placement = {policy.placements[0]!r}"
         )
-    if policy.name == Interleaved.name and microbatches % ranks:
+    if policy.name in (Interleaved.name, InterleavedZeroBubble.name) and microbatches % ranks:
         fits = (microbatches // ranks + 1) * ranks
         raise ValueError(
             f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, not {microbatches}, or policy breadth-first"
         )
-    return placed(placement or policy.placements[0], ranks, chunks)
+    where = placed(placement or policy.placements[0], ranks, chunks)
+    if microbatches % where.pipes:
+        raise ValueError(
+            f"placement {where.name} has {where.pipes} pipes, and each takes as many microbatches; set microbatches = {microbatches + 1}, "
+            f"not {microbatches}"
+        )
+    return where

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..placement import Placement
 from ..task import Kind, Task
+from .nested import has_room
 from .policy import Bounds, Policy, View
 
 
@@ -20,24 +21,55 @@ class Interleaved(Policy):
     placements = ("looped",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        if task.kind is Kind.FORWARD:
-            return (0, *self._order(task.stage, task.microbatch, view))
-        return (1, task.microbatch // view.ranks, -task.stage, task.microbatch)
+        return (task.kind is not Kind.FORWARD, *_in_groups(task, view))
 
     def admits(self, task: Task, view: View) -> bool:
         if task.kind is not Kind.FORWARD:
             return True
-        heads = [self._order(stage, view.started(Kind.FORWARD, stage), view) for stage in view.placement.stages_of(view.rank)]
-        is_due = self._order(task.stage, task.microbatch, view) == min(heads)
-        return is_due and view.in_flight < self.bounds(view.placement, view.rank, view.microbatches).in_flight
+        return _is_due(task, view) and view.in_flight < self.bounds(view.placement, view.rank, view.microbatches).in_flight
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         p, v = placement.ranks, placement.chunks
         most = min(microbatches * v, 2 * (p - 1 - rank) + (v - 1) * p + 1)
         return Bounds(most, most)
 
-    def _order(self, stage: int, microbatch: int, view: View) -> tuple[int, int, int]:
-        return (microbatch // view.ranks, stage, microbatch)
+
+@dataclass(frozen=True, slots=True)
+class InterleavedZeroBubble(Policy):
+    """The orders of interleaved-1f1b, input gradients after forwards, weight gradients last; caps grow with the chunk.
+
+    Bound: p v - r in flight and p v held. m is a multiple of p.
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; as PyTorch has it interleaved (ScheduleInterleavedZeroBubble).
+    """
+
+    name = "interleaved-zb"
+    splits = True
+    placements = ("looped",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return ((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT).index(task.kind), *_in_groups(task, view))
+
+    def admits(self, task: Task, view: View) -> bool:
+        if task.kind is not Kind.FORWARD:
+            return True
+        top = view.ranks * view.placement.chunks
+        deeper = sum(stage > task.stage for stage in view.placement.stages_of(view.rank))
+        return _is_due(task, view) and view.in_flight < top - view.rank - deeper and has_room(task, view, top)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        top = placement.ranks * placement.chunks
+        return Bounds(top - rank, top)
+
+
+def _in_groups(task: Task, view: View) -> tuple[int, int, int]:
+    """The order within a kind: chunk by chunk in groups of p microbatches; backwards from the deepest chunk."""
+    return (task.microbatch // view.ranks, task.stage if task.kind is Kind.FORWARD else -task.stage, task.microbatch)
+
+
+def _is_due(forward: Task, view: View) -> bool:
+    """It is the next forward in that order."""
+    heads = [Task(Kind.FORWARD, stage, view.started(Kind.FORWARD, stage)) for stage in view.placement.stages_of(view.rank)]
+    return _in_groups(forward, view) == min(_in_groups(head, view) for head in heads)
 
 
 @dataclass(frozen=True, slots=True)

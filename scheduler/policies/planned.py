@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..order import Order
 from ..placement import Placement
-from ..plan import Plan, zb_v_plan
+from ..plan import Plan, v_min_plan, zb_v_plan
 from ..task import Kind, Task
 from .policy import Bounds, Policy, View
 
@@ -87,6 +87,32 @@ class ZeroBubbleV(Policy):
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(2 * placement.ranks, 2 * placement.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class VMin(Policy):
+    """Forwards and input gradients strictly by their place in a repeating pattern; weight gradients fill, and make room.
+
+    Bound: p chunks in flight and held (2 on one rank): a third to a half of 1f1b's memory.
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
+    """
+
+    name = "v-min"
+    splits = True
+    placements = ("vee",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(_v_min(view), task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return _admits(_v_min(view), task, view, cap=max(2, view.ranks))
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(max(2, placement.ranks), max(2, placement.ranks))
+
+
+def _v_min(view: View) -> Plan:
+    return v_min_plan(view.ranks, view.rank, view.microbatches)
 
 
 @dataclass(frozen=True, slots=True)

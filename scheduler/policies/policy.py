@@ -61,6 +61,10 @@ class View(Protocol):
         """How many of a kind have started on a stage of this rank."""
         ...
 
+    def in_flight_of(self, stage: int) -> int:
+        """Of those in flight, the ones of a stage."""
+        ...
+
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
         ...
@@ -94,6 +98,11 @@ class Policy(Protocol):
     def placements(self) -> tuple[str, ...]:
         """Those it is made for, its own first."""
         ...
+
+    @property
+    def recomputes_ahead(self) -> int:
+        """How many microbatches of a stage may have been recomputed whose backward has not started."""
+        return 1
 
     @abstractmethod
     def key(self, task: Task, view: View) -> tuple[int, ...]: ...

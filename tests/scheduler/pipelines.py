@@ -1,5 +1,6 @@
 """Whole pipelines of brains without hands: in lockstep for timetables, in random order for properties."""
 
+from collections.abc import Collection
 from random import Random
 
 from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
@@ -34,6 +35,7 @@ class Pipeline:
         evaluate: so many microbatches without gradients, instead of steps.
         placement: the policy's own where it is None.
         end: the readers end after so many.
+        recomputes: stages whose forwards run again.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Pipeline:
         evaluate: int | None = None,
         end: int | None = None,
         placement: Placement | None = None,
+        recomputes: Collection[int] = (),
     ) -> None:
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
@@ -64,6 +67,7 @@ class Pipeline:
                 replica=replica,
                 replicas=replicas,
                 buckets={stage: held_on(stage, stages, pipes, buckets, tied) for stage in self.placement.stages_of(rank)},
+                recomputes=recomputes,
                 clips=clips,
                 trains=trains,
             )

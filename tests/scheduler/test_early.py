@@ -26,6 +26,9 @@ class Seen(NamedTuple):
     def started(self, kind: Kind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 
+    def in_flight_of(self, stage: int) -> int:
+        raise AssertionError("not asked")
+
     def forwards_left(self, task: Task) -> bool:
         raise AssertionError("not asked")
 

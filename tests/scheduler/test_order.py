@@ -114,7 +114,7 @@ def test_an_order_as_a_plan_ends_under_any_order_of_events_and_keeps_its_cap(
     floating = plan.without_weights()
     with_slack = Fixed(floating, plan.needs, max(plan.needs) + room, strict=False)
     for policy in (followed(plan), with_slack, followed(floating)):
-        pipeline = Pipeline(policy, ranks, microbatches, steps=steps, placement=placement)
+        pipeline = Pipeline(policy, placement.ranks, microbatches, steps=steps, placement=placement)
         run_in_random_order(pipeline, seed)
         assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
         for state, stash in zip(pipeline.states, pipeline.stash, strict=True):

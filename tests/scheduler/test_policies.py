@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axrt.scheduler.placement import Linear, Looped, Placement, Vee, placed
+from axrt.scheduler.placement import Bidirectional, Linear, Looped, Placement, Vee, placed
 from axrt.scheduler.policies import NAMES, Nested, Policy, named, placement_for
 from axrt.scheduler.task import Kind, Task
 
@@ -65,6 +65,14 @@ def test_with_equal_costs_whole_backwards_on_a_line_take_the_published_time(name
         ("zb-h2", [7, 5, 3, 1], [8, 8, 8, 8]),
         ("zb-v", [8, 8, 8, 8], [8, 8, 8, 8]),
         ("adaptive", [8, 8, 8, 8], [8, 8, 8, 8]),
+        ("interleaved-zb", [8, 7, 6, 5], [8, 8, 8, 8]),
+        ("v-half", [6, 6, 6, 6], [6, 6, 6, 6]),
+        ("v-min", [4, 4, 4, 4], [4, 4, 4, 4]),
+        ("chimera", [3, 4, 4, 3], [3, 4, 4, 3]),
+        ("dualpipe", [5, 5, 5, 5], [5, 5, 5, 5]),
+        ("dualpipe-v", [9, 9, 9, 9], [9, 9, 9, 9]),
+        ("merak", [4, 3, 2, 1], [4, 3, 2, 1]),
+        ("varuna", [8, 8, 8, 8], [8, 8, 8, 8]),
     ],
 )
 def test_the_stated_bound_is_the_published_one(name: str, in_flight: list[int], held: list[int]) -> None:
@@ -85,12 +93,13 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     expected = []
     for state in pipeline.states:
         everything: set[Task] = set()
-        kinds = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]
+        every = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]
         if state.policy.splits:
-            kinds = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
+            every = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
         for stage, pipe in state.pipe_of.items():
             votes = state.clips and pipe == 0
             pipes = state.placement.pipes
+            kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state.lanes[stage].needs)
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
@@ -103,9 +112,11 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
 
 
 def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple[Placement, int]:
-    """A placement of the policy's own with so many chunks where it has the choice, and the next number of microbatches that it takes."""
-    if policy.name == "interleaved-1f1b":
+    """A placement of the policy's own with so many chunks where it has the choice; the next numbers of ranks and microbatches."""
+    if policy.name.startswith("interleaved"):
         microbatches = -(-microbatches // ranks) * ranks
+    if policy.placements[0] == "bidirectional":
+        ranks, microbatches = ranks + ranks % 2, microbatches + microbatches % 2
     return placement_for(policy, ranks, microbatches, chunks=chunks if policy.placements[0] == "looped" else 0), microbatches
 
 
@@ -120,9 +131,10 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
     st.integers(1, 3),
     st.booleans(),
     st.booleans(),
+    st.integers(0, 3),
     st.integers(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
     ranks: int,
@@ -134,20 +146,31 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     chunks: int,
     tied: bool,
     clips: bool,
+    recomputes: int,
     seed: int,
 ) -> None:
     policy = named(name, in_flight if name == "axonn" else 2 * ranks + in_flight if name == "adaptive" else 0)
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     replicas = min(replicas, 9 // ranks + 1)
     pipeline = Pipeline(
-        policy, ranks, microbatches, steps=steps, replicas=replicas, buckets=buckets, tied=tied, clips=clips, placement=placement
+        policy,
+        placement.ranks,
+        microbatches,
+        steps=steps,
+        replicas=replicas,
+        buckets=buckets,
+        tied=tied,
+        clips=clips,
+        placement=placement,
+        recomputes=range(recomputes % 2, placement.stages, recomputes) if recomputes else (),
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
     assert [set(ran) for ran in pipeline.ran] == (expected := everything_once(pipeline, steps))
     assert [len(ran) for ran in pipeline.ran] == [len(tasks) for tasks in expected]
     for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
-        bounds, all_there_are = policy.bounds(placement, state.rank, microbatches), microbatches * placement.chunks
+        bounds = policy.bounds(placement, state.rank, microbatches)
+        all_there_are = microbatches * placement.chunks // placement.pipes
         assert stash.in_flight <= min(bounds.in_flight, all_there_are)
         assert stash.held <= min(bounds.held, all_there_are)
 
@@ -175,7 +198,9 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
 ) -> None:
     placement, microbatches = fitting(named(name), ranks, microbatches, 2)
     steps = end // microbatches + 1
-    pipeline = Pipeline(named(name), ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips, placement=placement)
+    pipeline = Pipeline(
+        named(name), placement.ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips, placement=placement
+    )
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
     for state, ran in zip(pipeline.states, pipeline.ran, strict=True):
@@ -187,7 +212,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
 @settings(max_examples=100, deadline=None)
 def test_microbatches_run_in_order_within_a_kind_and_a_stage(name: str, ranks: int, microbatches: int, seed: int) -> None:
     placement, microbatches = fitting(named(name), ranks, microbatches, 2)
-    pipeline = Pipeline(named(name), ranks, microbatches, steps=2, placement=placement)
+    pipeline = Pipeline(named(name), placement.ranks, microbatches, steps=2, placement=placement)
     run_in_random_order(pipeline, seed)
     for ran in pipeline.ran:
         for kind, stage in {(task.kind, task.stage) for task in ran}:
@@ -208,6 +233,8 @@ def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -
     [
         ("zb-v", "linear", 0, 8, "policy zb-v is made for placement vee, not linear; set placement = 'vee'"),
         ("interleaved-1f1b", "", 2, 6, "takes multiples of 4 ranks; set microbatches = 8, not 6, or policy breadth-first"),
+        ("interleaved-zb", "", 2, 6, "takes multiples of 4 ranks; set microbatches = 8, not 6"),
+        ("chimera", "", 0, 7, "has 2 pipes, and each takes as many microbatches; set microbatches = 8, not 7"),
         ("1f1b", "", 2, 8, "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set chunks = 0"),
     ],
 )
@@ -216,10 +243,18 @@ def test_what_does_not_go_together_is_refused_with_what_does(name: str, placemen
         placement_for(named(name), 4, microbatches, placement, chunks)
 
 
-@pytest.mark.parametrize("placement", [Linear(4), Looped(4, 3), Vee(4)])
-def test_every_stage_is_on_the_rank_that_holds_it(placement: Placement) -> None:
-    held = [stage for rank in range(4) for stage in placement.stages_of(rank)]
-    assert sorted(held) == list(range(placement.stages))
+@pytest.mark.parametrize("placement", [Linear(4), Looped(4, 3), Vee(4), Bidirectional(4)])
+def test_every_stage_of_every_pipe_is_on_the_rank_that_holds_it(placement: Placement) -> None:
+    held = [(placement.pipe_of(rank, stage), stage) for rank in range(4) for stage in placement.stages_of(rank)]
+    assert sorted(held) == [(pipe, stage) for pipe in range(placement.pipes) for stage in range(placement.stages)]
     for rank in range(4):
-        assert placement.stages_of(rank) == tuple(sorted(placement.stages_of(rank)))
-        assert {placement.rank_of(stage) for stage in placement.stages_of(rank)} == {rank}
+        stages = placement.stages_of(rank)
+        assert len(stages) == placement.chunks
+        assert stages == tuple(sorted(set(stages)))
+        assert {placement.rank_of(stage, placement.pipe_of(rank, stage)) for stage in stages} == {rank}
+    assert [placement.rank_of(stage, pipe) for pipe, stage in placement.seats()] == list(range(4))
+
+
+def test_an_odd_number_of_ranks_has_no_two_pipes() -> None:
+    with pytest.raises(ValueError, match="takes an even number of ranks; start 4 ranks a pipeline, not 3"):
+        placed("bidirectional", 3)
