@@ -56,6 +56,8 @@ def _what_enters(stage: Stage, last: bool, value: Any, target: Any) -> tuple[Any
 
 def _train_once(stage: Stage, value: Any, target: Any) -> None:
     out = stage.forward(0, value, target)
+    if stage.recomputed:
+        stage.recompute(0)
     stage.backward(0, tuple([torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad]))
     stage.drop()
 

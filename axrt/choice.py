@@ -18,7 +18,7 @@ import torch
 
 from axrt.config import AUTO, Config, Schedule
 from axrt.errors import ConfigError
-from axrt.holding import TYPES
+from axrt.holding import TYPES, layers_again
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
@@ -166,7 +166,8 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[
                 where = _cut(one, config, model, ranks)
             except ConfigError:
                 continue
-            yield one, where
+            if where[1].pipes == 1 or asked.placement:  # two pipes hold all weights twice, which is for the user to want
+                yield one, where
 
 
 def _cut(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> tuple[Policy, Placement, list[int]]:
@@ -180,8 +181,10 @@ def _predicted(
     config: Config, schedule: Schedule, policy: Policy, placement: Placement, cuts: Sequence[int], layers: Sequence[LayerCosts], edge: Edge
 ) -> Candidate:
     stages = [layers[first:end] for first, end in pairwise(cuts)]
+    again = layers_again(config.memory.recompute, policy, placement, schedule.microbatches, cuts)
     costs = Costs(
         tuple(map(_work, stages)),
+        recomputed={stage: _share(stages[stage], count) for stage, count in again.items()},
         task=_TASK_S,
         edge=edge,
         jitter=median(layer.spread for layer in layers),
@@ -190,7 +193,15 @@ def _predicted(
 
     def simulated(microbatches: int) -> tuple[float, float]:
         line = simulate(placement, policy, microbatches, costs, steps=_STEPS, clips=config.optimizer.clip > 0)
-        return line.makespan / _STEPS, max(line.stash(lambda stage: sum(layer.stash_bytes for layer in stages[stage]) / _MIB))
+        return line.makespan / _STEPS, max(line.stash(kept, recomputed))
+
+    def kept(stage: int) -> float:
+        count, first = again.get(stage, 0), cuts[stage]
+        came_in = layers[first - 1].sent_bytes if count and first else 0
+        return (came_in + sum(layer.stash_bytes for layer in stages[stage][count:])) / _MIB
+
+    def recomputed(stage: int) -> float:
+        return sum(layer.stash_bytes for layer in stages[stage][: again.get(stage, 0)]) / _MIB
 
     step_s, stash_mib = _at(schedule.microbatches, placement.ranks, simulated)
     return Candidate(schedule, step_s, schedule.microbatches * costs.of_busiest(placement) / step_s, stash_mib)
@@ -204,6 +215,12 @@ def _at(microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, f
     far = (microbatches - longer) / (longer - shorter)
     (step_s, stash), (less_s, less) = simulated(longer), simulated(shorter)
     return step_s + far * (step_s - less_s), stash + far * (stash - less)
+
+
+def _share(layers: Sequence[LayerCosts], count: int) -> float:
+    """Of a forward, what its first layers take."""
+    whole = sum(layer.forward_s for layer in layers)
+    return sum(layer.forward_s for layer in layers[:count]) / whole if whole else 0.0
 
 
 def _work(layers: Sequence[LayerCosts]) -> Work:

@@ -15,6 +15,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, named
+from axrt.scheduler.recompute import most_recomputed
 
 AUTO = "auto"  # measured and simulated at the start, see axrt.choice
 
@@ -147,10 +148,23 @@ class Precision(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Memory(_Section):
-    """How memory is cut."""
+    """How memory is cut, and what is not kept in it."""
 
     activations_mb: float = _key(0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0)
     bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
+    recompute: str | int = _key(
+        "none",
+        "what of a stage runs forward again before its backward instead of being kept: 'none'; 'full' = all; a number = so many of its "
+        "layers; 'stage-aware:SHARE' = SHARE of its layers (a half where it is left out) on the rank that holds most microbatches, less on "
+        "the others. A rank that holds at most one recomputes nothing",
+    )
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        try:
+            most_recomputed(self.recompute)
+        except ValueError as error:
+            raise ConfigError(f"memory.recompute = {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,8 +113,9 @@ class Engine:
         self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
         cuts = model.boundaries(self._placement.stages, config.parallel.partition)
         refuse_shared_parameters(model, cuts)
-        splits = self._policy.splits
-        self._holding = hold(model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, splits, compiler)
+        self._holding = hold(
+            model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, self._policy, compiler
+        )
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -277,8 +278,9 @@ class Engine:
         self._agreed(lambda: begin(path, self._manifest(extra or {})))
         with self._working():
             if mesh.data_rank == 0:  # the other replicas hold the same, and so do other pipes
-                save_layers(partial(path), self._holding.of_pipe(0))
-                self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(self._holding.stages)), self._saves), None)
+                mine = self._holding.of_pipe(0)
+                save_layers(partial(path), mine)
+                self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(mine.stages)), self._saves), None)
             if self.is_main:
                 saved = self._reports.claim(Meaning.SAVED, self._saves, self._ranks_of_replica(0))
                 self._reports.wait(saved, f"all parts of {path}")
@@ -369,6 +371,7 @@ class Engine:
             replica=mesh.data_rank,
             replicas=mesh.data,
             buckets=self._holding.holders,
+            recomputes=self._holding.recomputes,
             clips=self.config.optimizer.clip > 0,
             first_step=self.step,
         )

@@ -147,6 +147,7 @@ class TrainingHands:
         self._steps: dict[int, _Step] = defaultdict(_Step)
         self._run: dict[Kind, Callable[[Task], Payloads]] = {
             Kind.FORWARD: self._forward,
+            Kind.RECOMPUTE: self._recompute,
             Kind.BACKWARD: self._backward,
             Kind.INPUT: self._input,
             Kind.WEIGHT: self._weight,
@@ -194,6 +195,10 @@ class TrainingHands:
         if stage == self._last_stage:
             self._on_device[number] = _OnDevice(*outputs)
         return lambda message: outputs
+
+    def _recompute(self, task: Task) -> Payloads:
+        self._stages[task.stage].recompute(task.microbatch)
+        return lambda message: None
 
     def _backward(self, task: Task) -> Payloads:
         _, stage, number, _ = task

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -18,6 +19,8 @@ from axrt.optim.bucket import Bucket, LrSchedule, OptimizerFactory
 from axrt.optim.held import buckets_of
 from axrt.scheduler.bucket import Holder, Holders
 from axrt.scheduler.placement import Placement
+from axrt.scheduler.policies import Policy
+from axrt.scheduler.recompute import most_recomputed, recomputed_layers, recomputed_shares
 
 _MIB = 1024 * 1024
 TYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -41,6 +44,11 @@ class Holding:
     @property
     def holders(self) -> dict[int, tuple[Holders, ...]]:
         return {stage: tuple(bucket.holders for bucket in buckets) for stage, buckets in self.buckets.items()}
+
+    @property
+    def recomputes(self) -> list[int]:
+        """The stages of which some layers run again before a backward."""
+        return [number for number, stage in self.stages.items() if stage.recomputed]
 
     @property
     def all_buckets(self) -> list[Bucket]:
@@ -81,6 +89,12 @@ class Holding:
             bucket.forget_gradients()
 
 
+def layers_again(recompute: str | int, policy: Policy, placement: Placement, microbatches: int, cuts: Sequence[int]) -> dict[int, int]:
+    """How many layers of each stage run again before a backward, as `memory.recompute` says."""
+    shares = recomputed_shares(policy, placement, microbatches, most_recomputed(recompute))
+    return recomputed_layers(recompute, shares, {stage: end - first for stage, (first, end) in enumerate(pairwise(cuts))})
+
+
 def hold(
     model: PipelineModule,
     cuts: Sequence[int],
@@ -90,7 +104,7 @@ def hold(
     generator: BorrowedGenerator,
     factory: OptimizerFactory,
     lr_schedule: LrSchedule,
-    splits: bool,
+    policy: Policy,
     compiler: Compiler | None,
 ) -> Holding:
     """Build what this rank holds.
@@ -104,9 +118,10 @@ def hold(
         generator: of the device that this rank computes on.
         factory: makes the optimizer of a bucket.
         lr_schedule: the factor on the learning rate.
-        splits: backwards are split into input gradients and weight gradients.
+        policy: says whether backwards are split, and how many microbatches a rank holds.
         compiler: runs the layers; None: they run as they are.
     """
+    again = layers_again(config.memory.recompute, policy, placement, config.schedule.microbatches, cuts)
     stages, buckets, pipes = {}, {}, {}
     for stage in placement.stages_of(mesh.pipe_rank):
         pipes[stage] = mesh.data_rank * placement.pipes + placement.pipe_of(mesh.pipe_rank, stage)
@@ -120,8 +135,9 @@ def hold(
             mesh.data_rank,
             mesh.data,
             TYPES[config.precision.compute],
-            splits,
+            policy.splits,
             compiler,
+            again.get(stage, 0),
         )
         named = stages[stage].named_parameters()
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}

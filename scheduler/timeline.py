@@ -108,9 +108,9 @@ class Timeline:
         """The same until the weight gradient has finished: what memory sees."""
         return [int(most) for most in self._most(self.ends_a_backward)]
 
-    def stash(self, of_stage: Callable[[int], float]) -> list[float]:
-        """The most that each rank holds, where a microbatch holds so much on a stage."""
-        return self._most(self.ends_a_backward, of_stage)
+    def stash(self, of_stage: Callable[[int], float], recomputed: Callable[[int], float] = lambda stage: 0.0) -> list[float]:
+        """The most that each rank holds, where a microbatch holds so much on a stage; and from when it is recomputed so much more."""
+        return self._most(self.ends_a_backward, of_stage, recomputed)
 
     def ends_a_backward(self, span: Span) -> bool:
         """The span is a whole backward, or the last piece of a weight gradient."""
@@ -125,29 +125,36 @@ class Timeline:
                 pieces[task.stage, task.microbatch] = max(pieces[task.stage, task.microbatch], task.part)
         return pieces
 
-    def _most(self, frees: Callable[[Span], bool], of_stage: Callable[[int], float] = lambda stage: 1.0) -> list[float]:
+    def _most(
+        self,
+        frees: Callable[[Span], bool],
+        of_stage: Callable[[int], float] = lambda stage: 1.0,
+        recomputed: Callable[[int], float] = lambda stage: 0.0,
+    ) -> list[float]:
         now, most = [0.0] * self.ranks, [0.0] * self.ranks
         for span in self.computing():
             rank, task = span.rank, span.task
             if task.kind is Kind.FORWARD:
                 now[rank] += of_stage(task.stage)
-                most[rank] = max(most[rank], now[rank])
+            if task.kind is Kind.RECOMPUTE:
+                now[rank] += recomputed(task.stage)
+            most[rank] = max(most[rank], now[rank])
             if frees(span):
-                now[rank] -= of_stage(task.stage)
+                now[rank] -= of_stage(task.stage) + recomputed(task.stage)
         return most
 
     # Of several ranks, and on disk.
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
-        """Those of the ranks of one run as one that begins at 0; the busiest rank's work is its ideal."""
+        """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is done again aside, is its ideal."""
         zero = min((span.start for part in parts for span in part.spans), default=0.0)
         spans = sorted((Span(rank, task, start - zero, end - zero) for part in parts for rank, task, start, end in part.spans), key=_start)
         pauses = [Pause(rank, cause, start - zero, end - zero) for part in parts for rank, cause, start, end in part.pauses]
         whole = replace(parts[0], spans=spans, pauses=pauses)
         busy = [0.0] * whole.ranks
         for span in whole.computing():
-            busy[span.rank] += span.end - span.start
+            busy[span.rank] += (span.end - span.start) * (span.task.kind is not Kind.RECOMPUTE)
         whole.ideal = max(busy)
         return whole
 

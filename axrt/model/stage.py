@@ -8,20 +8,23 @@ lets the first layer of a stage work in place.
 
 What a forward keeps is the graph, not the outputs: only edges of the graph are held, so an activation's memory is free as
 soon as it is sent, unless the graph itself needs it.
+
+Of a stage that recomputes, the first layers keep nothing but what came in; before the backward they run again, with the same
+dropout, and what they did to buffers is taken back. Such a stage has a graph in two segments, each with an inlet of its own.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
 from axrt.errors import NonFiniteLossError
-from axrt.payload import flatten, unflatten
+from axrt.payload import copied, flatten, unflatten
 
 from .compiler import Compiler
 from .deferral import Deferral, with_deferral
@@ -44,19 +47,31 @@ class _Inflow:
     gradients: Gradients = ()
 
 
+class _Segment(NamedTuple):
+    """A part of the graph of a microbatch.
+
+    Args:
+        inflow: where its gradients end.
+        roots: where they begin.
+        of_loss: the loss's own gradient, 1, where the segment ends with it; None elsewhere.
+    """
+
+    inflow: _Inflow
+    roots: list[GradientEdge]
+    of_loss: Gradients | None
+
+
 @dataclass(slots=True)
 class _Stashed:
     """What a microbatch needs for its backward.
 
     Args:
-        inflow: where its gradients end.
-        roots: where they begin.
-        of_loss: the loss's own gradient, 1, on the last stage.
+        segments: of its graph, in order.
+        given: inputs and target for the layers that run again.
     """
 
-    inflow: _Inflow
-    roots: list[GradientEdge] = field(default_factory=list)
-    of_loss: Gradients = ()
+    segments: list[_Segment] = field(default_factory=list)
+    given: tuple[Any, Any] | None = None
 
 
 class _Inlet(torch.autograd.Function):
@@ -87,6 +102,7 @@ class Stage:
         compute: the type that layers compute in and hand on; None: as they are.
         splits: weight gradients may be deferred, where no compiler is given.
         compiler: layers and loss run as it compiles them; None: as they are.
+        recomputed: so many of the first layers keep nothing and run again before a backward; where it is all of them, so does the loss.
     Attributes:
         layers: by their place in the model.
         first_layer: the place of the first one.
@@ -105,7 +121,9 @@ class Stage:
         compute: torch.dtype | None = None,
         splits: bool = False,
         compiler: Compiler | None = None,
+        recomputed: int = 0,
     ) -> None:
+        self.recomputed = recomputed
         splits = splits and compiler is None
         ready = list(map(with_deferral, layers)) if splits else list(layers)
         self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(ready, first_layer)})
@@ -136,18 +154,24 @@ class Stage:
         Returns:
             What travels on, detached; on the last stage what the loss function returned, (mean, None) or (sum, weight).
         """
-        stashed = self._stash[number] = _Stashed(_Inflow())
-        outputs = self._run_layers(number, self._through_inlet(inputs, stashed.inflow))
-        if self._loss_fn is not None:
-            loss, weight = self._loss(outputs, target)
-            if loss.requires_grad:
-                # A sum is divided when the weights of all microbatches are known, at the end of the step.
-                loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
-                stashed.roots, stashed.of_loss = [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
-            return loss.detach(), weight
-        skeleton, tensors = flatten(outputs)
-        stashed.roots = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
-        return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors])
+        stashed = self._stash[number] = _Stashed()
+        if self.recomputed:
+            stashed.given = copied(inputs), target  # copied: layers may work in place
+            inputs = self._forgetting(number, inputs)
+        out, segment = self._segment(number, inputs, target, self.recomputed, len(self._run))
+        if not 0 < self.recomputed == len(self._run):
+            stashed.segments = [segment]
+        return out
+
+    def recompute(self, number: int) -> None:
+        """Run those layers of microbatch `number` again that have kept nothing, for its backward."""
+        stashed = self._stash[number]
+        assert stashed.given is not None
+        inputs, target = stashed.given
+        stashed.given = None
+        with _buffers_as_before(list(self.layers.values())[: self.recomputed]):
+            _, segment = self._segment(number, inputs, target, 0, self.recomputed)
+        stashed.segments.insert(0, segment)
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of microbatch `number`, adding to the parameters' `.grad`.
@@ -159,14 +183,16 @@ class Stage:
         Returns:
             The same for what came in.
         """
-        stashed = self._stash.pop(number)
-        given = (gradients or ()) if self._loss_fn is None else stashed.of_loss
-        roots = tuple([root for root, gradient in zip(stashed.roots, given, strict=True) if gradient is not None])
-        if roots:
-            fresh = self._without_gradient()
-            _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
-            _keep_apart(fresh, (*stashed.inflow.gradients, *given))
-        return stashed.inflow.gradients
+        given = gradients or ()
+        for inflow, edges, of_loss in reversed(self._stash.pop(number).segments):
+            given = given if of_loss is None else of_loss
+            roots = tuple([root for root, gradient in zip(edges, given, strict=True) if gradient is not None])
+            if roots:
+                fresh = self._without_gradient()
+                _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
+                _keep_apart(fresh, (*inflow.gradients, *given))
+            given = inflow.gradients
+        return given
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
         """The backward without those weight gradients that can wait; what does not defer does all of its work here."""
@@ -197,7 +223,7 @@ class Stage:
         Returns:
             What travels on; on the last stage (outputs, what the loss function returned as in `forward`).
         """
-        outputs = self._run_layers(number, inputs)
+        outputs = self._run_layers(number, inputs, 0, len(self._run))
         return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
 
     def drop(self) -> None:
@@ -210,10 +236,33 @@ class Stage:
     def _without_gradient(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._parameters if parameter.grad is None]
 
-    def _run_layers(self, number: int, value: Any) -> Any:
+    def _segment(self, number: int, inputs: Any, target: Any, first: int, end: int) -> tuple[Any, _Segment]:
+        """Run layers in a graph of their own, and the loss after the last one of all; what travels on, and the graph."""
+        inflow = _Inflow()
+        outputs = self._run_layers(number, self._through_inlet(inputs, inflow), first, end)
+        if self._loss_fn is not None and end == len(self._run):
+            loss, weight = self._loss(outputs, target)
+            if not loss.requires_grad:
+                return (loss, weight), _Segment(inflow, [], ())
+            # A sum is divided when the weights of all microbatches are known, at the end of the step.
+            loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
+            return (loss.detach(), weight), _Segment(inflow, [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),))
+        skeleton, tensors = flatten(outputs)
+        edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
+        return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), _Segment(inflow, edges, None)
+
+    def _forgetting(self, number: int, value: Any) -> Any:
+        """Run the layers that will run again: each one's graph is dropped when the next one has its input."""
+        for place in range(self.recomputed):
+            with suppress(TypeError):  # what cannot travel stays in the graph until something does
+                value = self._through_inlet(value, _Inflow())
+            value = self._run_layers(number, value, place, place + 1)
+        return value
+
+    def _run_layers(self, number: int, value: Any, first: int, end: int) -> Any:
         step, microbatch = divmod(number, self._microbatches)
         microbatch += self._replica * self._microbatches
-        for place, layer in enumerate(self._run, self.first_layer):
+        for place, layer in enumerate(self._run[first:end], self.first_layer + first):
             self._generator.before_layer(step, microbatch, place)
             if self._compute is None:  # most often, and a context would be one more call
                 value = layer(value)
@@ -257,6 +306,15 @@ class Stage:
         for place, tensor in zip(wanting, _Inlet.apply(inflow, self._anchor), strict=True):  # type: ignore[no-untyped-call]
             tensors[place] = tensor
         return unflatten(skeleton, tensors)
+
+
+@contextmanager
+def _buffers_as_before(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """What runs again leaves buffers, such as running means, as they are."""
+    buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
+    yield
+    for buffer, before in buffers:
+        buffer.data.copy_(before)  # not as autograd sees it: graphs may read the buffer, and most have not changed
 
 
 def _edge(tensor: Tensor) -> GradientEdge:

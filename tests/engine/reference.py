@@ -12,9 +12,12 @@ import axrt
 from axrt.observe.observer import Observer
 from axrt.optim.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.payload import on
+from axrt.scheduler.policies import NAMES, named
 from axrt.transport import Transport
 
 SEED = 7
+ONE_PIPE = tuple(name for name in NAMES if named(name).placements != ("bidirectional",))  # they have the bits of plain torch
+TWO_PIPES = tuple(name for name in NAMES if name not in ONE_PIPE)
 CPU = torch.device("cpu")
 Item = tuple[Any, Any]
 
@@ -128,14 +131,14 @@ def train_on_a_rank(
     )
 
 
-def together(outcomes: Sequence[Outcome], replicas: int = 1) -> Outcome:
-    """The outcome of a job from those of its ranks, which agree on the losses; replicas agree on every bit."""
+def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:
+    """The outcome of a job from those of its ranks, which agree on the losses; pipes agree on every bit."""
     assert all(outcome.losses == outcomes[0].losses for outcome in outcomes)
     parameters: dict[str, Tensor] = {}
     for outcome in outcomes:
         for name, tensor in outcome.parameters.items():
-            assert torch.equal(parameters.setdefault(name, tensor), tensor), f"replicas differ in {name}"
-    assert replicas * len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
+            assert torch.equal(parameters.setdefault(name, tensor), tensor), f"pipes differ in {name}"
+    assert pipes * len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
     return Outcome(outcomes[0].losses, outcomes[0].norms, parameters)
 
 

@@ -19,7 +19,7 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import Block, motley, perceptron
-from .reference import Outcome, adamw, configured, random_batches, together, train_in_plain_torch
+from .reference import ONE_PIPE, TWO_PIPES, Outcome, adamw, configured, random_batches, together, train_in_plain_torch
 
 MICROBATCHES, STEPS = 4, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -34,15 +34,17 @@ def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those
     first, *others = chosen({})
     assert (first.schedule.policy, first.schedule.in_flight) == ("adaptive", 0)
     assert first.stash_mib == 8
-    assert {one.schedule.policy for one in (first, *others)} == set(NAMES)
+    assert {one.schedule.policy for one in (first, *others)} == set(ONE_PIPE)
     assert [one.step_s for one in others] == sorted(one.step_s for one in others)
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:
     assert max(one.stash_mib for one in chosen({})) > max(one.stash_mib for one in chosen({"memory": {"activations_mb": 8}})) == 8
-    assert {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})} == {"breadth-first", "interleaved-1f1b"}
+    looped = {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})}
+    assert looped == {"breadth-first", "interleaved-1f1b", "interleaved-zb"}
+    assert {one.schedule.policy for one in chosen({"schedule": {"placement": "bidirectional"}})} == set(TWO_PIPES)
     assert {one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})} == {5}
-    with pytest.raises(axrt.ConfigError, match=r"activations_mb = 1 is too little .* 8.0 MiB holds least: set memory.activations_mb = 9"):
+    with pytest.raises(axrt.ConfigError, match=r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5"):
         chosen({"memory": {"activations_mb": 1}})
     with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits the model"):
         chosen({}, ranks=9)

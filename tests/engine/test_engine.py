@@ -17,13 +17,13 @@ from axrt.model.stage import _Inflow, _Stashed
 from axrt.observe.observer import Observer
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.policies import named
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import ONE_PIPE, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 
 MICROBATCHES = 6
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -68,7 +68,7 @@ class Delayed(OnCpu):
         self._running.clear()
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", ONE_PIPE)
 def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_module, "compute_on", lambda device: Delayed())
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
@@ -153,7 +153,7 @@ def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", ONE_PIPE)
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: int, policy: str) -> None:
     items = BATCHES(99) + BATCHES(98)[:3]

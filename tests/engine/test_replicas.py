@@ -10,12 +10,11 @@ from torch.nn import functional
 import axrt
 from axrt import engine as engine_module
 from axrt.compute import compute_on
-from axrt.scheduler.policies import NAMES
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import ONE_PIPE, Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
 from .test_engine import Delayed
 
 MICROBATCHES, STEPS = 6, 10
@@ -51,7 +50,7 @@ def relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> flo
     return float(difference.norm() / torch.cat([tensor.flatten() for tensor in one.values()]).norm())
 
 
-@pytest.mark.parametrize("policy", NAMES)
+@pytest.mark.parametrize("policy", ONE_PIPE)
 @pytest.mark.parametrize(("pipe", "data"), [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)])
 def test_replicas_train_as_one_process_with_all_their_microbatches(pipe: int, data: int, policy: str) -> None:
     reference = train_in_plain_torch(perceptron(), batches_for(data), STEPS)

@@ -133,7 +133,7 @@ def case_replicas_agree(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
     transport = MpiTransport(comm, staging_for(_device(), cuda_aware=False))
     config = _configured(parallel={"data": comm.size})
-    outcome = together(comm.allgather(train_on_a_rank(transport, perceptron(), batches, STEPS, config)), replicas=comm.size)
+    outcome = together(comm.allgather(train_on_a_rank(transport, perceptron(), batches, STEPS, config)), pipes=comm.size)
     plain = train_in_plain_torch(perceptron(), batches, STEPS, device=_device())
     torch.testing.assert_close(outcome.losses, plain.losses, rtol=1e-5, atol=1e-5)
 

@@ -93,6 +93,6 @@ def test_a_graph_that_ends_in_a_python_function_is_kept_by_a_token() -> None:
     """Up to torch 2.9 at least, such a node does not own its graph: the backward would find nothing, once the output has left."""
     stage = stage_of(Ends())
     stage.forward(0, torch.ones(1, 3, requires_grad=True), None)
-    (root,) = stage._stash[0].roots
+    ((root,),) = [segment.roots for segment in stage._stash[0].segments]
     assert root.ownership_token is not None
     assert [None if gradient is None else gradient.tolist() for gradient in stage.backward(0, (torch.ones(1, 3),))] == [[[2.0, 2.0, 2.0]]]

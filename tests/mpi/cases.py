@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 import axrt
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.policies import NAMES
 from axrt.transport import Parcel
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready, Staged
 from tests.engine.models import motley, perceptron, small_gpt
 from tests.engine.reference import (
+    ONE_PIPE,
     Outcome,
     adamw,
     configured,
@@ -234,7 +234,7 @@ def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches:
 def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
     reference = train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
     assert reference == train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
-    for policy in NAMES:
+    for policy in ONE_PIPE:
         assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, policy
         assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, f"{policy}, again"
 
