@@ -26,7 +26,7 @@ from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.refusals import checked_sample, refuse_shared_parameters
 from axrt.reports import Reports
-from axrt.schedule import scheduled_by
+from axrt.schedule import caps_of, scheduled_by
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import NAMES, Policy
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
@@ -159,8 +159,7 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[
     """Schedules, each with its policy, its placement, and where the model is cut."""
     asked = config.schedule
     for name in NAMES:
-        caps = [asked.in_flight] if asked.in_flight or name != "adaptive" else [0, 3 * ranks, 4 * ranks]
-        for cap in caps:
+        for cap in [asked.in_flight] if asked.in_flight else caps_of(name, ranks):
             try:
                 one = replace(asked, policy=name, in_flight=cap)
                 where = _cut(one, config, model, ranks)

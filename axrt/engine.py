@@ -244,12 +244,27 @@ class Engine:
             microbatches,
             unit="s",
             title=f"measured: {self._policy.name} on {self._placement.name} placement, {mesh.pipe} ranks, {microbatches} microbatches",
+            schedule=self._scheduled_as(),
             spans=self._trace.spans,
             pauses=self._trace.pauses,
         )
         with self._working():
             parts = self._reports.gathered(mine.to_json())
         return Timeline.merged([Timeline.from_json(part) for part in parts]) if parts else None
+
+    def _scheduled_as(self) -> dict[str, Any]:
+        of, mesh = self.schedule, self._mesh
+        return {
+            "name": of.policy,
+            "ranks": mesh.pipe,
+            "microbatches": of.microbatches,
+            "placement": self._placement.name,
+            "chunks": of.chunks,
+            "in_flight": of.in_flight,
+            "order": of.order,
+            "replicas": mesh.data,
+            "clips": self.config.optimizer.clip > 0,
+        }
 
     def broadcast(self, value: Any) -> Any:
         """What the main rank gives, on every rank; every rank calls it.

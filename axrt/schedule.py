@@ -1,7 +1,10 @@
 """What the settings of a schedule come to: a policy and a placement."""
 
 import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from axrt.config import Schedule
 from axrt.errors import ConfigError
@@ -38,6 +41,41 @@ def scheduled(
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
     return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
+
+
+class Candidate(NamedTuple):
+    """A schedule that fits: the policy's name, its cap (0: its own), and what they come to."""
+
+    name: str
+    in_flight: int
+    policy: Policy
+    placement: Placement
+
+
+def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False) -> Iterator[Candidate]:
+    """Every policy that fits so many ranks and microbatches, those that take a cap under several.
+
+    Args:
+        chunks: to be tried where the placement leaves the choice; 0 is its own.
+        thorough: more caps.
+    """
+    for name in NAMES:
+        for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
+            for count in chunks:
+                with suppress(ValueError):
+                    policy, where = scheduled(name, ranks, microbatches, chunks=count, in_flight=cap)
+                    yield Candidate(name, cap, policy, where)
+
+
+def caps_of(name: str, ranks: int) -> tuple[int, ...]:
+    """The caps that are worth a try."""
+    return (0, 3 * ranks, 4 * ranks) if name == "adaptive" else (0,)
+
+
+def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
+    """The caps from the least that a policy can do with to twice that."""
+    least = {"adaptive": 2 * ranks, "axonn": ranks}.get(name, 0)
+    return (0, *range(least + max(1, ranks // 2), 2 * least + 1, max(1, ranks // 2))) if least else (0,)
 
 
 def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:

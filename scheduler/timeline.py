@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from .task import ONCE_A_STEP, Kind, Task
 
@@ -42,6 +42,7 @@ class Timeline:
         ideal: what a rank must compute, by which utilisation is measured; 0 where nobody knows.
         unit: of time.
         title: what it is of.
+        schedule: of a run: what `axrt.schedule.scheduled` takes, and replicas, clips.
         spans: by start.
         pauses: where nothing could run.
     """
@@ -51,6 +52,7 @@ class Timeline:
     ideal: float = 0.0
     unit: str = ""
     title: str = ""
+    schedule: dict[str, Any] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 
@@ -142,6 +144,15 @@ class Timeline:
             if frees(span):
                 now[rank] -= of_stage(task.stage) + recomputed(task.stage)
         return most
+
+    def from_step(self, step: int) -> Self:
+        """The same without the steps before that one, from the start of its first task on."""
+        first = step * self.microbatches
+        spans = [span for span in self.spans if span.task.microbatch >= (step if span.task.kind in ONCE_A_STEP else first)]
+        zero = min(span.start for span in spans)
+        kept = [Span(rank, task, start - zero, end - zero) for rank, task, start, end in spans]
+        pauses = [Pause(rank, cause, max(start, zero) - zero, end - zero) for rank, cause, start, end in self.pauses if end > zero]
+        return replace(self, spans=kept, pauses=pauses)
 
     # Of several ranks, and on disk.
 

@@ -6,18 +6,22 @@ import sys
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from axrt.cli import likeness
+from axrt.cli.search import search
+from axrt.cli.search import show as show_search
 from axrt.launch import EXIT_BAD_CONFIG
 from axrt.observe.picture import draw
-from axrt.schedule import scheduled
+from axrt.schedule import Candidate, scheduled
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, Placement
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy
+from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.timeline import Timeline
@@ -43,9 +47,15 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 
 
 @click.command("simulate", short_help="Show what a schedule would do, or compare all.")
-@click.option("--policy", required=True, type=click.Choice([*NAMES, FIXED, "all"]), help="the rule; all: a table of those that fit")
-@click.option("--ranks", required=True, type=click.IntRange(1), help="of a pipeline")
-@click.option("--microbatches", required=True, type=click.IntRange(1), help="per step")
+@click.option("--policy", type=click.Choice([*NAMES, FIXED, "all"]), help="the rule; all: a table of those that fit")
+@click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
+@click.option("--microbatches", type=click.IntRange(1), help="per step")
+@click.option("--like", type=click.Path(path_type=Path), help="a run with a timeline: measured beside predicted, on costs fitted from it")
+@click.option("--search", "searches", is_flag=True, help="the best policy, placement, chunks and cap for these costs, and what bounds it")
+@click.option(
+    "--most-held", default=0.0, type=click.FloatRange(0), help="with --search: microbatches, of all its layers, that a rank may hold"
+)
+@click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
     "--placement", default="", type=click.Choice(["", *PLACEMENTS]), help="which rank holds which stage; the policy's own by default"
 )
@@ -67,6 +77,12 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option("--jitter", default=0.0, type=click.FloatRange(0, 3, clamp=False), help="sigma of a lognormal factor on every duration")
 @click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
 @click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
+@click.option(
+    "--recompute",
+    default="none",
+    show_default=True,
+    help="what of a stage runs forward again before its backward: none, full, stage-aware, stage-aware:SHARE",
+)
 @click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
 @click.option(
     "--linger",
@@ -86,15 +102,44 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--write-order", type=click.Path(path_type=Path, dir_okay=False), help="write the policy's order to a CSV file, for policy fixed"
 )
-def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: Any) -> None:
+@click.pass_context
+def simulate_command(
+    context: click.Context,
+    /,
+    policy: str | None,
+    like: Path | None,
+    what_if: bool,
+    searches: bool,
+    as_json: bool,
+    stash_mib: float,
+    **options: Any,
+) -> None:
     """Simulate a schedule with the rules that the runtime itself follows.
 
     \b
     axrt simulate --policy 1f1b --ranks 4 --microbatches 8
     axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
+    axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --most-held 8
+    axrt simulate --like runs/quickstart --what-if      after axrt train ... run.trace_steps=5
     """
+    most_held = options.pop("most_held")
+    if like or what_if:
+        _like(like, what_if, as_json, _given(context), options["picture"])
+        return
+    if not ((policy or searches) and options["ranks"] and options["microbatches"]):
+        _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
+    if (policy and searches) or (most_held and not searches):
+        _refuse("--search tries every policy, and --most-held narrows it; expected either --search or --policy")
     _check(options)
+    if searches:
+        _search(options, most_held, as_json)
+    elif policy:
+        _simulate(policy, as_json, stash_mib, options)
+
+
+def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, Any]) -> None:
+    """One policy, or all of them."""
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
         for name in (name for name, path in files.items() if path):
@@ -122,6 +167,45 @@ def simulate_command(policy: str, as_json: bool, stash_mib: float, **options: An
         _show(found, misfits)
 
 
+def _given(context: click.Context) -> set[str]:
+    """The options that were given."""
+    return {name for name in context.params if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+
+
+def _like(path: Path | None, what_if: bool, as_json: bool, given: set[str], picture: Path | None) -> None:
+    """Measured beside predicted."""
+    others = sorted(given - {"like", "what_if", "as_json", "picture"})
+    if path is None:
+        _refuse("--what-if compares with a run; expected --like RUN")
+    if others:
+        _refuse(f"--like takes all from the run; expected no --{others[0].replace('_', '-')}, only --what-if, --picture or --json")
+    try:
+        run = likeness.Run.read(path)
+        found, costs, line = likeness.compared(run)
+        tried = likeness.what_if(run, costs) if what_if else []
+    except ValueError as error:
+        _refuse(str(error))
+    _write(picture, lambda: draw(run.line, line))
+    if as_json:
+        click.echo(json.dumps({**found, "what_if": tried}, indent=1))
+    else:
+        likeness.show(found, tried, run)
+
+
+def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
+    def run(one: Candidate) -> tuple[Costs, Timeline]:
+        costs = _costs(one.policy, one.placement, options)
+        return costs, _run(one.policy, one.placement, costs, options)
+
+    found, least = search(options["ranks"], options["microbatches"], options["steps"], most_held, run)
+    if not found:
+        _refuse(f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; expected more, or more ranks")
+    if as_json:
+        click.echo(json.dumps({"found": [one.as_dict() for one in found], "least": least}, indent=1))
+    else:
+        show_search(found, least)
+
+
 def _check(options: dict[str, Any]) -> None:
     places = options["ranks"] * options["replicas"]
     for rank, _ in options["straggler"]:
@@ -129,6 +213,10 @@ def _check(options: dict[str, Any]) -> None:
             _refuse(f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}")
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
+    try:
+        most_recomputed(options["recompute"])
+    except ValueError as error:
+        _refuse(f"--recompute {error}")
     if options["hiccups"][0] > 1:
         _refuse(f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1")
 
@@ -144,8 +232,12 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         in_flight=options["in_flight"],
         order=options["order"],
     )
+    return rule, where, _run(rule, where, _costs(rule, where, options), options)
+
+
+def _costs(rule: Policy, where: Placement, options: dict[str, Any]) -> Costs:
     forward, back, weight = options["costs"]
-    costs = Costs(
+    return Costs(
         Work(forward, back, weight, sent=options["transfer"]),
         reduce=options["reduce_cost"],
         bucket=options["reduce_transfer"],
@@ -155,12 +247,16 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
+        recomputed=recomputed_shares(rule, where, options["microbatches"], most_recomputed(options["recompute"])),
         pieces=options["pieces"],
         linger=options["linger"],
         seed=options["seed"],
     )
+
+
+def _run(rule: Policy, where: Placement, costs: Costs, options: dict[str, Any]) -> Timeline:
     run = {name: options[name] for name in ("steps", "replicas", "barrier")}
-    return rule, where, simulate(where, rule, options["microbatches"], costs, clips=options["clip"], **run)
+    return simulate(where, rule, options["microbatches"], costs, clips=options["clip"], **run)
 
 
 def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
@@ -174,7 +270,7 @@ def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, 
         "span": line.span,
         "stash": line.in_flight,
         "stash_weight": line.held,
-        "stash_mib": [held * stash_mib / where.chunks for held in line.held],
+        "stash_mib": [held * stash_mib * where.share for held in line.held],
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
@@ -218,6 +314,6 @@ def _write(path: Path | None, made: Callable[[], str]) -> None:
         _refuse(f"{path}: {error.strerror}; expected a file that can be written")
 
 
-def _refuse(text: str) -> None:
+def _refuse(text: str) -> NoReturn:
     click.echo(f"axrt: {text}", err=True)
     sys.exit(EXIT_BAD_CONFIG)

@@ -1,6 +1,6 @@
-"""A timeline as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below each row; SVG, light and dark."""
+"""Timelines as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below each row; SVG, light and dark."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from math import floor, log10
 from statistics import median
@@ -12,9 +12,10 @@ from axrt.scheduler.timeline import Span, Timeline
 _ROW, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 12, 8, 64, 10, 44
 _NARROWEST, _WIDEST = 1400, 8000
 _THIN = 4  # a box with less has no room for an edge
-_CLASS = {Kind.FORWARD: "f", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
+_CLASS = {Kind.FORWARD: "f", Kind.RECOMPUTE: "c", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
 _NAMES = (
     ("f", "forward"),
+    ("c", "recomputed forward"),
     ("b", "backward"),
     ("i", "input gradient"),
     ("w", "weight gradient"),
@@ -22,34 +23,42 @@ _NAMES = (
 )
 _STYLE = """
 text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}.t{font-size:13px;font-weight:bold}
-.f{fill:#3b6fb6}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
-rect.f,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
+.f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
+rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}.r{fill:#24272d}
-rect.f,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
+rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
 
-def draw(line: Timeline) -> str:
-    """The picture of a timeline; microbatches are numbered within their step."""
-    width = _width(line)
-    scale = (width - _LEFT - _RIGHT) / line.makespan
-    height = _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<style>{_STYLE}</style>",
-        f'<text class="t" x="8" y="16">{escape(line.title)}</text>',
-        *_legend(line),
-    ]
+def draw(*lines: Timeline) -> str:
+    """The picture of timelines, one above the other on one scale of time; microbatches are numbered within their step."""
+    width, longest = max(map(_width, lines)), max(line.makespan for line in lines)
+    scale = (width - _LEFT - _RIGHT) / longest
+    panels, bottom = [], 0
+    for line in lines:
+        panels += [f'<g transform="translate(0,{bottom})">', *_panel(line, scale, width), "</g>"]
+        bottom += _height(line)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" width="{width}" height="{bottom}">'
+    return "\n".join([head, f"<style>{_STYLE}</style>", *panels, "</svg>\n"])
+
+
+def _height(line: Timeline) -> int:
+    return _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 24
+
+
+def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
+    yield f'<text class="t" x="8" y="16">{escape(line.title)}</text>'
+    yield from _legend(line)
     spans = sorted(line.computing(), key=lambda span: (span.rank, span.start))
     most = max(1, *line.held)
     for rank, of_rank in groupby(spans, key=lambda span: span.rank):
         mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
         shallowest = min(span.task.stage for span in mine)
-        parts.append(f'<text x="8" y="{top + 15}">rank {rank}</text>')
-        parts.append(f'<rect class="r" x="{_LEFT}" y="{top}" width="{width - _LEFT - _RIGHT}" height="{_ROW}"/>')
-        parts += [_box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine]
-        parts.append(_held(line, mine, top + _ROW + _STRIP, scale, most))
-    return "\n".join([*parts, *_axis(line, scale, width, height), "</svg>\n"])
+        yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
+        yield f'<rect class="r" x="{_LEFT}" y="{top}" width="{width - _LEFT - _RIGHT}" height="{_ROW}"/>'
+        yield from (_box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine)
+        yield _held(line, mine, top + _ROW + _STRIP, scale, most)
+    yield from _axis(line, scale, width, _height(line))
 
 
 def _width(line: Timeline) -> int:

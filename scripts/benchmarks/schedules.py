@@ -8,10 +8,15 @@ from typing import Any
 import click
 
 from axrt.schedule import scheduled
+from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.timeline import Timeline
 
-POLICIES = ("gpipe", "1f1b", "axonn", "eager-1f1b", "breadth-first", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "adaptive")
+POLICIES = (
+    *("gpipe", "1f1b", "axonn", "eager-1f1b", "merak", "varuna", "chimera", "breadth-first", "interleaved-1f1b", "zb-h1", "interleaved-zb"),
+    *("v-min", "v-half", "zb-h2", "dualpipe", "dualpipe-v", "zb-v", "adaptive"),
+)
+RECOMPUTING = ("gpipe", "1f1b", "eager-1f1b", "merak", "varuna", "zb-h1", "zb-v")
 STEPS, SEEDS = 8, 5
 GPT = Work(1.0, 1.26, 0.78)  # what scripts/bench_backward finds for a block, in forwards
 CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -45,8 +50,8 @@ def published(ranks: int) -> None:
     print("| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|")
     for label, name, cap in rows(ranks):
         line, far = ran(name, cap, ranks, Costs()), ran(name, cap, ranks, Costs(edge=Edge(latency=0.25)))
-        chunks = scheduled(name, ranks, 2 * ranks, in_flight=cap)[1].chunks
-        stash = f"{max(line.in_flight) / chunks:g} | {max(line.held) / chunks:g}"
+        share = scheduled(name, ranks, 2 * ranks, in_flight=cap)[1].share
+        stash = f"{max(line.in_flight) * share:g} | {max(line.held) * share:g}"
         print(f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |", flush=True)
 
 
@@ -78,7 +83,17 @@ def speed(ranks: int) -> None:
         print(f"| {name} | {tasks:,} | {tasks / (time.perf_counter() - began):,.0f} |")
 
 
-TABLES: dict[str, Callable[[int], None]] = {"published": published, "varied": varied, "speed": speed}
+def recomputed(ranks: int) -> None:
+    """Eight steps in which every forward whose stage holds more than one microbatch runs again."""
+    shown = {name: CONDITIONS[name] for name in ("steady", "jitter 0.5", "latency 0.25")}
+    print("| policy | " + " | ".join(shown) + " |\n|---|" + "---|" * len(shown))
+    for name in RECOMPUTING:
+        again = recomputed_shares(*scheduled(name, ranks, 2 * ranks), 2 * ranks)
+        values = [utilisation(name, 0, ranks, {**costs, "recomputed": again}, clips) for costs, clips in shown.values()]
+        print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |", flush=True)
+
+
+TABLES: dict[str, Callable[[int], None]] = {"published": published, "varied": varied, "recomputed": recomputed, "speed": speed}
 
 
 @click.command()
@@ -86,7 +101,12 @@ TABLES: dict[str, Callable[[int], None]] = {"published": published, "varied": va
     "--ranks", default=(4, 8, 16), multiple=True, type=click.IntRange(3), help="with twice as many microbatches; may be given again"
 )
 @click.option(
-    "--table", "wanted", default=("published", "varied"), multiple=True, type=click.Choice(list(TABLES)), help="which; may be given again"
+    "--table",
+    "wanted",
+    default=("published", "varied", "recomputed"),
+    multiple=True,
+    type=click.Choice(list(TABLES)),
+    help="which; may be given again",
 )
 def main(ranks: tuple[int, ...], wanted: tuple[str, ...]) -> None:
     """Print the tables for each number of ranks."""

@@ -9,7 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
-from axrt.scheduler.policies import NAMES
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.simulator import Costs, Edge, Work
+from axrt.scheduler.simulator import simulate as simulated
 
 
 def simulate(*arguments: str) -> Result:
@@ -140,3 +143,94 @@ def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], text: 
     result = simulate(*arguments)
     assert result.exit_code == 2
     assert text in result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `axrt train` leaves it."""
+    directory = tmp_path_factory.mktemp("run")
+    policy, costs = named("1f1b"), Costs((Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3)), edge=Edge(1e-4))
+    line = simulated(Linear(2), policy, 8, costs, steps=4).from_step(1)
+    line.schedule = {"name": "1f1b", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
+    line.schedule |= {"replicas": 1, "clips": False}
+    (directory / "timeline.json").write_text(line.to_json())
+    return directory
+
+
+def test_predicted_beside_measured(run: Path, tmp_path: Path) -> None:
+    result = simulate("--like", str(run), "--picture", str(tmp_path / "both.svg"))
+    assert result.exit_code == 0, result.output
+    found = json.loads(simulate("--like", str(run), "--json").output)
+    measured, predicted = found["measured"], found["predicted"]
+    assert predicted["step"] == pytest.approx(measured["step"], rel=0.01)
+    assert predicted["time"] == pytest.approx(measured["time"], rel=0.01)
+    assert predicted["held"] == measured["held"] == [2, 1]
+    for cause, of_ranks in measured["idle_by_cause"].items():
+        assert predicted["idle_by_cause"][cause] == pytest.approx(of_ranks, abs=0.1 * measured["step"])
+    assert found["fitted"]["latency"] == pytest.approx(1e-4)
+    assert f"a step took {1e3 * measured['step']:.2f} ms" in result.output
+    picture = (tmp_path / "both.svg").read_text()
+    assert picture.count("<g ") == 2
+    assert "predicted: 1f1b on linear placement" in picture
+    assert picture.count("<title>F0.8</title>") == 2, "one above the other"
+
+
+def test_what_other_schedules_would_have_done(run: Path) -> None:
+    result = simulate("--like", str(run), "--what-if")
+    assert result.exit_code == 0, result.output
+    assert "half of each is taken to be the weight gradient" in result.output
+    found = json.loads(simulate("--like", str(run), "--what-if", "--json").output)["what_if"]
+    assert [one["step"] for one in found] == sorted(one["step"] for one in found)
+    this = next(one for one in found if one["is_this_run"])
+    assert (this["policy"], this["faster"], this["held"]) == ("1f1b", 1.0, 2.0)
+    assert found[0]["faster"] > 1.2, "one that splits backwards, and cuts the model evenly"
+    assert {one["policy"] for one in found} == set(NAMES)
+    assert f"{found[0]['policy']} would be {found[0]['faster']:.3f} times as fast" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--like", "nowhere"), "nowhere: No such file or directory; expected a run that was traced: axrt train ... run.trace_steps=5"),
+        (("--what-if",), "--what-if compares with a run; expected --like RUN"),
+        (("--like", "nowhere", "--ranks", "4"), "--like takes all from the run; expected no --ranks"),
+        (("--ranks", "4"), "expected --policy or --search, with --ranks and --microbatches; or --like RUN"),
+        (("--search", "--policy", "1f1b", "--ranks", "4", "--microbatches", "8"), "expected either --search or --policy"),
+        (("--search", "--ranks", "4", "--microbatches", "8", "--most-held", "0.1"), "no schedule on 4 ranks holds so little"),
+        (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "half"), "--recompute 'half'; expected 'none'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_a_word(arguments: tuple[str, ...], text: str) -> None:
+    result = simulate(*arguments)
+    assert result.exit_code == 2
+    assert text in result.output
+
+
+def test_a_timeline_that_does_not_say_of_what_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "of.json"
+    assert simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--timeline", str(file)).exit_code == 0
+    result = simulate("--like", str(file))
+    assert result.exit_code == 2
+    assert "does not say which schedule it is of; expected the timeline of a run" in result.output
+
+
+def test_the_search_says_how_far_the_best_is_from_the_bound() -> None:
+    case = ("--search", "--ranks", "4", "--microbatches", "8")
+    found = json.loads(simulate(*case, "--json").output)
+    first, least = found["found"][0], found["least"]
+    assert (first["policy"], first["chunks"], first["makespan"], first["least"]) == ("interleaved-zb", 4, 24.75, 24.75)
+    assert least <= min(one["makespan"] for one in found["found"])
+    assert [one["makespan"] for one in found["found"]] == sorted(one["makespan"] for one in found["found"])
+    little = json.loads(simulate(*case, "--most-held", "2", "--json").output)["found"]
+    assert {one["policy"] for one in little} == {"v-min"}
+    assert len(found["found"]) > len(NAMES), "several caps and chunks of some"
+    shown = simulate(*case, "--latency", "0.1", "--most-held", "4")
+    assert shown.exit_code == 0
+    assert "No schedule on its placement can take less than" in shown.output
+
+
+def test_recomputation_takes_a_forward_more() -> None:
+    case = ("--policy", "gpipe", "--ranks", "4", "--microbatches", "8", "--json")
+    plain, again = (json.loads(simulate(*case, *more).output) for more in ((), ("--recompute", "full")))
+    assert again["makespan"] > plain["makespan"]
+    assert again["tasks"] == plain["tasks"] * 3 // 2

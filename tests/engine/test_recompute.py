@@ -56,8 +56,8 @@ def test_structured_activations_and_layers_that_work_in_place() -> None:
     assert on_ranks(3, "full", "gpipe", motley, MOTLEY_BATCHES) == train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
 
     def in_place() -> axrt.PipelineModule:
-        linear, relu = axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(nn.ReLU, inplace=True)
-        layers = [axrt.LayerSpec(Block, 16), linear, relu, axrt.LayerSpec(nn.Linear, 16, 5)]
+        linear, leaky = axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(nn.LeakyReLU, 0.1, inplace=True)
+        layers = [axrt.LayerSpec(Block, 16), linear, leaky, axrt.LayerSpec(nn.Linear, 16, 5)]
         return axrt.PipelineModule(layers, functional.cross_entropy)
 
     whole = {"parallel": {"partition": [0, 2, 4]}}  # the second stage begins with one that works in place

@@ -1,0 +1,117 @@
+"""Costs taken from a timeline are those that it was made with; and what no schedule can beat."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from axrt.scheduler.bound import least_makespan
+from axrt.scheduler.fit import fitted, recut
+from axrt.scheduler.placement import Bidirectional, Linear, Vee
+from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.timeline import Pause, Span, Timeline
+
+from .test_policies import fitting
+
+WORK = (Work(1, 2, 0.5), Work(2, 1, 1), Work(1, 1, 2), Work(1.5, 1, 1))
+
+
+def test_a_simulated_run_gives_its_costs_back() -> None:
+    costs = Costs(WORK, edge=Edge(0.25), step=0.3, recomputed={0: 0.5, 1: 1.0}, pieces=3)
+    found = fitted(simulate(Linear(4), named("zb-h1"), 8, costs, steps=3), Linear(4))
+    for stage, work in enumerate(WORK):
+        assert found.of_stage(Linear(4), stage)[:3] == pytest.approx(work[:3])
+    assert (found.edge.latency, found.step, found.pieces, found.task) == pytest.approx((0.25, 0.3, 3, 0.0))
+    assert found.recomputed == pytest.approx({0: 0.5, 1: 1.0})
+    assert found.jitter == pytest.approx(0.0, abs=1e-6)
+
+
+def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
+    line = simulate(Linear(4), named("1f1b"), 16, Costs(WORK, jitter=0.3, seed=1), steps=8)
+    found = fitted(line, Linear(4))
+    assert found.jitter == pytest.approx(0.3, rel=0.1)
+    for stage, work in enumerate(WORK):
+        forward, back, weight, _ = found.of_stage(Linear(4), stage)
+        assert back == weight
+        assert forward == pytest.approx(work.forward, rel=0.15)
+        assert back + weight == pytest.approx(work.input + work.weight, rel=0.15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_fitted_predicts_the_run_it_is_from(name: str) -> None:
+    policy = named(name)
+    placement, microbatches = fitting(policy, 4, 8, 2)
+    work = tuple(Work(1 + 0.1 * stage, 1.2, 0.8) for stage in range(placement.stages))
+    whole = simulate(placement, policy, microbatches, Costs(work, edge=Edge(0.1), step=0.2), steps=4).from_step(1)
+    again = simulate(placement, policy, microbatches, fitted(whole, placement), steps=4).from_step(1)
+    assert again.makespan == pytest.approx(whole.makespan, rel=0.02)
+    assert again.held == whole.held
+
+
+def test_the_loop_is_what_lies_between_tasks_and_a_message_what_its_receiver_waits_beyond_that() -> None:
+    def span(rank: int, text: str, start: float, end: float) -> Span:
+        return Span(rank, Task.parse(text), start, end)
+
+    spans = [
+        *(span(0, "F0.0", 0, 10), span(0, "F0.1", 11, 21), span(0, "B0.0", 44, 64), span(0, "B0.1", 74, 94)),
+        *(span(1, "F1.0", 13, 23), span(1, "B1.0", 24, 41), span(1, "F1.1", 42, 52), span(1, "B1.1", 53, 71)),
+    ]
+    pauses = [Pause(0, "input", 21.5, 44), Pause(0, "input", 64.5, 74), Pause(1, "input", 0, 13)]
+    found = fitted(Timeline(2, 2, spans=sorted(spans, key=lambda one: one.start), pauses=pauses), Linear(2))
+    assert found.task == 1
+    assert found.edge.latency == 3 - 1  # twice 3 after the end of what was waited for, once 3: F1.0, B0.0, B0.1
+
+
+def test_steps_are_cut_out_with_their_pauses() -> None:
+    line = simulate(Linear(2), named("1f1b"), 4, Costs(step=1.0, edge=Edge(0.5)), steps=3)
+    rest = line.from_step(1)
+    assert {span.task.microbatch // 4 for span in rest.computing()} == {1, 2}
+    assert {span.task.microbatch for span in rest.spans if span.task.kind is Kind.STEP} == {1, 2}
+    assert min(span.start for span in rest.spans) == 0
+    assert all(pause.start >= 0 and pause.end > pause.start for pause in rest.pauses)
+    assert rest.makespan < line.makespan
+
+
+def test_a_timeline_without_a_stage_is_refused() -> None:
+    line = simulate(Linear(2), named("1f1b"), 4, Costs())
+    with pytest.raises(ValueError, match=r"no forwards and backwards of stages \[2, 3\]"):
+        fitted(line, Vee(2))
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 9)] * 3), min_size=1, max_size=9), st.integers(1, 16))
+def test_a_model_cut_otherwise_costs_the_same(work: list[tuple[float, float, float]], stages: int) -> None:
+    again = recut([Work(*one) for one in work], stages)
+    assert len(again) == stages
+    for kind in range(3):
+        assert sum(of[kind] for of in again) == pytest.approx(sum(of[kind] for of in work))
+    assert recut([Work(*one) for one in work], len(work)) == tuple(pytest.approx(Work(*one)) for one in work)
+
+
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 6),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.tuples(st.floats(0.1, 3), st.floats(0.1, 3), st.floats(0.1, 3)),
+    st.floats(0, 1),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_schedule_beats_the_bound(
+    name: str, ranks: int, microbatches: int, steps: int, work: tuple[float, float, float], latency: float, again: bool
+) -> None:
+    policy = named(name)
+    placement, microbatches = fitting(policy, ranks, microbatches, 2)
+    costs = Costs(Work(*work), edge=Edge(latency), recomputed=dict.fromkeys(range(placement.stages), 0.5) if again else {})
+    assert (
+        simulate(placement, policy, microbatches, costs, steps=steps).makespan
+        >= least_makespan(placement, costs, microbatches, steps) - 1e-9
+    )
+
+
+def test_the_bound_is_met_where_nothing_can_be_better() -> None:
+    assert least_makespan(Linear(1), Costs(), 8) == 24 == simulate(Linear(1), named("1f1b"), 8, Costs()).makespan
+    assert least_makespan(Vee(4), Costs(), 8) == 24 + 1.5  # rank 3 waits for three half forwards
+    assert least_makespan(Bidirectional(4), Costs(), 8) == 25  # ranks 1 and 2 wait for one forward
+    assert simulate(Bidirectional(4), named("dualpipe"), 8, Costs()).makespan == 25
