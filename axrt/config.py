@@ -116,7 +116,7 @@ class Schedule(_Section):
     global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
     in_flight: int = _key(
         0,
-        "cap on the microbatches (of a stage each) that a rank holds, for policies axonn, adaptive and fixed; 0 = the policy's own",
+        "cap on the microbatches (of a stage each) that a rank holds, for adaptive, axonn, dualpipe-v and fixed; 0 = the policy's own",
         least=0,
     )
     order: str = _key("", "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan")

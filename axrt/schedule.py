@@ -69,12 +69,12 @@ def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thor
 
 def caps_of(name: str, ranks: int) -> tuple[int, ...]:
     """The caps that are worth a try."""
-    return (0, 3 * ranks, 4 * ranks) if name == "adaptive" else (0,)
+    return (0, 3 * ranks, 4 * ranks) if name in ("adaptive", "dualpipe-v") else (0,)
 
 
 def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
     """The caps from the least that a policy can do with to twice that."""
-    least = {"adaptive": 2 * ranks, "axonn": ranks}.get(name, 0)
+    least = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
     return (0, *range(least + max(1, ranks // 2), 2 * least + 1, max(1, ranks // 2))) if least else (0,)
 
 

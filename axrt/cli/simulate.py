@@ -60,7 +60,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
     "--placement", default="", type=click.Choice(["", *PLACEMENTS]), help="which rank holds which stage; the policy's own by default"
 )
 @click.option("--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped")
-@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive, axonn and fixed")
+@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive, axonn, dualpipe-v and fixed")
 @click.option("--order", default="", help="for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the plan")
 @click.option(
     "--costs", default=(1.0, 1.0, 1.0), type=_Numbers(3, ","), help="forward, input and weight gradient of a rank; a chunk's is 1/v"

@@ -20,7 +20,6 @@ _PLAIN = (
     BreadthFirst(),
     Chimera(),
     DualPipe(),
-    DualPipeV(),
     EagerOneForwardOneBackward(),
     GPipe(),
     Interleaved(),
@@ -33,7 +32,7 @@ _PLAIN = (
     ZeroBubbleH2(),
     ZeroBubbleV(),
 )
-_CAPPED = (Adaptive, AxoNN)
+_CAPPED = (Adaptive, AxoNN, DualPipeV)
 CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take in_flight
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
 

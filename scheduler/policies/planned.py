@@ -28,7 +28,8 @@ def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
 
 
 def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
-    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer than slack are, and backwards for room.
+    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer than slack are, and backwards for room,
+    or, where there is slack, while a backward is due: then they take no forward's place.
 
     Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
     """
@@ -42,7 +43,9 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     a_weight_gradient_waits = view.held > view.in_flight
     if slack is None or a_weight_gradient_waits:
         return False
-    return _forwards_ahead(plan, due, view) < slack if is_forward else view.held >= cap
+    if is_forward:
+        return _forwards_ahead(plan, due, view) < slack
+    return view.held >= cap or (slack > 0 and plan.kind_at(due) is not Kind.FORWARD)
 
 
 def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
@@ -119,7 +122,8 @@ def _v_min(view: View) -> Plan:
 class Adaptive(Policy):
     """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
 
-    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where there is none.
+    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where there is none, or,
+    with a cap above 2p, while another input gradient is due.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """

@@ -12,12 +12,13 @@ _FORWARD_FIRST = {Kind.FORWARD: 0, Kind.INPUT: 1, Kind.WEIGHT: 2}
 
 @dataclass(frozen=True, slots=True)
 class DualPipeV(Policy):
-    """Forwards before input gradients before weight gradients, the deepest stage first.
+    """Forwards before input gradients before weight gradients, the deepest stage first: whatever is ready runs, up to a cap.
 
-    Bound: 2p + 1, in flight and held.
+    Bound: `cap`, in flight and held.
     Source: the V-shaped cut of DualPipe, published with it by DeepSeek-AI, 2025 ("cut in half": one copy of the weights).
     """
 
+    cap: int = 0  # chunks held; never less than 2p + 1
     name = "dualpipe-v"
     splits = True
     placements = ("vee",)
@@ -26,10 +27,13 @@ class DualPipeV(Policy):
         return (_FORWARD_FIRST[task.kind], -task.stage, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or has_room(task, view, 2 * view.ranks + 1)
+        return task.kind is not Kind.FORWARD or has_room(task, view, self._cap(view.ranks))
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
-        return Bounds(2 * placement.ranks + 1, 2 * placement.ranks + 1)
+        return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
+
+    def _cap(self, ranks: int) -> int:
+        return max(self.cap, 2 * ranks + 1)
 
 
 @dataclass(frozen=True, slots=True)

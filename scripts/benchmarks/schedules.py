@@ -26,6 +26,7 @@ CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "one rank 1.3x": ({"stragglers": {2: 1.3}}, False),
     "3 % of 6x": ({"hiccups": (0.03, 6.0)}, False),
     "latency 0.25": ({"edge": Edge(latency=0.25)}, False),
+    "latency 1": ({"edge": Edge(latency=1.0)}, False),
     "GPT": ({"work": GPT, "edge": Edge(latency=0.02), "task": 0.01, "jitter": 0.1}, False),
     "clip": ({}, True),
     "clip, jitter 0.5": ({"jitter": 0.5}, True),
@@ -34,10 +35,8 @@ CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
 
 def rows(ranks: int) -> list[tuple[str, str, int]]:
     """Label, policy, cap."""
-    return [(name, name, 0) for name in POLICIES] + [
-        ("adaptive, 3p held", "adaptive", 3 * ranks),
-        ("adaptive, 4p held", "adaptive", 4 * ranks),
-    ]
+    more = [(f"{name}, {times}p held", name, times * ranks) for name in ("dualpipe-v", "adaptive") for times in (3, 4)]
+    return [(name, name, 0) for name in POLICIES] + more
 
 
 def ran(name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False) -> Timeline:

@@ -149,7 +149,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     recomputes: int,
     seed: int,
 ) -> None:
-    policy = named(name, in_flight if name == "axonn" else 2 * ranks + in_flight if name == "adaptive" else 0)
+    policy = named(name, in_flight if name == "axonn" else 2 * ranks + in_flight if name in ("adaptive", "dualpipe-v") else 0)
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     replicas = min(replicas, 9 // ranks + 1)
     pipeline = Pipeline(
@@ -224,7 +224,7 @@ def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -
     assert [named(name).name for name in NAMES] == list(NAMES)
     with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, adaptive, axonn"):
         named("1f2b")
-    with pytest.raises(ValueError, match="in_flight = 3 needs policy adaptive or axonn"):
+    with pytest.raises(ValueError, match="in_flight = 3 needs policy adaptive or axonn or dualpipe-v or fixed"):
         named("gpipe", in_flight=3)
 
 
