@@ -20,6 +20,7 @@ from axrt.transport.staging import Direct, Ready, Staged
 from tests.engine.models import motley, perceptron, small_gpt
 from tests.engine.reference import (
     ONE_PIPE,
+    TWO_PIPES,
     Outcome,
     adamw,
     configured,
@@ -40,7 +41,11 @@ MICROBATCHES, STEPS = 12, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 TOKEN_BATCHES = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
-_SIZES: dict[str, tuple[int, ...]] = {"bits_of_every_policy": (1, 2, 3, 4), "replicas_have_the_bits_of_a_world_in_one_process": (2, 3, 4)}
+_SIZES: dict[str, tuple[int, ...]] = {
+    "bits_of_every_policy": (1, 2, 3, 4),
+    "replicas_have_the_bits_of_a_world_in_one_process": (2, 3, 4),
+    "two_pipes_have_the_bits_of_a_world_in_one_process": (2, 4),
+}
 
 
 def names(size: int) -> list[str]:
@@ -225,8 +230,8 @@ def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
     engine.close()
 
 
-def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policy: str) -> Outcome:
-    config = configured(MICROBATCHES, schedule={"policy": policy})
+def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policy: str, **sections: Any) -> Outcome:
+    config = configured(MICROBATCHES, schedule={"policy": policy}, **sections)
     transport = MpiTransport(comm)
     return together(comm.allgather(train_on_a_rank(transport, model(), batches, STEPS, config)))
 
@@ -237,6 +242,19 @@ def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
     for policy in ONE_PIPE:
         assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, policy
         assert trained(comm, small_gpt, TOKEN_BATCHES, policy) == reference, f"{policy}, again"
+
+
+def case_recomputation_has_the_bits(comm: "MPI.Comm") -> None:
+    reference = train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
+    for policy in ("merak", "varuna", "zb-v"):
+        assert trained(comm, small_gpt, TOKEN_BATCHES, policy, memory={"recompute": "full"}) == reference, policy
+
+
+def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
+    for policy in TWO_PIPES:
+        config = configured(MICROBATCHES, schedule={"policy": policy}, optimizer={"clip": 0.5})
+        here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config))  # noqa: B023
+        assert comm.allgather(train_on_a_rank(MpiTransport(comm), small_gpt(), TOKEN_BATCHES, STEPS, config)) == here, policy
 
 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
