@@ -34,7 +34,7 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
-_DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear"}  # measured: docs/performance.md
+_DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear", "dualpipe": "bidirectional"}  # measured: docs/performance.md
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
 

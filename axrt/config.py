@@ -164,7 +164,7 @@ class Memory(_Section):
         try:
             most_recomputed(self.recompute)
         except ValueError as error:
-            raise ConfigError(f"memory.recompute = {error}") from None
+            raise ConfigError(f"memory.recompute = {error}; or a number of layers") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,6 +264,7 @@ class Engine:
             "order": of.order,
             "replicas": mesh.data,
             "clips": self.config.optimizer.clip > 0,
+            "recompute": self.config.memory.recompute,
         }
 
     def broadcast(self, value: Any) -> Any:
@@ -449,8 +450,7 @@ class Engine:
         return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
 
     def _rank_of(self, pipe: int, stage: int) -> int:
-        replica, of_replica = divmod(pipe, self._placement.pipes)
-        return self._mesh.rank_of(replica, self._placement.rank_of(stage, of_replica))
+        return self._mesh.rank_of(*self._placement.place_of(pipe, stage))
 
     def _ranks_of_replica(self, replica: int) -> list[int]:
         return [self._mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._mesh.pipe)]

@@ -2,7 +2,7 @@
 
     finish   compute says which tasks have ended: hands settle, brain says what follows, parcels leave
     hear     parcels that have arrived: hands keep the payload, brain hears what became true
-    read     the reader's microbatch, when the brain wants one: the same
+    read     the reader's microbatch, one for each pipe, when the brain wants one: the same
     start    brain picks and counts, compute starts the hands on it
 
 Everything that has arrived is heard before anything is picked; nothing here decides. Observers are told of
@@ -188,11 +188,13 @@ class Loop:
         session.hands.put(message, payload)
 
     def _read(self, session: Session) -> bool:
-        number = session.state.microbatch_to_read()
-        if number is None:
-            return False
-        for message, payload in session.reader(number):
-            self.post(session, message, payload)
+        """One for each pipe: what starts here next may take long, and the other pipe begins on a rank that may have nothing else."""
+        for read in range(session.state.placement.pipes):
+            number = session.state.microbatch_to_read()
+            if number is None:
+                return read > 0
+            for message, payload in session.reader(number):
+                self.post(session, message, payload)
         return True
 
     def _start(self, session: Session) -> bool:

@@ -95,7 +95,7 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
             task = Task.parse(word)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-        if task.kind in ONCE_A_STEP or task.part:
+        if task.kind in ONCE_A_STEP or task.kind is Kind.RECOMPUTE or task.part:
             raise ValueError(f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)")
         yield task
 

@@ -41,6 +41,11 @@ class Placement(Protocol):
         """Which pipe it is of which the rank holds the stage."""
         return 0
 
+    def place_of(self, pipe: int, stage: int) -> tuple[int, int]:
+        """The replica, and the rank in it, that hold a stage of a pipe; numbered over all replicas."""
+        replica, of_replica = divmod(pipe, self.pipes)
+        return replica, self.rank_of(stage, of_replica)
+
     @property
     def share(self) -> float:
         """What part of a rank's work on a microbatch, evenly divided, a stage does."""

@@ -49,8 +49,6 @@ def most_recomputed(recompute: str | int) -> float:
     if recompute in known:
         return known[str(recompute)]
     word, _, share = str(recompute).partition(":")
-    if word == "stage-aware" and share.replace(".", "", 1).isdigit() and 0 <= float(share) <= 1:
+    if word == "stage-aware" and share.isascii() and share.replace(".", "", 1).isdigit() and 0 <= float(share) <= 1:
         return float(share)
-    raise ValueError(
-        f"{recompute!r}; expected 'none', 'full', 'stage-aware', 'stage-aware:SHARE' with a share of 0 to 1, or a number of layers"
-    )
+    raise ValueError(f"{recompute!r}; expected 'none', 'full', 'stage-aware', or 'stage-aware:SHARE' with a share of 0 to 1")

@@ -64,6 +64,7 @@ UNLIMITED = sys.maxsize
 CAUSES = INPUT, ROOM, END = "input", "room", "end"  # why a rank is idle: nothing has come, the policy says no, nothing is left
 _A_PIECE: list[Message] = []  # what follows from a piece that is not the last
 _FOR_THE_HOST = frozenset({Meaning.LOSS, Meaning.NORM})
+_FILLERS = frozenset({Kind.RECOMPUTE, Kind.WEIGHT})  # what nobody waits for
 _URGENCY = {Kind.REDUCE: 0, Kind.NORM: 1, Kind.VOTE: 2, Kind.STEP: 3}  # first what others wait for
 
 
@@ -220,14 +221,14 @@ class RankState:
         return self.trains and self.end is not None and self.end < self.asked
 
     def microbatch_to_read(self) -> int | None:
-        """The number that this rank's reader should read now: one ahead of stage 0, within the step that is open there.
+        """The number that this rank's reader should read now, within the step that is open at stage 0: one ahead of that stage.
 
-        Of two pipes only one begins here. So that the other never waits for this one, what it needs is read a round of the ranks ahead.
+        Of two pipes only one begins here, and the other is never to wait for this one: a whole step is read ahead.
         """
         if self.rank != self.placement.rank_of(0) or self.end is not None:
             return None
         read = min(lane.count[meaning] for lane, meaning in self._read)
-        lane, ahead = self.lanes[0], 1 if self.placement.pipes == 1 else self.ranks
+        lane, ahead = self.lanes[0], 1 if self.placement.pipes == 1 else self.microbatches
         return read if read < min(lane.count[Kind.FORWARD] + ahead, self.asked, lane.count[Gate.WEIGHTS]) else None
 
     def is_here(self, message: Message) -> bool:
@@ -236,7 +237,7 @@ class RankState:
 
     def place_of(self, message: Message) -> Place:
         """Which rank a message is for."""
-        return self._place(message.pipe, message.stage)
+        return Place(*self.placement.place_of(message.pipe, message.stage))
 
     def deliver(self, message: Message) -> None:
         """Take in what became true elsewhere."""
@@ -269,7 +270,7 @@ class RankState:
 
     def why_idle(self) -> str:
         """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
-        if any(self.lanes[stage].is_ready(kind) for stage, kinds in self._kinds.items() for kind in kinds if kind is not Kind.WEIGHT):
+        if any(self.lanes[stage].is_ready(kind) for stage, kinds in self._kinds.items() for kind in kinds if kind not in _FILLERS):
             return ROOM
         return END if self.finished else INPUT
 
@@ -324,7 +325,7 @@ class RankState:
             for kind in self._kinds[stage]:
                 head = _head(lane, stage, kind)
                 if head.microbatch < wanted:
-                    lacks += self._lacks(lane, head) or ([] if self._admits(head) else [Lack(head, "room", None)])
+                    lacks += self._lacks(lane, head) or ([] if kind in _FILLERS or self._admits(head) else [Lack(head, "room", None)])
             lacks += [
                 lack
                 for of, head in self._once_a_step(stage)
@@ -423,7 +424,7 @@ class RankState:
             lane = self.lanes[stage]
             is_wanted = stage == self.placement.stages - 1 or lane.count[Meaning.GRADIENT] > number
             return (1, *self.policy.key(Task(self._back, stage, number), self)) if is_wanted else (2, number, -stage)
-        return (3 if kind is Kind.WEIGHT else 1, *self.policy.key(task, self))
+        return (3 if kind is Kind.WEIGHT else 1, *self.policy.key(task, self))  # last: nobody waits for it
 
     # What follows.
 
@@ -470,10 +471,6 @@ class RankState:
     def _to_holders(self, meaning: Meaning, stage: int, bucket: int, step: int) -> list[Message]:
         return to_holders(meaning, self.holders[stage][bucket], Holder(self.pipe_of[stage], stage, bucket), step)
 
-    def _place(self, pipe: int, stage: int) -> Place:
-        replica, of_replica = divmod(pipe, self.placement.pipes)
-        return Place(replica, self.placement.rank_of(stage, of_replica))
-
     # Refusals.
 
     def _lacks(self, lane: Lane, head: Task) -> list[Lack]:
@@ -498,7 +495,7 @@ class RankState:
             pipe, stage = (pipe, stage - 1) if stage > 0 else reader
         elif need.counter is Meaning.GRADIENT:
             stage += 1
-        place = self._place(pipe, stage)
+        place = Place(*self.placement.place_of(pipe, stage))
         return None if place == (self.replica, self.rank) else place
 
     def _hear_end(self, message: Message) -> None:

@@ -14,7 +14,7 @@ from axrt.schedule import Candidate, candidates, scheduled
 from axrt.scheduler.fit import fitted, recut
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Policy
-from axrt.scheduler.recompute import recomputed_shares
+from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.simulator import Costs, Work, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
@@ -32,6 +32,7 @@ class Run:
         policy, placement: of the run.
         replicas: of the pipeline.
         clips: steps waited for a vote.
+        recompute: `memory.recompute` of the run.
     """
 
     line: Timeline
@@ -39,6 +40,7 @@ class Run:
     placement: Placement
     replicas: int
     clips: bool
+    recompute: str | int
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -57,9 +59,12 @@ class Run:
         if not line.schedule:
             raise ValueError(f"{file} does not say which schedule it is of; expected the timeline of a run")
         of = dict(line.schedule)
-        replicas, clips = of.pop("replicas"), of.pop("clips")
-        policy, placement = scheduled(**of)
-        return cls(line, policy, placement, replicas, clips)
+        try:
+            replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
+            policy, placement = scheduled(**of)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file}: its schedule is not as a run writes it ({error}); expected the timeline of a run") from None
+        return cls(line, policy, placement, replicas, clips, recompute)
 
     @property
     def steps(self) -> int:
@@ -124,13 +129,14 @@ def _outcome(run: Run, one: Candidate, costs: Costs) -> dict[str, Any]:
 def _costs_on(one: Candidate, costs: Costs, run: Run) -> Costs:
     """The costs of the run's model where it is cut as another schedule wants it; where the run recomputed, so does that."""
     assert not isinstance(costs.work, Work)
-    where, again = one.placement, max(costs.recomputed.values(), default=0.0)
-    shares = recomputed_shares(one.policy, where, run.line.microbatches, most=1.0 if again else 0.0)
-    share = where.share / run.placement.share
+    where, share = one.placement, one.placement.share / run.placement.share
+    again = recomputed_shares(one.policy, where, run.line.microbatches, most_recomputed(run.recompute))
+    if isinstance(run.recompute, int):  # so many layers: what they are of a stage is known of this run only
+        again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
     return replace(
         costs,
         work=recut(costs.work, where.stages),
-        recomputed=dict.fromkeys(shares, again),
+        recomputed=again,
         step=costs.step * share,
         reduce=costs.reduce * share,
     )
@@ -199,7 +205,11 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     click.echo("held: the most microbatches that a rank holds, in those of all its layers")
     if not any(span.task.kind is Kind.INPUT for span in run.line.computing()):
         click.echo("The run did not split its backwards: half of each is taken to be the weight gradient, where a schedule splits them.")
-    best, now = others[0], next(one for one in others if one["is_this_run"])
+    counted = any(span.task.kind is Kind.REDUCE for span in run.line.spans)
+    if not counted and any(one["copies"] > 1 for one in others):
+        click.echo("What two copies of the weights cost to add up is not known from this run, and not counted.")
+    now = next(one for one in others if one["is_this_run"])
+    best = next(one for one in others if counted or one["copies"] == 1)
     if best is now:
         click.echo("No other would be faster.")
     else:

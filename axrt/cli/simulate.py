@@ -3,7 +3,7 @@
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +44,14 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         if len(numbers) != self._count or min(numbers) < 0 or not all(map(isfinite, numbers)):
             self.fail(f"{value!r}; expected {self._count} numbers with {self._mark!r} between them", param, ctx)
         return numbers
+
+
+# What says how long things take, and nothing of the schedule.
+_COSTS = (
+    *("--ranks", "--microbatches", "--most-held", "--json", "--costs", "--latency", "--transfer", "--task-cost", "--step-cost"),
+    *("--replicas", "--reduce-cost", "--reduce-transfer", "--jitter", "--straggler", "--hiccups", "--recompute", "--pieces"),
+    *("--linger", "--steps", "--barrier", "--clip", "--seed"),
+)
 
 
 @click.command("simulate", short_help="Show what a schedule would do, or compare all.")
@@ -124,8 +132,10 @@ def simulate_command(
     axrt simulate --like runs/quickstart --what-if      after axrt train ... run.trace_steps=5
     """
     most_held = options.pop("most_held")
+    _check_picture(options["picture"])
     if like or what_if:
-        _like(like, what_if, as_json, _given(context), options["picture"])
+        _refuse_besides("--like", ("--what-if", "--picture", "--json"), context)
+        _like(like, what_if, as_json, options["picture"])
         return
     if not ((policy or searches) and options["ranks"] and options["microbatches"]):
         _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
@@ -133,6 +143,7 @@ def simulate_command(
         _refuse("--search tries every policy, and --most-held narrows it; expected either --search or --policy")
     _check(options)
     if searches:
+        _refuse_besides("--search", _COSTS, context)
         _search(options, most_held, as_json)
     elif policy:
         _simulate(policy, as_json, stash_mib, options)
@@ -144,8 +155,6 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
     if policy == "all":
         for name in (name for name, path in files.items() if path):
             _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
-    if files["picture"] and files["picture"].suffix != ".svg":
-        _refuse(f"--picture {files['picture']}: pictures are SVG; expected a name that ends in .svg")
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):
@@ -169,16 +178,26 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
 
 def _given(context: click.Context) -> set[str]:
     """The options that were given."""
-    return {name for name in context.params if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in context.command.params}
+    return {name for name, source in sources.items() if source is not click.core.ParameterSource.DEFAULT}
 
 
-def _like(path: Path | None, what_if: bool, as_json: bool, given: set[str], picture: Path | None) -> None:
+def _refuse_besides(mode: str, allowed: Sequence[str], context: click.Context) -> None:
+    """What would be left aside is not silently left aside."""
+    others = sorted(_given(context) - {mode, *allowed})
+    if others:
+        _refuse(f"{mode} takes no {others[0]}; expected only {', '.join(allowed)} with it")
+
+
+def _check_picture(path: Path | None) -> None:
+    if path and path.suffix != ".svg":
+        _refuse(f"--picture {path}: pictures are SVG; expected a name that ends in .svg")
+
+
+def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None) -> None:
     """Measured beside predicted."""
-    others = sorted(given - {"like", "what_if", "as_json", "picture"})
     if path is None:
         _refuse("--what-if compares with a run; expected --like RUN")
-    if others:
-        _refuse(f"--like takes all from the run; expected no --{others[0].replace('_', '-')}, only --what-if, --picture or --json")
     try:
         run = likeness.Run.read(path)
         found, costs, line = likeness.compared(run)
@@ -216,7 +235,7 @@ def _check(options: dict[str, Any]) -> None:
     try:
         most_recomputed(options["recompute"])
     except ValueError as error:
-        _refuse(f"--recompute {error}")
+        _refuse(f"--recompute = {error}")
     if options["hiccups"][0] > 1:
         _refuse(f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1")
 
@@ -247,7 +266,7 @@ def _costs(rule: Policy, where: Placement, options: dict[str, Any]) -> Costs:
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
-        recomputed=recomputed_shares(rule, where, options["microbatches"], most_recomputed(options["recompute"])),
+        recomputed=_recomputed(rule, where, options),
         pieces=options["pieces"],
         linger=options["linger"],
         seed=options["seed"],
@@ -270,12 +289,23 @@ def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, 
         "span": line.span,
         "stash": line.in_flight,
         "stash_weight": line.held,
-        "stash_mib": [held * stash_mib * where.share for held in line.held],
+        "stash_mib": _stash(rule, where, line, options, stash_mib),
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
         "tasks": line.tasks,
     }
+
+
+def _stash(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> list[float]:
+    """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is not counted."""
+    again = _recomputed(rule, where, options)
+    whole = stash_mib * where.share
+    return line.stash(lambda stage: whole * (1 - again.get(stage, 0.0)), lambda stage: whole * again.get(stage, 0.0))
+
+
+def _recomputed(rule: Policy, where: Placement, options: dict[str, Any]) -> dict[int, float]:
+    return recomputed_shares(rule, where, options["microbatches"], most_recomputed(options["recompute"]))
 
 
 def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:

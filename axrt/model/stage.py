@@ -10,11 +10,11 @@ What a forward keeps is the graph, not the outputs: only edges of the graph are 
 soon as it is sent, unless the graph itself needs it.
 
 Of a stage that recomputes, the first layers keep nothing but what came in; before the backward they run again, with the same
-dropout, and what they did to buffers is taken back. Such a stage has a graph in two segments, each with an inlet of its own.
+dropout and the same buffers; what they do to those is forgotten. Such a stage has a graph in two segments, each with an inlet of its own.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -67,11 +67,11 @@ class _Stashed:
 
     Args:
         segments: of its graph, in order.
-        given: inputs and target for the layers that run again.
+        given: inputs and target for the layers that run again, and for each its buffers.
     """
 
     segments: list[_Segment] = field(default_factory=list)
-    given: tuple[Any, Any] | None = None
+    given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
 
 
 class _Inlet(torch.autograd.Function):
@@ -155,21 +155,24 @@ class Stage:
             What travels on, detached; on the last stage what the loss function returned, (mean, None) or (sum, weight).
         """
         stashed = self._stash[number] = _Stashed()
+        whole = len(self._run)
         if self.recomputed:
-            stashed.given = copied(inputs), target  # copied: layers may work in place
+            buffers = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in self._recomputed_layers]
+            stashed.given = copied(inputs), target, buffers  # copied: layers may work in place
             inputs = self._forgetting(number, inputs)
-        out, segment = self._segment(number, inputs, target, self.recomputed, len(self._run))
-        if not 0 < self.recomputed == len(self._run):
-            stashed.segments = [segment]
+            if self.recomputed == whole:
+                return self._ended(inputs, target, whole)[0]
+        out, segment = self._segment(number, inputs, target, self.recomputed, whole)
+        stashed.segments = [segment]
         return out
 
     def recompute(self, number: int) -> None:
         """Run those layers of microbatch `number` again that have kept nothing, for its backward."""
         stashed = self._stash[number]
         assert stashed.given is not None
-        inputs, target = stashed.given
+        inputs, target, buffers = stashed.given
         stashed.given = None
-        with _buffers_as_before(list(self.layers.values())[: self.recomputed]):
+        with _buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
             _, segment = self._segment(number, inputs, target, 0, self.recomputed)
         stashed.segments.insert(0, segment)
 
@@ -239,17 +242,30 @@ class Stage:
     def _segment(self, number: int, inputs: Any, target: Any, first: int, end: int) -> tuple[Any, _Segment]:
         """Run layers in a graph of their own, and the loss after the last one of all; what travels on, and the graph."""
         inflow = _Inflow()
-        outputs = self._run_layers(number, self._through_inlet(inputs, inflow), first, end)
+        try:
+            entering = self._through_inlet(inputs, inflow)
+        except TypeError as error:
+            error.add_note(f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to")
+            raise
+        outputs, edges, of_loss = self._ended(self._run_layers(number, entering, first, end), target, end)
+        return outputs, _Segment(inflow, edges, of_loss)
+
+    def _ended(self, outputs: Any, target: Any, end: int) -> tuple[Any, list[GradientEdge], Gradients | None]:
+        """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's own, if it follows."""
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
-                return (loss, weight), _Segment(inflow, [], ())
+                return (loss, weight), [], ()
             # A sum is divided when the weights of all microbatches are known, at the end of the step.
             loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
-            return (loss.detach(), weight), _Segment(inflow, [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),))
+            return (loss.detach(), weight), [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
         skeleton, tensors = flatten(outputs)
         edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
-        return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), _Segment(inflow, edges, None)
+        return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), edges, None
+
+    @property
+    def _recomputed_layers(self) -> list[nn.Module]:
+        return list(self.layers.values())[: self.recomputed]
 
     def _forgetting(self, number: int, value: Any) -> Any:
         """Run the layers that will run again: each one's graph is dropped when the next one has its input."""
@@ -309,12 +325,23 @@ class Stage:
 
 
 @contextmanager
-def _buffers_as_before(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """What runs again leaves buffers, such as running means, as they are."""
-    buffers = [(buffer, buffer.clone()) for layer in layers for buffer in layer.buffers()]
-    yield
-    for buffer, before in buffers:
-        buffer.data.copy_(before)  # not as autograd sees it: graphs may read the buffer, and most have not changed
+def _buffers_in_place_of(layers: Iterable[tuple[nn.Module, dict[str, Tensor]]]) -> Iterator[None]:
+    """Layers see buffers, such as running means, as they were at their first forward, and those of now are as they were.
+
+    Other tensors, not other values: the new graph may keep what it reads.
+    """
+    now = []
+    for layer, before in layers:
+        for name, buffer in before.items():
+            path, _, last = name.rpartition(".")
+            owner = layer.get_submodule(path)
+            now.append((owner._buffers, last, owner._buffers[last]))
+            owner._buffers[last] = buffer
+    try:
+        yield
+    finally:
+        for buffers, name, buffer_now in now:
+            buffers[name] = buffer_now
 
 
 def _edge(tensor: Tensor) -> GradientEdge:

@@ -7,8 +7,6 @@ from ..task import Kind, Task
 from .nested import has_room
 from .policy import Bounds, Policy, View
 
-_INPUT_FIRST = {Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
-
 
 @dataclass(frozen=True, slots=True)
 class Chimera(Policy):
@@ -50,7 +48,7 @@ class DualPipe(Policy):
     placements = ("bidirectional",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (_INPUT_FIRST[task.kind], task.microbatch, -task.stage)
+        return (task.kind is Kind.FORWARD, task.microbatch, -task.stage)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or has_room(task, view, view.ranks + 1)

@@ -47,7 +47,7 @@ class InterleavedZeroBubble(Policy):
     placements = ("looped",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return ((Kind.FORWARD, Kind.INPUT, Kind.WEIGHT).index(task.kind), *_in_groups(task, view))
+        return (task.kind is not Kind.FORWARD, *_in_groups(task, view))
 
     def admits(self, task: Task, view: View) -> bool:
         if task.kind is not Kind.FORWARD:

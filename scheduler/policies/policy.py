@@ -117,7 +117,10 @@ class Policy(Protocol):
         return 1
 
     @abstractmethod
-    def key(self, task: Task, view: View) -> tuple[int, ...]: ...
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        """Of forwards and backwards the one with the least key runs first. Weight gradients come after them all, by their keys."""
+        ...
+
     @abstractmethod
     def admits(self, task: Task, view: View) -> bool: ...
     def is_early(self, task: Task, view: View) -> bool:

@@ -7,8 +7,6 @@ from ..task import Kind, Task
 from .nested import has_room
 from .policy import Bounds, Policy, View
 
-_FORWARD_FIRST = {Kind.FORWARD: 0, Kind.INPUT: 1, Kind.WEIGHT: 2}
-
 
 @dataclass(frozen=True, slots=True)
 class DualPipeV(Policy):
@@ -24,7 +22,7 @@ class DualPipeV(Policy):
     placements = ("vee",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (_FORWARD_FIRST[task.kind], -task.stage, task.microbatch)
+        return (task.kind is not Kind.FORWARD, -task.stage, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or has_room(task, view, self._cap(view.ranks))

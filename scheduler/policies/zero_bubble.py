@@ -6,9 +6,6 @@ from ..placement import Placement
 from ..task import Kind, Task
 from .policy import Bounds, Policy, View
 
-_FORWARD_FIRST = {Kind.FORWARD: 0, Kind.INPUT: 1, Kind.WEIGHT: 2}
-_INPUT_FIRST = {Kind.INPUT: 0, Kind.FORWARD: 1, Kind.WEIGHT: 2}
-
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleH1(Policy):
@@ -23,7 +20,7 @@ class ZeroBubbleH1(Policy):
     placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (_FORWARD_FIRST[task.kind], task.microbatch)
+        return (task.kind is not Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or (view.in_flight < view.ranks - view.rank and view.held < view.ranks)
@@ -45,7 +42,7 @@ class ZeroBubbleH2(Policy):
     placements = ("linear",)
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        return (_INPUT_FIRST[task.kind], task.microbatch)
+        return (task.kind is Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
         return task.kind is not Kind.FORWARD or (view.in_flight < 2 * (view.ranks - view.rank) - 1 and view.held < 2 * view.ranks)

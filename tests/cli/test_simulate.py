@@ -152,7 +152,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     policy, costs = named("1f1b"), Costs((Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3)), edge=Edge(1e-4))
     line = simulated(Linear(2), policy, 8, costs, steps=4).from_step(1)
     line.schedule = {"name": "1f1b", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
-    line.schedule |= {"replicas": 1, "clips": False}
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none"}
     (directory / "timeline.json").write_text(line.to_json())
     return directory
 
@@ -193,11 +193,14 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
     [
         (("--like", "nowhere"), "nowhere: No such file or directory; expected a run that was traced: axrt train ... run.trace_steps=5"),
         (("--what-if",), "--what-if compares with a run; expected --like RUN"),
-        (("--like", "nowhere", "--ranks", "4"), "--like takes all from the run; expected no --ranks"),
+        (("--like", "nowhere", "--ranks", "4"), "--like takes no --ranks; expected only --what-if, --picture, --json with it"),
+        (("--like", "nowhere", "--search"), "--like takes no --search"),
+        (("--like", "nowhere", "--picture", "x.png"), "pictures are SVG; expected a name that ends in .svg"),
+        (("--search", "--ranks", "4", "--microbatches", "8", "--placement", "vee"), "--search takes no --placement"),
         (("--ranks", "4"), "expected --policy or --search, with --ranks and --microbatches; or --like RUN"),
         (("--search", "--policy", "1f1b", "--ranks", "4", "--microbatches", "8"), "expected either --search or --policy"),
         (("--search", "--ranks", "4", "--microbatches", "8", "--most-held", "0.1"), "no schedule on 4 ranks holds so little"),
-        (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "half"), "--recompute 'half'; expected 'none'"),
+        (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "half"), "--recompute = 'half'; expected 'none'"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_a_word(arguments: tuple[str, ...], text: str) -> None:
@@ -234,3 +237,6 @@ def test_recomputation_takes_a_forward_more() -> None:
     plain, again = (json.loads(simulate(*case, *more).output) for more in ((), ("--recompute", "full")))
     assert again["makespan"] > plain["makespan"]
     assert again["tasks"] == plain["tasks"] * 3 // 2
+    plain, again = (json.loads(simulate(*case, "--stash-mib", "10", *more).output)["stash_mib"] for more in ((), ("--recompute", "full")))
+    assert plain == [80] * 4
+    assert again == [10] * 4

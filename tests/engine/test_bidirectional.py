@@ -28,9 +28,7 @@ def batches_for(data: int) -> Any:
     return random_batches((6, 16), classes=5, microbatches=MICROBATCHES * data)
 
 
-def on_ranks(
-    ranks: int, data: int = 1, model: Any = perceptron, batches: Any = None, seed: int = 0, steps: int = STEPS, **of: Any
-) -> Outcome:
+def on_ranks(ranks: int, data: int = 1, seed: int = 0, steps: int = STEPS, **of: Any) -> Outcome:
     sections = {"schedule": {"policy": "dualpipe"}, **of, "parallel": {"data": data, **of.get("parallel", {})}}
     config, whole, batches = configured(MICROBATCHES, **sections), perceptron(), batches_for(data)
     outcomes = LocalWorld(ranks * data, seed).run(lambda transport: train_on_a_rank(transport, whole, batches, steps, config))

@@ -50,6 +50,30 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
         chosen({}, ranks=9)
 
 
+def test_recomputation_counts() -> None:
+    plain, again = (chosen({"memory": {"recompute": word}, "schedule": {"policy": "auto"}}) for word in ("none", "full"))
+    before, after = (next(one for one in found if one.schedule.policy == "gpipe") for found in (plain, again))
+    assert after.step_s > before.step_s
+    assert before.stash_mib == 8 * 2
+    assert after.stash_mib == pytest.approx(2, abs=0.01), "one microbatch, and what came in of the others"
+
+
+def test_a_placement_alone_takes_a_policy_of_its_own() -> None:
+    def start(ranks: int, **schedule: str) -> list[str]:
+        config = configured(MICROBATCHES, schedule=schedule)
+
+        def rank_main(transport: Transport) -> str:
+            with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+                return engine.schedule.policy
+
+        return LocalWorld(ranks).run(rank_main)
+
+    assert start(2, placement="bidirectional") == ["dualpipe"] * 2
+    assert start(2, placement="looped") == ["breadth-first"] * 2
+    with pytest.raises(axrt.ConfigError, match="takes an even number of ranks"):
+        start(3, placement="bidirectional")
+
+
 def test_latency_counts() -> None:
     near, far = chosen({})[0], chosen({}, Edge(latency=0.02))[0]
     assert far.step_s > near.step_s

@@ -145,6 +145,16 @@ def test_replicas_may_compile() -> None:
     assert trained(config) == trained(plain)
 
 
+def test_compiled_layers_run_again_and_go_through_two_pipes() -> None:
+    def train(ranks: int, policy: str, compile: str, recompute: str) -> list[Outcome]:
+        config = configured(MICROBATCHES, schedule={"policy": policy}, memory={"recompute": recompute}, run={"compile": compile})
+        sample = BATCHES(0)[0]
+        return LocalWorld(ranks, 1).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config, sample=sample))
+
+    for ranks, policy in ((1, "gpipe"), (2, "chimera")):
+        assert train(ranks, policy, "aot_eager", "full") == train(ranks, policy, "", "none")
+
+
 class Rebinds(nn.Module):
     """A buffer that is bound anew, one that changes in evaluations too, a counter and a list, all of which the output shows."""
 

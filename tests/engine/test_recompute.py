@@ -1,6 +1,7 @@
 """Layers that keep nothing and run again: the same bits, fewer bytes."""
 
 import weakref
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -62,6 +63,80 @@ def test_structured_activations_and_layers_that_work_in_place() -> None:
 
     whole = {"parallel": {"partition": [0, 2, 4]}}  # the second stage begins with one that works in place
     assert on_ranks(2, "full", "gpipe", in_place, **whole) == train_in_plain_torch(in_place(), BATCHES, STEPS)
+
+
+class Decays(nn.Module):
+    """A buffer that every forward changes and that the output shows, as a running scale would."""
+
+    scale: Tensor
+
+    def __init__(self, rebinds: bool) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(()))
+        self.linear, self.rebinds = nn.Linear(16, 16), rebinds
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.rebinds:
+            self.scale = self.scale * 0.9
+        else:
+            self.scale.mul_(0.9)
+        out: Tensor = self.linear(value) * self.scale.clone()
+        return out
+
+
+class Normed(nn.Module):
+    """Its weight depends on buffers that every forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16))
+
+    def forward(self, value: Tensor) -> Tensor:
+        out: Tensor = self.linear(value)
+        return out
+
+
+@pytest.mark.parametrize("layer", ["spectral norm", "rebinds", "in place"])
+def test_layers_see_their_buffers_as_they_were(layer: str) -> None:
+    def model() -> axrt.PipelineModule:
+        first = axrt.LayerSpec(Normed) if layer == "spectral norm" else axrt.LayerSpec(Decays, layer == "rebinds")
+        return axrt.PipelineModule([first, axrt.LayerSpec(Block, 16), axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)
+
+    def train(recompute: str) -> Outcome:
+        return on_ranks(1, recompute, "gpipe", model)
+
+    assert train("full") == train("none")
+
+
+@dataclass
+class Boxed:
+    """What cannot travel."""
+
+    value: Tensor
+
+
+class Box(nn.Module):
+    def forward(self, value: Tensor) -> Boxed:
+        return Boxed(2 * value)
+
+
+class Unbox(nn.Module):
+    def forward(self, boxed: Boxed) -> Tensor:
+        return boxed.value + 1
+
+
+def test_what_cannot_travel_may_pass_within_what_runs_again() -> None:
+    def model() -> axrt.PipelineModule:
+        box, unbox, linear = axrt.LayerSpec(Box), axrt.LayerSpec(Unbox), axrt.LayerSpec(nn.Linear, 16, 5)
+        return axrt.PipelineModule(
+            [axrt.LayerSpec(Block, 16), box, unbox, linear, box], lambda boxed, target: functional.cross_entropy(boxed.value, target)
+        )
+
+    assert on_ranks(1, "full", "gpipe", model) == train_in_plain_torch(model(), BATCHES, STEPS)
+    assert on_ranks(1, 3, "gpipe", model) == train_in_plain_torch(model(), BATCHES, STEPS)
+    with pytest.raises(TypeError, match="Boxed cannot travel") as error:
+        on_ranks(1, 2, "gpipe", model)
+    assert "memory.recompute cuts the stage before layer 2" in str(error.value.__notes__)
 
 
 def test_weighted_losses_bfloat16_and_clipping() -> None:

@@ -11,7 +11,7 @@ from axrt.scheduler.reading import has_ended, has_read
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 
-TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
+TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 PIECES = 3
 
 
@@ -144,10 +144,12 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
             running[which].append(task)
 
 
-def timetable(policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0, evaluate: bool = False) -> str:
+def timetable(
+    policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0, evaluate: bool = False, recomputes: Collection[int] = ()
+) -> str:
     """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation none), messages and steps none."""
     rule = Nested() if policy == Nested.name else named(policy, in_flight)
-    pipeline = Pipeline(rule, ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None)
+    pipeline = Pipeline(rule, ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None, recomputes=recomputes)
     ticks = TICKS | {Kind.BACKWARD: 0} if evaluate else TICKS
     running: list[tuple[Task, int] | None] = [None] * ranks
     rows: list[list[str]] = [[] for _ in range(ranks)]

@@ -1,5 +1,7 @@
 """Costs taken from a timeline are those that it was made with; and what no schedule can beat."""
 
+from math import exp
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +38,13 @@ def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
         assert back == weight
         assert forward == pytest.approx(work.forward, rel=0.15)
         assert back + weight == pytest.approx(work.input + work.weight, rel=0.15)
+
+
+def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
+    line = simulate(Linear(2), named("zb-h1"), 16, Costs(jitter=0.5), steps=6)
+    found = fitted(line, Linear(2))
+    taken = [span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD and span.task.stage == 1]
+    assert found.of_stage(Linear(2), 1).forward * exp(found.jitter**2 / 2) == pytest.approx(sum(taken) / len(taken))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,3 +124,9 @@ def test_the_bound_is_met_where_nothing_can_be_better() -> None:
     assert least_makespan(Vee(4), Costs(), 8) == 24 + 1.5  # rank 3 waits for three half forwards
     assert least_makespan(Bidirectional(4), Costs(), 8) == 25  # ranks 1 and 2 wait for one forward
     assert simulate(Bidirectional(4), named("dualpipe"), 8, Costs()).makespan == 25
+
+
+def test_the_bound_counts_the_way_there_and_back_and_slow_ranks() -> None:
+    costs = Costs(Work(1, 1, 0.1), edge=Edge(0.5))
+    assert least_makespan(Linear(3), costs, 1) == (2 + 2 * 0.5) + 2 + (2 + 2 * 0.5)  # of the last rank
+    assert least_makespan(Linear(2), Costs(stragglers={0: 0.5, 1: 0.5}), 4) == 0.5 * least_makespan(Linear(2), Costs(), 4)

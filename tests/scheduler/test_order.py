@@ -101,6 +101,20 @@ def test_the_order_of_a_policy_is_as_good_as_the_policy(name: str) -> None:
     assert (fixed.makespan, fixed.span, fixed.in_flight, fixed.held) == (free.makespan, free.span, free.in_flight, free.held)
 
 
+def test_a_pipe_may_run_a_whole_step_before_the_other() -> None:
+    """The reader on the other pipe's first rank is no hindrance."""
+    lanes = (((1, 1), (0, 0)), ((0, 1), (1, 0)))  # of each rank, first a stage of pipe 1, then one of pipe 0
+    rows = [[f"{kind}{stage}.{n}" for stage, pipe in of_rank for kind in "FB" for n in range(pipe, 16, 2)] for of_rank in lanes]
+    turns = Order.parse("".join(",".join(row) + "\n" for row in rows))
+    assert turns.placement.name == "bidirectional"
+    assert simulate(turns.placement, followed(turns), 16, Costs()).makespan >= 48
+
+
+def test_what_is_done_again_is_no_part_of_an_order() -> None:
+    with pytest.raises(ValueError, match=r"line 1: R0.0; expected forwards"):
+        Order.parse("F0.0,R0.0,B0.0")
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 12), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.integers()

@@ -39,6 +39,51 @@ def test_room_for_what_is_on_the_wire_is_eager_one_forward_one_backward() -> Non
         .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..""")
 
 
+def test_two_pipes_meet_in_the_middle() -> None:
+    """Even microbatches go down, odd ones up."""
+    assert timetable("chimera", ranks=4, microbatches=4) == drawn("""
+        F0 F2 .. F1 B1 -- F3 B3 -- .. B0 -- .. .. B2 --
+        .. F0 F1 F2 F3 .. B1 -- B0 -- B3 -- B2 -- .. ..
+        .. F1 F0 F3 F2 .. B0 -- B1 -- B2 -- B3 -- .. ..
+        F1 F3 .. F0 B0 -- F2 B2 -- .. B1 -- .. .. B3 --""")
+
+
+def test_two_pipes_that_split_their_backwards_leave_nothing_idle_on_two_ranks() -> None:
+    assert timetable("dualpipe", ranks=2, microbatches=4) == drawn("""
+        F0 F1 I1 I0 W0 W0 W0 F2 F3 I3 I2 W1 W1 W1 W2 W2 W2 W3 W3 W3
+        F1 F0 I0 I1 W0 W0 W0 F3 F2 I2 I3 W1 W1 W1 W2 W2 W2 W3 W3 W3""")
+
+
+def test_a_recomputation_is_done_when_the_gradient_comes_and_backwards_come_first() -> None:
+    assert timetable("merak", ranks=3, microbatches=4, recomputes=(0, 1)) == drawn("""
+        F0 F1 F2 R0 R1 .. .. B0 -- F3 R2 B1 -- .. B2 -- R3 B3 --
+        .. F0 F1 R0 R1 B0 -- F2 R2 B1 -- F3 B2 -- R3 B3 -- .. ..
+        .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. .. ..""")
+
+
+def test_where_the_gradient_is_late_the_next_forward_runs() -> None:
+    assert timetable("varuna", ranks=3, microbatches=4) == drawn("""
+        F0 F1 F2 F3 .. .. .. B0 -- .. B1 -- .. B2 -- .. B3 --
+        .. F0 F1 F2 F3 B0 -- .. B1 -- .. B2 -- .. B3 -- .. ..
+        .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. ..""")
+
+
+def test_chunks_that_split_their_backwards() -> None:
+    """Two microbatches of two ranks: a chunk is as long as a rank's forward in these pictures."""
+    assert timetable("dualpipe-v", ranks=2, microbatches=2) == drawn("""
+        F0 F1 .. F0 I0 F1 I1 I0 W0 I1 W0 W0 W1 W1 W1 W0 W0 W0 W1 W1 W1
+        .. F0 F0 F1 F1 I0 I0 I1 I1 W0 W0 W0 W1 W1 W1 W0 W0 W0 W1 W1 W1""")
+    assert timetable("v-half", ranks=2, microbatches=2) == drawn("""
+        F0 F1 .. F0 I0 F1 I1 I0 W0 I1 W0 W0 W0 W0 W0 W1 W1 W1 W1 W1 W1
+        .. F0 F0 F1 F1 I0 I0 I1 I1 W0 W0 W0 W0 W0 W0 W1 W1 W1 W1 W1 W1""")
+    assert timetable("v-min", ranks=2, microbatches=2) == drawn("""
+        F0 .. .. F0 I0 W0 W0 W0 F1 I0 W0 W0 W0 .. .. F1 I1 W1 W1 I1 W1 W1 W1 W1 ..
+        .. F0 F0 .. .. I0 I0 W0 W0 W0 F1 W0 W0 W0 F1 .. .. I1 I1 W1 W1 W1 W1 W1 W1""")
+    assert timetable("interleaved-zb", ranks=2, microbatches=2) == drawn("""
+        F0 F1 F0 F1 .. I0 W0 I1 I0 I1 W0 W0 W1 W1 W1 W0 W0 W0 W1 W1 W1
+        .. F0 F1 F0 I0 F1 I1 I0 I1 W0 W0 W0 W1 W1 W1 W0 W0 W0 W1 W1 W1""")
+
+
 def test_steps_follow_each_other_without_a_barrier() -> None:
     assert timetable("1f1b", ranks=2, microbatches=2, steps=2) == drawn("""
         F0 F1 .. .. B0 -- .. B1 -- F0 F1 .. .. B0 -- .. B1 --

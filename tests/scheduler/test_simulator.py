@@ -85,6 +85,23 @@ def test_recomputation_fills_the_time_in_which_a_gradient_is_under_way() -> None
             assert 0 <= ahead <= 2
 
 
+def test_a_rank_that_waits_for_gradients_does_not_wait_for_room() -> None:
+    """A recomputation that may not run yet is no cap: the rank lacks a gradient."""
+    plain, again = (ran("gpipe", 2, 4, latency=5.0, recomputed=of) for of in ({}, {0: 0.01, 1: 0.01}))
+    assert again.idle(ROOM) == plain.idle(ROOM) == [0, 0]
+
+
+def test_a_plan_with_slack_goes_on_with_other_backwards_where_messages_are_slow() -> None:
+    """0.64 where an input gradient could only take a place that no forward had room for."""
+    assert ran("adaptive", 4, 8, steps=6, cap=16, latency=1.0).utilisation > 0.68
+
+
+def test_pipes_vary_each_by_itself() -> None:
+    line = ran("chimera", jitter=0.5)
+    taken = {span.task.microbatch: span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD and span.task.stage == 0}
+    assert len(set(taken.values())) == 8
+
+
 def test_a_late_gradient_lets_the_next_forward_run() -> None:
     """Rank 2 of four may have two in flight under 1f1b; under varuna it goes on while the gradient is under way."""
     assert ran("varuna", latency=3.0).in_flight[2] > ran("1f1b", latency=3.0).in_flight[2]

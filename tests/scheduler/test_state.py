@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Linear
+from axrt.scheduler.placement import Bidirectional, Linear
 from axrt.scheduler.policies import named
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
@@ -230,3 +230,41 @@ def test_why_nothing_runs_is_told() -> None:
     state.deliver(Message(Meaning.LOSS, 0, 0))
     run(state, "step0.0")
     assert (state.pick(), state.why_idle()) == (None, "end")
+
+
+def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> None:
+    state = RankState(Linear(3), named("merak"), 0, 8, recomputes=(0,))
+    state.ask_step()
+    for number in range(3):
+        state.deliver(activation(0, number))
+    run(state, "F0.0")
+    run(state, "F0.1")
+    assert state.pick() == Task.parse("F0.2"), "nobody wants the recomputation yet"
+    state.deliver(gradient(0, 0))
+    assert state.pick() == Task.parse("R0.0"), "backwards come first, and this one lacks nothing else"
+    run(state, "R0.0")
+    run(state, "B0.0")
+
+
+def test_a_recomputation_that_is_not_wanted_yet_is_no_cap() -> None:
+    state = RankState(Linear(3), named("merak"), 0, 8, recomputes=(0,))
+    state.ask_step()
+    for number in range(4):
+        state.deliver(activation(0, number))
+    for task in ("F0.0", "F0.1", "F0.2", "R0.0", "R0.1"):
+        run(state, task)
+    assert state.pick() is None
+    assert [str(lack) for lack in state.waiting_for()] == ["F0.3 lacks room", "B0.0 lacks gradient from rank 1"]
+
+
+def test_a_microbatch_of_the_other_pipe_is_refused() -> None:
+    state = RankState(Bidirectional(2), named("chimera"), 0, 4)
+    state.ask_step()
+    assert state.pipe_of == {0: 0, 1: 1}
+    with pytest.raises(IllegalMove, match="activation 1 for stage 0 is of another pipe"):
+        state.deliver(Message(Meaning.ACTIVATION, 0, 1))
+    with pytest.raises(IllegalMove, match="holds stages"):
+        state.deliver(Message(Meaning.ACTIVATION, 1, 1))
+    up = RankState(Bidirectional(2), named("chimera"), 1, 4)
+    up.ask_step()
+    assert str(next(lack for lack in up.waiting_for() if lack.task == Task.parse("F0.1"))) == "F0.1 lacks activation from rank 0"
