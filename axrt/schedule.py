@@ -73,9 +73,10 @@ def caps_of(name: str, ranks: int) -> tuple[int, ...]:
 
 
 def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The caps from the least that a policy can do with to twice that."""
-    least = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
-    return (0, *range(least + max(1, ranks // 2), 2 * least + 1, max(1, ranks // 2))) if least else (0,)
+    """The policy's own cap, and others from the least that it can do with to twice its own, half a round of the ranks apart."""
+    own = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
+    least, apart = 1 if name == "axonn" else own, max(1, ranks // 4 if name == "axonn" else ranks // 2)
+    return (0, *(cap for cap in range(least, 2 * own + 1, apart) if cap != own))
 
 
 def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:

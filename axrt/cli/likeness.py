@@ -186,6 +186,7 @@ def show(found: dict[str, Any], others: Sequence[dict[str, Any]], run: Run) -> N
         f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a message, jitter {fit['jitter']:.2f}, "
         f"{fit['pieces']} pieces of a weight gradient"
     )
+    click.echo("in flight, held: the most on a rank, in microbatches of a stage")
     if others:
         _show_others(others, run)
 
@@ -205,6 +206,8 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     click.echo("held: the most microbatches that a rank holds, in those of all its layers")
     if not any(span.task.kind is Kind.INPUT for span in run.line.computing()):
         click.echo("The run did not split its backwards: half of each is taken to be the weight gradient, where a schedule splits them.")
+    if run.recompute != "none":
+        click.echo(f"All of them recompute as the run did (memory.recompute = {run.recompute!r}), which held does not show.")
     counted = any(span.task.kind is Kind.REDUCE for span in run.line.spans)
     if not counted and any(one["copies"] > 1 for one in others):
         click.echo("What two copies of the weights cost to add up is not known from this run, and not counted.")
@@ -213,4 +216,7 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     if best is now:
         click.echo("No other would be faster.")
     else:
-        click.echo(f"{best['policy']} would be {best['faster']:.3f} times as fast, holding {best['held']:g} in place of {now['held']:g}.")
+        cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
+        click.echo(
+            f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding {best['held']:g} in place of {now['held']:g}."
+        )

@@ -79,6 +79,6 @@ def show(found: list[Tried], least: float, rows: int = 12) -> None:
     best = found[0]
     click.echo(
         f"best of {len(found)}: {best.of.name}, {best.makespan:.2f}. No schedule on its placement can take less than {best.least:.2f}, "
-        f"none on any that was tried less than {least:.2f}, if nothing varies.\n"
-        "held: the most microbatches that a rank holds, in those of all its layers"
+        f"none on any that was tried less than {least:.2f}, with whatever memory and if nothing varies.\n"
+        "held: the most microbatches that a rank holds, in those of all its layers; above the bound: of the row's own placement"
     )

@@ -61,7 +61,10 @@ _COSTS = (
 @click.option("--like", type=click.Path(path_type=Path), help="a run with a timeline: measured beside predicted, on costs fitted from it")
 @click.option("--search", "searches", is_flag=True, help="the best policy, placement, chunks and cap for these costs, and what bounds it")
 @click.option(
-    "--most-held", default=0.0, type=click.FloatRange(0), help="with --search: microbatches, of all its layers, that a rank may hold"
+    "--most-held",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="with --search: microbatches of all its layers that a rank may hold, recomputed or not",
 )
 @click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
@@ -162,7 +165,7 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
             takes_the_cap = policy != "all" or name in CAPPED
             rule, where, line = _simulated(name, options if takes_the_cap else {**options, "in_flight": 0})
         except ValueError as error:
-            misfits.append(str(error))
+            misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
         found.append(_figures(rule, where, line, options, stash_mib))
         _write(files["picture"], lambda: draw(line))  # noqa: B023
@@ -314,6 +317,9 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
         table.add_column(column, no_wrap=True)
     for column in ("makespan", "span", "utilisation", "in flight", "held", "no input", "cap", "nothing left"):
         table.add_column(column, justify="right", no_wrap=True)
+    in_mib = any(map(sum, (of["stash_mib"] for of in found)))
+    if in_mib:
+        table.add_column("held, MiB", justify="right", no_wrap=True)
     for of in sorted(found, key=lambda of: float(of["makespan"])):
         causes = [statistics.mean(of["idle_by_cause"][cause]) for cause in CAUSES]
         table.add_row(
@@ -325,6 +331,7 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
             str(max(of["stash"])),
             str(max(of["stash_weight"])),
             *[f"{cause:.2f}" for cause in causes],
+            *[f"{max(of['stash_mib']):.1f}"] * in_mib,
         )
     Console(width=max(112, Console().width), highlight=False).print(table)
     click.echo(
