@@ -147,9 +147,10 @@ def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[L
         least = min(found, key=lambda one: one.stash_mib, default=None)
         if least is None:
             raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]")
+        recompute = "memory.recompute = 'full', " if config.memory.recompute == "none" else ""
         raise ConfigError(
             f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; {least} holds least: set "
-            f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, or start more ranks"
+            f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, {recompute}or start more ranks"
         )
     best = min((one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s), key=lambda one: one.stash_mib)
     return [best, *(one for one in fitting if one is not best)]

@@ -333,7 +333,7 @@ def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
             *[f"{cause:.2f}" for cause in causes],
             *[f"{max(of['stash_mib']):.1f}"] * in_mib,
         )
-    Console(width=max(112, Console().width), highlight=False).print(table)
+    Console(width=max(140, Console().width), highlight=False).print(table)
     click.echo(
         "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank\n"
         "is idle on average, since nothing has come, a cap says no, or nothing is left."

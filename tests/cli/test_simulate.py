@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
-from axrt.scheduler.placement import Linear
+from axrt.scheduler.placement import Linear, Vee
 from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.scheduler.simulator import simulate as simulated
 
@@ -189,6 +190,19 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
     cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
     assert f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast" in result.output
     assert "What two copies of the weights cost to add up is not known from this run" in result.output
+
+
+def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path: Path) -> None:
+    work = (Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3))
+    line = simulated(Linear(2), named("zb-h1"), 8, Costs(work, step=4e-3, recomputed={0: 0.5}), steps=4).from_step(1)
+    line.schedule = {"name": "zb-h1", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "stage-aware:0.5"}
+    (tmp_path / "timeline.json").write_text(line.to_json())
+    found = json.loads(simulate("--like", str(tmp_path), "--what-if", "--json").output)["what_if"]
+    halves = tuple(Work(*(seconds / 2 for seconds in of[:3])) for of in work for _ in range(2))
+    costs = Costs(halves, step=2e-3, recomputed=recomputed_shares(named("zb-v"), Vee(2), 8, 0.5))
+    expected = simulated(Vee(2), named("zb-v"), 8, costs, steps=4).from_step(1).makespan / 3
+    assert next(one["step"] for one in found if one["policy"] == "zb-v") == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
     assert looped == {"breadth-first", "interleaved-1f1b", "interleaved-zb"}
     assert {one.schedule.policy for one in chosen({"schedule": {"placement": "bidirectional"}})} == set(TWO_PIPES)
     assert {one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})} == {5}
-    with pytest.raises(axrt.ConfigError, match=r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5"):
+    said = r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, memory.recompute = 'full', or start"
+    with pytest.raises(axrt.ConfigError, match=said):
         chosen({"memory": {"activations_mb": 1}})
     with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits the model"):
         chosen({}, ranks=9)

@@ -82,6 +82,12 @@ def test_steps_are_cut_out_with_their_pauses() -> None:
     assert rest.makespan < line.makespan
 
 
+def test_what_is_done_again_is_not_what_a_rank_must_compute() -> None:
+    line = simulate(Linear(2), named("gpipe"), 4, Costs(recomputed={0: 1.0, 1: 1.0}))
+    parts = [Timeline(2, 4, spans=[span for span in line.spans if span.rank == rank]) for rank in range(2)]
+    assert Timeline.merged(parts).ideal == line.ideal == 4 * 3
+
+
 def test_a_timeline_without_a_stage_is_refused() -> None:
     line = simulate(Linear(2), named("1f1b"), 4, Costs())
     with pytest.raises(ValueError, match=r"no forwards and backwards of stages \[2, 3\]"):
