@@ -56,8 +56,8 @@ def test_two_pipes_that_split_their_backwards_leave_nothing_idle_on_two_ranks() 
 
 def test_a_recomputation_is_done_when_the_gradient_comes_and_backwards_come_first() -> None:
     assert timetable("merak", ranks=3, microbatches=4, recomputes=(0, 1)) == drawn("""
-        F0 F1 F2 R0 R1 .. .. B0 -- F3 R2 B1 -- .. B2 -- R3 B3 --
-        .. F0 F1 R0 R1 B0 -- F2 R2 B1 -- F3 B2 -- R3 B3 -- .. ..
+        F0 F1 F2 R0 R1 .. .. B0 -- F3 B1 -- R2 R3 B2 -- .. B3 --
+        .. F0 F1 R0 R1 B0 -- F2 B1 -- F3 R2 B2 -- R3 B3 -- .. ..
         .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. .. ..""")
 
 
