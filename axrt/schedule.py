@@ -43,7 +43,7 @@ def scheduled(
     return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
 
 
-class Candidate(NamedTuple):
+class Scheduled(NamedTuple):
     """A schedule that fits: the policy's name, its cap (0: its own), and what they come to."""
 
     name: str
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
     placement: Placement
 
 
-def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False) -> Iterator[Candidate]:
+def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False) -> Iterator[Scheduled]:
     """Every policy that fits so many ranks and microbatches, those that take a cap under several.
 
     Args:
@@ -64,7 +64,7 @@ def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thor
             for count in chunks:
                 with suppress(ValueError):
                     policy, where = scheduled(name, ranks, microbatches, chunks=count, in_flight=cap)
-                    yield Candidate(name, cap, policy, where)
+                    yield Scheduled(name, cap, policy, where)
 
 
 def caps_of(name: str, ranks: int) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ g the holders of the bucket; all of it within the pipe of which this rank holds 
     B, W   s.n                                                                         the last of a step: a part to each
                                                                                        holder of each shared bucket
     reduce s.t/b    (g > 1 only) a part from each of the g holders                     a sum to each holder
-    norm   s.t      (clipped, pipe 0) every bucket of s is whole; all losses        a norm to stage 0
-    vote   0.t      (clipped, pipe 0) a norm from each of the S stages              a vote to every stage there is
+    norm   s.t      (clipped, pipe 0) every bucket of s is whole; all losses           a norm to stage 0
+    vote   0.t      (clipped, pipe 0) a norm from each of the S stages                 a vote to every stage there is
     step   s.t/b    bucket b is whole; all losses; if clipped the vote                 weights open for step t+1
 
 R fills time: it comes after forwards and backwards and before weight gradients, unless its backward lacks nothing else, and

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.schedule import Candidate, candidates, scheduled
+from axrt.schedule import Scheduled, candidates, scheduled
 from axrt.scheduler.fit import fitted, recut
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Policy
@@ -104,7 +104,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
 def what_if(run: Run, costs: Costs) -> list[dict[str, Any]]:
     """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest first."""
     of = run.line.schedule
-    now = _outcome(run, Candidate(of["name"], of["in_flight"], run.policy, run.placement), costs)
+    now = _outcome(run, Scheduled(of["name"], of["in_flight"], run.policy, run.placement), costs)
     others = [_outcome(run, one, _costs_on(one, costs, run)) for one in candidates(of["ranks"], of["microbatches"])]
     fresh = [one for one in others if (one["policy"], one["in_flight"]) != (now["policy"], now["in_flight"])]
     for one in (now, *fresh):
@@ -112,7 +112,7 @@ def what_if(run: Run, costs: Costs) -> list[dict[str, Any]]:
     return sorted([now, *fresh], key=lambda one: float(one["step"]))
 
 
-def _outcome(run: Run, one: Candidate, costs: Costs) -> dict[str, Any]:
+def _outcome(run: Run, one: Scheduled, costs: Costs) -> dict[str, Any]:
     lines = run.predicted(one.policy, one.placement, costs)
     return {
         "policy": one.name,
@@ -126,7 +126,7 @@ def _outcome(run: Run, one: Candidate, costs: Costs) -> dict[str, Any]:
     }
 
 
-def _costs_on(one: Candidate, costs: Costs, run: Run) -> Costs:
+def _costs_on(one: Scheduled, costs: Costs, run: Run) -> Costs:
     """The costs of the run's model where it is cut as another schedule wants it; where the run recomputed, so does that."""
     assert not isinstance(costs.work, Work)
     where, share = one.placement, one.placement.share / run.placement.share

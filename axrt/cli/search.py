@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.schedule import Candidate, candidates
+from axrt.schedule import Scheduled, candidates
 from axrt.scheduler.bound import least_makespan
 from axrt.scheduler.simulator import Costs
 from axrt.scheduler.timeline import Timeline
@@ -26,7 +26,7 @@ class Tried(NamedTuple):
         utilisation: the busiest rank's work over the makespan.
     """
 
-    of: Candidate
+    of: Scheduled
     makespan: float
     least: float
     held: float
@@ -46,7 +46,7 @@ class Tried(NamedTuple):
 
 
 def search(
-    ranks: int, microbatches: int, steps: int, most_held: float, run: Callable[[Candidate], tuple[Costs, Timeline]]
+    ranks: int, microbatches: int, steps: int, most_held: float, run: Callable[[Scheduled], tuple[Costs, Timeline]]
 ) -> tuple[list[Tried], float]:
     """All that fit, the fastest first; and what no schedule on any of their placements can beat.
 

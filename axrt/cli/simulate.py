@@ -17,7 +17,7 @@ from axrt.cli.search import search
 from axrt.cli.search import show as show_search
 from axrt.launch import EXIT_BAD_CONFIG
 from axrt.observe.picture import draw
-from axrt.schedule import Candidate, scheduled
+from axrt.schedule import Scheduled, scheduled
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, Placement
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy
@@ -215,7 +215,7 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
 
 
 def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
-    def run(one: Candidate) -> tuple[Costs, Timeline]:
+    def run(one: Scheduled) -> tuple[Costs, Timeline]:
         costs = _costs(one.policy, one.placement, options)
         return costs, _run(one.policy, one.placement, costs, options)
 

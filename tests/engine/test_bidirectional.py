@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.observe.observer import Observer
+from axrt.scheduler.message import Message
+from axrt.scheduler.task import Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -145,6 +148,34 @@ def test_modules_given_as_they_are_take_the_values_of_the_first_pipe() -> None:
     one, two = LocalWorld(2, seed=4).run(rank_main)
     assert one.keys() == two.keys()
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
+
+
+class Events(Observer):
+    """What was sent and started, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sent(self, rank: int, message: Message) -> None:
+        self.told.append(str(message))
+
+    def started(self, task: Task) -> None:
+        self.told.append(str(task))
+
+
+def test_the_other_pipe_has_its_first_microbatch_before_the_reader_begins_with_its_own() -> None:
+    """Its first rank has nothing else to do while this one computes."""
+
+    def rank_main(transport: Transport) -> list[str]:
+        events = Events()
+        config = configured(MICROBATCHES, schedule={"policy": "chimera"})
+        train_on_a_rank(transport, perceptron(), batches_for(1), 2, config, observers=[events])
+        return events.told
+
+    told = LocalWorld(2, seed=1).run(rank_main)[0]
+    for step in range(2):
+        number = step * MICROBATCHES
+        assert told.index(f"activation {number + 1} for stage 0 of pipe 1") < told.index(f"F0.{number}")
 
 
 def test_what_does_not_fit_two_pipes_is_refused() -> None:
