@@ -23,3 +23,7 @@ class NonFiniteLossError(AxrtError):
 
 class PeerLeftError(AxrtError):
     """A rank has closed its engine, or is in another call, while this one still waits for it."""
+
+
+class PeerLostError(AxrtError):
+    """A rank of the job has died, or shows no sign of life; the text names it and the rank that waited for it."""

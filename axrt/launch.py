@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 
 from axrt.errors import AxrtError, ConfigError, LaunchError
+from axrt.exit_codes import Exit, exit_code_of
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_FAILED, EXIT_BAD_CONFIG, EXIT_INTERRUPTED = 70, 2, 130
 _PR_SET_PDEATHSIG = 1
 _START_S = 300.0
 _ALL_AGREE_S = 5.0
@@ -184,13 +184,13 @@ class MpiWorld(World):
             self._failed = True
             said = False
             if isinstance(error, ConfigError | StopIteration):
-                said = self._leave_together(f"axrt: {error}", EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+                said = self._leave_together(f"axrt: {error}", exit_code_of(error))
             if not said:
                 self._speak(error)
-            self.comm.Abort(EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_FAILED)
-        os._exit(EXIT_FAILED)
+            self.comm.Abort(exit_code_of(error))
+        os._exit(Exit.FAILED)
 
-    def _leave_together(self, text: str, code: int) -> bool:
+    def _leave_together(self, text: str, code: Exit) -> bool:
         """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
 
         Returns if some rank does not come along: then it is not everyone's (a node without a GPU, say); and whether it was said.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from axrt.launch import EXIT_BAD_CONFIG
+from axrt.exit_codes import Exit
 from axrt.observe.picture import draw
 from axrt.scheduler.timeline import Timeline
 
@@ -34,4 +34,4 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
 
 def _refuse(text: str) -> None:
     click.echo(f"axrt: {text}", err=True)
-    sys.exit(EXIT_BAD_CONFIG)
+    sys.exit(Exit.BAD_INPUT)

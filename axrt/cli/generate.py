@@ -15,7 +15,8 @@ from axrt.checkpoint.layers import load_weights
 from axrt.checkpoint.manifest import Manifest, checkpoint_in
 from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError, DataError
-from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, told
+from axrt.exit_codes import exit_code_of
+from axrt.launch import told
 from axrt.models.chosen import model_of
 
 
@@ -51,7 +52,7 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int
         click.echo()
     except AxrtError as error:
         click.echo(f"axrt: {error}", err=True)
-        sys.exit(EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+        sys.exit(exit_code_of(error))
 
 
 class Codec(Protocol):

@@ -15,7 +15,7 @@ from rich.table import Table
 from axrt.cli import likeness
 from axrt.cli.search import search
 from axrt.cli.search import show as show_search
-from axrt.launch import EXIT_BAD_CONFIG
+from axrt.exit_codes import Exit
 from axrt.observe.picture import draw
 from axrt.schedule import Scheduled, scheduled
 from axrt.scheduler.linger import LINGER
@@ -353,4 +353,4 @@ def _write(path: Path | None, made: Callable[[], str]) -> None:
 
 def _refuse(text: str) -> NoReturn:
     click.echo(f"axrt: {text}", err=True)
-    sys.exit(EXIT_BAD_CONFIG)
+    sys.exit(Exit.BAD_INPUT)

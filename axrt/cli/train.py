@@ -20,7 +20,8 @@ from axrt.data.order import Share
 from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError
-from axrt.launch import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, join
+from axrt.exit_codes import Exit, exit_code_of
+from axrt.launch import join
 from axrt.models.chosen import model_of
 from axrt.observe.progress import progress_for
 
@@ -53,16 +54,22 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     ranks half a second after Ctrl-C: send it SIGUSR1 instead.
     """
     try:
-        _train(file, overrides)
+        sys.exit(_train(file, overrides))
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     except AxrtError as error:  # alone; in a job of several ranks a failure has ended the job already
         click.echo(f"axrt: {error}", err=True)
-        sys.exit(EXIT_BAD_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED)
+        sys.exit(exit_code_of(error))
 
 
-def _train(file: str, overrides: tuple[str, ...]) -> None:
+def _train(file: str, overrides: tuple[str, ...]) -> Exit:
+    """Train to the end, or to where it is interrupted.
+
+    Returns:
+        With which code this rank ends. The main rank alone says that the run was interrupted: Open MPI's mpirun ends all ranks when
+        one leaves with a code, and it would lose the main rank's last words.
+    """
     try:
         config = _of_this_run(file, Config.read(file, overrides))
         model = model_of(config)
@@ -82,6 +89,9 @@ def _train(file: str, overrides: tuple[str, ...]) -> None:
             _steps(engine, data, record, saves)
             if record:
                 record.end(engine.step, latest(saves.folder) if saves.folder else None)
+        if engine.step >= config.run.steps or not engine.is_main:
+            return Exit.DONE
+        return Exit.SAVED if saves.folder else Exit.INTERRUPTED
 
 
 def _sample(config: Config) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,7 @@ def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
-    [(("nowhere",), 2, "nowhere does not exist"), (("out", "--prompt", ""), 70, "--prompt is empty")],
+    [(("nowhere",), 2, "nowhere does not exist"), (("out", "--prompt", ""), 2, "--prompt is empty")],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: str) -> None:
     axrt("tiny.toml", "run.steps=1")

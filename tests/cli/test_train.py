@@ -78,7 +78,7 @@ def test_a_wrong_key_leaves_with_code_2_and_writes_nothing() -> None:
 
 def test_missing_data_is_named() -> None:
     result = axrt("tiny.toml", "data.source=nowhere")
-    assert result.exit_code == 70
+    assert result.exit_code == 2
     assert "nowhere: No such file or directory" in result.output
 
 
