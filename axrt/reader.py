@@ -75,5 +75,6 @@ def _digest(payload: Any) -> str:
     digest = hashlib.blake2b(repr(skeleton).encode(), digest_size=16)
     for tensor in tensors:
         digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        digest.update(plain.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

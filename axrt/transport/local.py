@@ -3,7 +3,8 @@
 A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that wait for
 it arrive, in which order. So a seed is a history: any failure can be run again. The order is as hostile as a
 network may be: parcels overtake each other, what was sent long ago may still be under way, and it is read from the
-sender's memory when it arrives: who writes to what has been sent is found out.
+sender's memory when it arrives: who writes to what has been sent is found out. What arrives has been an envelope and
+rows of bytes, those of `envelope.py`, like what arrives over MPI.
 
 When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that is
 raised as `Stuck` rather than waited for.
@@ -13,16 +14,15 @@ import threading
 from collections.abc import Callable
 from math import inf
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from axrt.payload import flatten, unflatten
 from axrt.scheduler.message import Meaning
 
+from .envelope import is_large, open_envelope, pack, seal
 from .transport import Parcel
-from .wire import Layout, Spec, dense
 
 T = TypeVar("T")
 
@@ -33,6 +33,15 @@ class Stuck(AssertionError):
 
 class Stopped(Exception):
     """Another rank of this world has failed."""
+
+
+class _UnderWay(NamedTuple):
+    """What has been sent and not arrived: where it came from, its header, and the sender's own memory."""
+
+    source: int
+    meaning: Meaning
+    head: bytes
+    tensors: list[Tensor]
 
 
 class LocalWorld:
@@ -46,7 +55,7 @@ class LocalWorld:
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
         self.random = Random(seed)
-        self.mail: list[list[tuple[int, Parcel]]] = [[] for _ in range(size)]
+        self.mail: list[list[_UnderWay]] = [[] for _ in range(size)]
         self.blocked = [False] * size
         self._alive = [True] * size
         self._failed = False
@@ -124,9 +133,7 @@ class LocalTransport:
         self.size = world.size
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        skeleton, tensors = flatten(parcel.payload)
-        kept = parcel._replace(payload=unflatten(skeleton, [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]))
-        self._world.mail[rank].append((self.rank, kept))
+        self._world.mail[rank].append(_UnderWay(self.rank, parcel.message.meaning, *pack(parcel)))
         self._world.blocked[rank] = False
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -140,8 +147,8 @@ class LocalTransport:
         world.random.shuffle(places)
         places = places[: world.random.randint(1, len(places))] if places else []
         if len(places) < len(mail):  # a rank's goodbye may not overtake what it said before
-            places = [place for place in places if mail[place][1].message.meaning is not Meaning.LEAVE]
-        arrived = [(source, _read(parcel)) for source, parcel in (mail[place] for place in places)]
+            places = [place for place in places if mail[place].meaning is not Meaning.LEAVE]
+        arrived = [(mail[place].source, _received(mail[place])) for place in places]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
 
@@ -156,16 +163,19 @@ class LocalTransport:
         pass
 
 
-def _read(parcel: Parcel) -> Parcel:
-    skeleton, tensors = flatten(parcel.payload)
-    return parcel._replace(payload=unflatten(skeleton, [_copied(tensor) for tensor in tensors]))
+def _received(one: _UnderWay) -> Parcel:
+    """The parcel, out of its envelope and the large tensors beside it, on the device that each tensor came from."""
+    beside = [tensor for tensor in one.tensors if is_large(tensor.nbytes)]
+    devices = iter([tensor.device for tensor in beside])
+    arriving = open_envelope(bytearray(seal(one.head, one.tensors)), lambda layout: layout.allocate(next(devices)))
+    for room, sent in zip(arriving.large, beside, strict=True):
+        _row(room).copy_(_row(sent))
+        if sent.is_cuda:
+            sent.record_stream(torch.cuda.current_stream(sent.device))  # its memory belongs to the sender's stream
+    arriving.tensors = [room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)]
+    return arriving.parcel()
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    """What the wire would do: the sender's strides, memory of its own."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))  # its memory belongs to the sender's stream
-    layout, values = Layout(Spec.of(tensor)), dense(tensor)
-    arrived = layout.allocate(tensor.device)
-    arrived.as_strided((values.numel(),), (1,)).copy_(values.as_strided((values.numel(),), (1,)))
-    return layout.settle(arrived)
+def _row(tensor: Tensor) -> Tensor:
+    """Its memory as MPI would read or write it."""
+    return tensor.as_strided((tensor.numel(),), (1,))

@@ -1,21 +1,14 @@
 """Parcels over MPI: nonblocking, in any order, never waiting for a peer.
 
-A parcel is one *envelope* (header, description of the payload, and the bytes of its small tensors) and, for
-each large tensor, its bytes straight from the sender's memory into the receiver's. The header says
-
-    1. for which generation, what, and to whom: stage, number, pipe, bucket;
-    2. how long the description is; what follows it are the small tensors, one after the other.
-
-Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes
-are taken in that order, and each posts the receives for its tensors at once. So the tag says only the channel.
+A parcel is an envelope and the large tensors beside it (see `envelope.py`), each one message or several. Large tensors need no
+matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes are taken in that order, and each posts the
+receives for its tensors at once. So the tag says only the channel.
 
 Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and only then makes
 progress, so one that says no is asked again (a message known to be there is seen by the first poll). And
 large messages move only inside MPI calls, so every poll also asks after what is still going out.
 """
 
-import ctypes
-import struct
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -25,19 +18,12 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from axrt.payload import flatten, unflatten
-from axrt.scheduler.message import Meaning, Message
-
+from .envelope import Arriving, is_large, open_envelope, pack, seal
 from .staging import Direct, Ready, Staging
 from .transport import Parcel
 from .waiting import Patience, sharpen_sleep
-from .wire import Layout, Spec, dense, describe, read_description
 
 _ENVELOPES, _TENSORS = 1, 2  # tags
-_HEADER = struct.Struct("<iBiqiiI")
-_MEANINGS = tuple(Meaning)
-_CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
-_SMALL_BYTES = 32 * 1024
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
 _TURN_S = 2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
@@ -57,11 +43,7 @@ class _Coming:
     """A parcel whose envelope is here and whose tensors are not."""
 
     source: int
-    generation: int
-    message: Message
-    skeleton: object
-    layouts: list[Layout]
-    tensors: list[Tensor]
+    arriving: Arriving
     requests: list[MPI.Request]
     staged: bool = False
     ready: Ready | None = None
@@ -92,11 +74,8 @@ class MpiTransport:
         sharpen_sleep()
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        generation, (meaning, *address), payload = parcel
-        skeleton, tensors = flatten(payload)
-        description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
-        head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
-        going = _Going(rank, head, *self._staging.outgoing([dense(tensor) for tensor in tensors]))
+        head, tensors = pack(parcel)
+        going = _Going(rank, head, *self._staging.outgoing(tensors))
         if self._going or not _is_ready(going):
             self._going.append(going)
         else:
@@ -138,11 +117,11 @@ class MpiTransport:
 
     def _isend(self, going: _Going) -> None:
         rank, head, tensors, _ = going
-        envelope = b"".join([head, *[_bytes_of(tensor) for tensor in tensors if tensor.nbytes <= _SMALL_BYTES]])
+        envelope = seal(head, tensors)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
         for tensor in tensors:
-            if tensor.nbytes > _SMALL_BYTES:
+            if is_large(tensor.nbytes):
                 pieces = _pieces(tensor, self._piece_bytes)
                 self._sending += [self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces]
                 self._lent += [tensor] * len(pieces)
@@ -180,27 +159,20 @@ class MpiTransport:
                 del self._envelopes[source]
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
-        generation, code, *address, length = _HEADER.unpack_from(envelope)
-        at = _HEADER.size + length
-        skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
-        tensors: list[Tensor] = []
-        requests: list[MPI.Request] = []
-        for layout in layouts:
-            if layout.num_bytes <= _SMALL_BYTES:
-                tensors.append(_copied_from(envelope, at, layout))
-                at += layout.num_bytes
-            else:
-                tensors.append(self._staging.room_for(layout))
-                requests += [self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS) for piece in _pieces(tensors[-1], self._piece_bytes)]
-        return _Coming(source, generation, Message(_MEANINGS[code], *address), skeleton, layouts, tensors, requests)
+        arriving = open_envelope(envelope, self._staging.room_for)
+        requests = [
+            self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS)
+            for tensor in arriving.large
+            for piece in _pieces(tensor, self._piece_bytes)
+        ]
+        return _Coming(source, arriving, requests)
 
     def _completed(self) -> list[tuple[int, Parcel]]:
         coming, self._coming = self._coming, []
         arrived: list[tuple[int, Parcel]] = []
         for one in coming:
             if self._is_here(one):
-                tensors = [layout.settle(tensor) for tensor, layout in zip(one.tensors, one.layouts, strict=True)]
-                arrived.append((one.source, Parcel(one.generation, one.message, unflatten(one.skeleton, tensors))))
+                arrived.append((one.source, one.arriving.parcel()))
             else:
                 self._coming.append(one)
         return arrived
@@ -210,8 +182,8 @@ class MpiTransport:
             if not MPI.Request.Testall(one.requests):
                 return False
             one.requests = []
-        if one.tensors and not one.staged:
-            one.tensors, one.ready = self._staging.incoming(one.tensors)
+        if one.arriving.tensors and not one.staged:
+            one.arriving.tensors, one.ready = self._staging.incoming(one.arriving.tensors)
             one.staged = True
         return _is_ready(one)
 
@@ -224,16 +196,3 @@ def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:
     """The tensor's memory as MPI buffers of at most so many bytes; the caller keeps the tensor."""
     start, length = tensor.data_ptr(), tensor.nbytes
     return [MPI.memory.fromaddress(start + at, min(piece_bytes, length - at)) for at in range(0, length, piece_bytes)]
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    on_cpu = tensor.cpu()  # by name: the bytes are read from its memory
-    return ctypes.string_at(on_cpu.data_ptr(), on_cpu.nbytes) if on_cpu.nbytes else b""
-
-
-def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
-    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and last bits may depend on that."""
-    tensor = layout.allocate(torch.device("cpu"))
-    if layout.num_bytes:
-        ctypes.memmove(tensor.data_ptr(), (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at), layout.num_bytes)
-    return tensor

@@ -9,6 +9,7 @@ the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in th
 
 import math
 import pickle
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +17,10 @@ import torch
 from torch import Tensor
 
 from axrt.payload import Place
+
+# Quantized types keep a scale beside their numbers, and torch has no copies of integers of less than a byte.
+_QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
+_NOT_COPIED = {getattr(torch, name, None) for name in (*_QUANTIZED, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)))}
 
 
 class Spec(NamedTuple):
@@ -35,11 +40,22 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Spec":
-        return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+        """That of a tensor.
+
+        Raises:
+            TypeError: a tensor that is no array of numbers in memory: a nested one.
+        """
+        try:
+            return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+        except RuntimeError:
+            raise TypeError(f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected dense tensors") from None
 
 
 class Layout:
     """How a tensor of some spec travels; worked out once.
+
+    What travels is a row of elements in the order of the sender's memory. It arrives in memory of its own and is then given shape and
+    strides: exactly the sender's, in dimensions of size 0 and 1 too.
 
     Args:
         spec: of the tensor.
@@ -47,20 +63,23 @@ class Layout:
         num_bytes: what travels.
     """
 
-    __slots__ = ("_in_memory", "_order", "_plain", "_wire_shape", "num_bytes", "spec")
+    __slots__ = ("_arriving", "_in_memory", "_packed", "_plain", "_to_shape", "_wire_shape", "num_bytes", "spec")
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._wire_shape = _without_repetition(spec.shape, spec.strides)
-        self._order = _memory_order(self._wire_shape, spec.strides)
-        self._in_memory = [self._wire_shape[d] for d in self._order]
-        self._plain = self._wire_shape == spec.shape and spec.strides == _contiguous(spec.shape)
-        self.num_bytes = math.prod(self._wire_shape) * spec.dtype.itemsize
+        order = _memory_order(self._wire_shape, spec.strides)
+        self._to_shape = sorted(range(len(order)), key=order.__getitem__)  # from the order of memory back to that of the shape
+        self._in_memory = tuple([self._wire_shape[d] for d in order])
+        self._plain = spec.strides == _contiguous(spec.shape)
+        self._packed = _same_memory(self._in_memory, _contiguous(self._in_memory), [spec.strides[d] for d in order])
+        elements = math.prod(self._wire_shape)
+        self._arriving = spec.shape if self._plain else (elements,)
+        self.num_bytes = elements * spec.dtype.itemsize
 
     def allocate(self, device: torch.device) -> Tensor:
         """Memory for what arrives: `num_bytes` from its `data_ptr` on. To be given to `settle` once the bytes have come."""
-        tensor = torch.empty(self._in_memory, dtype=self.spec.dtype, device=device)
-        return tensor if self._plain else tensor.permute(sorted(range(len(self._order)), key=self._order.__getitem__))
+        return torch.empty(self._arriving, dtype=self.spec.dtype, device=device)
 
     def settle(self, tensor: Tensor) -> Tensor:
         """Give what has arrived the sender's shape, strides and wish for a gradient; copies only where the sender's memory had gaps."""
@@ -68,24 +87,29 @@ class Layout:
             tensor = self._as_sent(tensor)
         return tensor.requires_grad_() if self.spec.requires_grad else tensor
 
-    def _as_sent(self, tensor: Tensor) -> Tensor:
+    def _as_sent(self, row: Tensor) -> Tensor:
         spec = self.spec
-        if not _same_memory(tensor, spec.strides):
-            gapped = torch.empty_strided(self._wire_shape, spec.strides, dtype=spec.dtype, device=tensor.device)
-            tensor = gapped.copy_(tensor)
-        return tensor.as_strided(spec.shape, spec.strides)
+        if not self._packed:
+            gapped = torch.empty_strided(self._wire_shape, spec.strides, dtype=spec.dtype, device=row.device)
+            row = gapped.copy_(row.view(self._in_memory).permute(self._to_shape))
+        return row.as_strided(spec.shape, spec.strides)
 
 
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
-    """Skeleton and specs as bytes."""
+    """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot copy."""
     only_tensors = isinstance(skeleton, Place) or (isinstance(skeleton, tuple) and all(isinstance(p, Place) for p in skeleton))
     # Only these may share a cache entry: elsewhere True, 1 and 1.0 would be taken for each other.
-    return _describe_tensors(skeleton, specs) if only_tensors else pickle.dumps((skeleton, specs))
+    return _described_once(skeleton, specs) if only_tensors else _described(skeleton, specs)
 
 
-@lru_cache(maxsize=256)
-def _describe_tensors(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
+def _described(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
+    for spec in specs:
+        if spec.dtype in _NOT_COPIED:
+            raise TypeError(f"a tensor of {spec.dtype} cannot travel between stages; expected a type that torch can copy")
     return pickle.dumps((skeleton, specs))
+
+
+_described_once = lru_cache(maxsize=256)(_described)
 
 
 @lru_cache(maxsize=256)
@@ -121,8 +145,6 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def _same_memory(tensor: Tensor, strides: tuple[int, ...]) -> bool:
-    """These strides differ from the tensor's only where they move nothing: in dimensions of size one, or in an empty tensor."""
-    if tensor.numel() == 0:
-        return True
-    return all(size == 1 or mine == its for size, mine, its in zip(tensor.shape, tensor.stride(), strides, strict=True))
+def _same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Strides that differ only where they move nothing: in dimensions of size one, or in an empty tensor."""
+    return 0 in shape or all(size == 1 or mine == its for size, mine, its in zip(shape, one, other, strict=True))

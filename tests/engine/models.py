@@ -87,6 +87,54 @@ def motley(width: int = 12, classes: int = 4) -> PipelineModule:
     )
 
 
+class Attends(nn.Module):
+    """Attention of two heads with the mask that came along, (batch, 1, time, time), which it hands on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, value: tuple[Tensor, dict[str, Any]]) -> tuple[Tensor, dict[str, Any]]:
+        hidden, extra = value
+        batch, time, width = hidden.shape
+        query, key, found = self.into(hidden).view(batch, time, 2, 3 * width // 2).transpose(1, 2).chunk(3, -1)
+        mixed = functional.scaled_dot_product_attention(query, key, found, attn_mask=extra["mask"])
+        assert extra["scale"].shape == (batch, 1)
+        return hidden + self.out(mixed.transpose(1, 2).reshape(batch, time, width)) * extra["scale"].unsqueeze(2), extra
+
+
+def masked(width: int = 12) -> PipelineModule:
+    """Attention whose mask travels through every stage, and one number a sample as the target: sizes of 1 behind larger ones."""
+
+    def embedded(given: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+        hidden, lengths = given
+        places = torch.arange(hidden.shape[1])
+        return hidden, {"mask": (places <= lengths.view(-1, 1, 1, 1)) & (places <= places.view(-1, 1)), "scale": lengths.float() / 4}
+
+    def pooled(value: tuple[Tensor, dict[str, Any]]) -> Tensor:
+        return value[0].mean(1)
+
+    return PipelineModule(
+        [embedded, *(LayerSpec(Attends, width) for _ in range(5)), pooled, LayerSpec(nn.Linear, width, 1)], functional.mse_loss
+    )
+
+
+def masked_batches(microbatches: int, width: int = 12, batch: int = 3, time: int = 5) -> Any:
+    """Microbatches of ((hidden, lengths (batch, 1)), targets (batch, 1)), the same for the same step."""
+
+    def of_step(step: int) -> list[Any]:
+        generator = torch.Generator().manual_seed(2000 + step)
+        return [
+            (
+                (torch.randn(batch, time, width, generator=generator), torch.randint(1, time, (batch, 1), generator=generator)),
+                torch.randn(batch, 1, generator=generator),
+            )
+            for _ in range(microbatches)
+        ]
+
+    return of_step
+
+
 def small_gpt() -> PipelineModule:
     """The model of the command line, with dropout, and a layer for each of eight stages."""
     return gpt(Config.read({"model": {"vocab": 256, "width": 16, "heads": 2, "layers": 6, "context": 8, "dropout": 0.1}}))

@@ -10,6 +10,7 @@ from torch.nn import functional
 import axrt
 from axrt import engine as engine_module
 from axrt.compute import compute_on
+from axrt.reader import _digest
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -194,6 +195,12 @@ def test_replicas_that_read_the_same_are_warned_of() -> None:
     with pytest.warns(UserWarning, match="replicas 0 and 1 have read the same first microbatch") as caught:
         LocalWorld(2).run(rank_main)
     assert len(caught) == 1
+
+
+def test_replicas_may_read_tensors_of_any_strides() -> None:
+    """Their first microbatch is compared by its bytes."""
+    odd = [torch.tensor(1.0).expand(1), torch.randn(6).unfold(0, 3, 1), torch.randn(2, dtype=torch.complex64).conj()]
+    assert len({_digest((tensor, torch.ones(1))) for tensor in odd}) == 3
 
 
 @pytest.mark.parametrize("seed", range(8))

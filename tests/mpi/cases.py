@@ -1,8 +1,11 @@
 """What holds under mpirun; each case runs on every rank of the job with a communicator of its own."""
 
+import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ from axrt.transport import Parcel
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready, Staged
-from tests.engine.models import motley, perceptron, small_gpt
+from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
     ONE_PIPE,
     TWO_PIPES,
@@ -82,6 +85,21 @@ def case_every_kind_of_payload_arrives_as_it_was(comm: "MPI.Comm") -> None:
     got = exchange(comm, MpiTransport(comm), list(PAYLOADS.values()))
     for number, (name, payload) in enumerate(PAYLOADS.items()):
         assert_same(got[number], payload, name)
+
+
+def case_every_shape_of_small_sizes_arrives_as_it_was(comm: "MPI.Comm") -> None:
+    """Alone and beside an envelope, transposed or not."""
+    shapes = [shape for dimensions in range(1, 5) for shape in product((1, 2, 3), repeat=dimensions)]
+    tensors = [torch.randn(size) for shape in shapes for size in (shape, (*shape, 9000))]
+    tensors += [tensor.transpose(0, -1) for tensor in tensors]
+    got = exchange(comm, MpiTransport(comm), tensors)
+    for number, tensor in enumerate(tensors):
+        assert (got[number].shape, got[number].stride()) == (tensor.shape, tensor.stride())
+    torch.manual_seed(0)  # values too, where every rank has the same
+    same = [torch.randn(size) for shape in shapes for size in (shape, (*shape, 9000))]
+    got = exchange(comm, MpiTransport(comm), same)
+    for number, tensor in enumerate(same):
+        assert_same(got[number], tensor, str(tuple(tensor.shape)))
 
 
 def case_a_large_tensor_goes_in_pieces(comm: "MPI.Comm") -> None:
@@ -260,6 +278,81 @@ def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
     reference = train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
     assert trained(comm, motley, MOTLEY_BATCHES, "1f1b") == reference
+
+
+def case_masks_and_targets_with_a_size_of_one_have_the_bits(comm: "MPI.Comm") -> None:
+    batches = masked_batches(MICROBATCHES)
+    reference = train_in_plain_torch(masked(), batches, STEPS)
+    for policy in ("1f1b", "zb-h1", "adaptive" if comm.size < 4 else "axonn"):
+        assert trained(comm, masked, batches, policy) == reference, policy
+
+
+def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
+    """The last microbatches count more; the weight is a tensor, a tensor of shape (1,), or a number."""
+    for weight_of in (torch.Tensor.sum, lambda w: w.sum().view(1), lambda w: float(w.sum())):
+
+        def model() -> axrt.PipelineModule:
+            body = perceptron().layers[:-1]
+            return axrt.PipelineModule(
+                [*body, axrt.LayerSpec(torch.nn.Linear, 16, 1)],
+                lambda out, target: (((out - target[0]).square() * target[1]).sum(), weight_of(target[1])),  # noqa: B023
+            )
+
+        generator = torch.Generator().manual_seed(11)
+        items = [
+            (torch.randn(4, 16, generator=generator), (torch.randn(4, 1, generator=generator), torch.full((4, 1), 1.0 + k)))
+            for k in range(MICROBATCHES)
+        ]
+        assert trained(comm, model, lambda step: items, "1f1b") == train_in_plain_torch(model(), lambda step: items, STEPS)  # noqa: B023
+
+
+def case_outputs_of_an_evaluation_and_what_is_broadcast_arrive_as_they_were(comm: "MPI.Comm") -> None:
+    batches = masked_batches(2 * comm.size)(0)
+    with axrt.initialize(masked(), config=configured(2), transport=MpiTransport(comm)) as engine:
+        found = engine.eval_batch(iter(batches) if engine.reads else None, outputs=True)
+        if engine.is_main:
+            whole = masked().sequential(7).eval()
+            with torch.no_grad():
+                assert [out.tolist() for out in found.outputs or ()] == [whole(inputs).tolist() for inputs, _ in batches]
+        assert_same(engine.broadcast(PAYLOADS if engine.is_main else None), PAYLOADS, "all payloads")
+
+
+def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Comm") -> None:
+    """Parameters and buffers of shapes with sizes of one, and one that lies transposed in memory."""
+    torch.manual_seed(comm.rank)
+
+    class Odd(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.column = torch.nn.Parameter(torch.randn(16, 1))
+            self.turned = torch.nn.Parameter(torch.randn(200, 60).t())
+            self.register_buffer("mask", torch.randn(3, 1, 4, 4))
+
+        def forward(self, value: Tensor) -> Tensor:
+            return value @ self.column + self.turned.sum() + self.get_buffer("mask").sum()
+
+    model = axrt.PipelineModule([Odd()], torch.nn.functional.mse_loss)
+    batches = [(torch.randn(4, 16), torch.randn(4, 1)) for _ in range(2)]
+    config = configured(2, parallel={"data": comm.size})
+    with axrt.initialize(model, config=config, transport=MpiTransport(comm)) as engine:
+        engine.train_batch(iter(batches))
+        mine = [value.detach().tolist() for _, value in engine.named_parameters()]
+        assert all(theirs == mine for theirs in comm.allgather(mine))
+        buffers = [value.tolist() for _, layer in engine._holding.layers() for value in layer.buffers()]
+        assert all(theirs == buffers for theirs in comm.allgather(buffers))
+
+
+def case_a_checkpoint_of_these_ranks_goes_on_with_the_bits(comm: "MPI.Comm") -> None:
+    folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+    batches, config = masked_batches(MICROBATCHES), configured(MICROBATCHES)
+    reference = train_in_plain_torch(masked(), batches, STEPS)
+    with axrt.initialize(masked(), adamw, config=config, transport=MpiTransport(comm)) as engine:
+        engine.train_batch(iter(batches(0)))
+        engine.save_checkpoint(folder / "step-1", extra={"epoch": [1]})
+        engine.train_batch(iter(batches(1)))
+        assert engine.load_checkpoint(folder) == {"epoch": [1]}
+        losses = [engine.train_batch(iter(batches(step))).loss for step in range(1, STEPS)]
+    assert losses == reference.losses[1:]
 
 
 def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:

@@ -36,6 +36,13 @@ def _payloads() -> dict[str, Any]:
         "a tuple": (torch.randn(2), None, torch.arange(3)),
         "a dict": {"x": torch.randn(2, 2), "flags": [True, 1, 1.0], "inner": {"y": (torch.randn(1), None)}},
         "an empty tuple": (),
+        "a size of one behind a larger one": torch.randn(16, 1),
+        "a mask for all heads": torch.ones(3, 1, 4, 4, dtype=torch.bool).tril(),
+        "sizes of one everywhere": (torch.randn(1, 3, 1), torch.randn(2, 1, 3, 1, 2, 1), torch.randn(1, 1), torch.randn(3, 1).t()),
+        "a size of one with a stride of its own": torch.randn(6, 1)[::2],
+        "overlapping": torch.arange(8.0).unfold(0, 4, 1),
+        "negated": torch.randn(3, 2, dtype=torch.complex64).conj().imag,
+        "large, with a size of one": (torch.randn(20_000, 1), torch.randn(3, 1, 90, 90), torch.randn(100, 1, 120).transpose(0, 2)),
         "large": torch.randn(64, 1024),
         "large and transposed": torch.randn(64, 1024).t(),
         "large and small": (torch.randn(2), torch.randn(50_000), torch.randn(3), torch.randn(40_000).bfloat16()),
@@ -58,7 +65,6 @@ def assert_same(got: Any, sent: Any, name: str) -> None:
         assert _bits(tensor) == _bits(original), name
 
 
-def _bits(tensor: Tensor) -> list[Any]:
-    plain = tensor.detach().resolve_conj()
-    values: list[Any] = (plain.float() if plain.dtype.itemsize < 4 and plain.is_floating_point() else plain).flatten().tolist()
-    return values
+def _bits(tensor: Tensor) -> bytes:
+    plain = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    return plain.view(-1).view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,115 @@
+"""What a parcel is on the wire; the same bytes under every transport.
+
+    envelope     header | description | the bytes of its small tensors, one after the other
+    beside it    each large tensor, straight from the sender's memory into the receiver's
+
+The header says
+
+    1. for which generation, what, and to whom: stage, number, pipe, bucket;
+    2. how long the description is. See `wire.py` for what it describes.
+
+A transport adds nothing but how bytes get there.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from axrt.payload import flatten, unflatten
+from axrt.scheduler.message import Meaning, Message
+
+from .transport import Parcel
+from .wire import Layout, Spec, dense, describe, read_description
+
+_HEADER = struct.Struct("<iBiqiiI")
+_MEANINGS = tuple(Meaning)
+_CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
+_SMALL_BYTES = 32 * 1024
+
+
+@dataclass(slots=True)
+class Arriving:
+    """A parcel whose envelope has been read.
+
+    Args:
+        generation, message: of the parcel.
+        skeleton: of its payload.
+        layouts: one a tensor.
+        tensors: memory for each, as `Layout.allocate` gives it; that of small ones is filled.
+    """
+
+    generation: int
+    message: Message
+    skeleton: object
+    layouts: list[Layout]
+    tensors: list[Tensor]
+
+    @property
+    def large(self) -> list[Tensor]:
+        """Memory for what comes beside the envelope, in order."""
+        return [tensor for tensor, layout in zip(self.tensors, self.layouts, strict=True) if is_large(layout.num_bytes)]
+
+    def parcel(self) -> Parcel:
+        """What was sent, once all bytes are here."""
+        tensors = [layout.settle(tensor) for tensor, layout in zip(self.tensors, self.layouts, strict=True)]
+        return Parcel(self.generation, self.message, unflatten(self.skeleton, tensors))
+
+
+def is_large(num_bytes: int) -> bool:
+    """A tensor of so many bytes travels beside its envelope."""
+    return num_bytes > _SMALL_BYTES
+
+
+def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
+    """Header with description, and the tensors as what travels: dense, without a graph.
+
+    Raises:
+        TypeError: the payload holds something that cannot travel.
+    """
+    generation, (meaning, *address), payload = parcel
+    skeleton, tensors = flatten(payload)
+    description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
+    head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
+    return head, [dense(tensor) for tensor in tensors]
+
+
+def seal(head: bytes, tensors: list[Tensor]) -> bytes:
+    """The envelope, made of what `pack` gives; it reads the small tensors' memory now."""
+    return b"".join([head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]])
+
+
+def open_envelope(envelope: bytearray, room_for: Callable[[Layout], Tensor]) -> Arriving:
+    """Read an envelope.
+
+    Args:
+        envelope: as `seal` has made it.
+        room_for: allocates memory for a large tensor; called in the order in which they come.
+    """
+    generation, code, *address, length = _HEADER.unpack_from(envelope)
+    at = _HEADER.size + length
+    skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
+    tensors: list[Tensor] = []
+    for layout in layouts:
+        if is_large(layout.num_bytes):
+            tensors.append(room_for(layout))
+        else:
+            tensors.append(_copied_from(envelope, at, layout))
+            at += layout.num_bytes
+    return Arriving(generation, Message(_MEANINGS[code], *address), skeleton, layouts, tensors)
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    on_cpu = tensor.cpu()  # by name: the bytes are read from its memory
+    return ctypes.string_at(on_cpu.data_ptr(), on_cpu.nbytes) if on_cpu.nbytes else b""
+
+
+def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
+    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and last bits may depend on that."""
+    tensor = layout.allocate(torch.device("cpu"))
+    if layout.num_bytes:
+        ctypes.memmove(tensor.data_ptr(), (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at), layout.num_bytes)
+    return tensor
