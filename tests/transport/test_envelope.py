@@ -92,7 +92,7 @@ def test_what_travels_is_no_more_than_the_values_that_differ(tensor: Tensor) -> 
 
 
 UNSENDABLE: dict[str, tuple[Callable[[], Tensor], str]] = {
-    "integers of four bits": (lambda: torch.empty(3, dtype=torch.int4), "torch.int4 cannot travel"),
+    "integers of four bits": (lambda: torch.empty(3, dtype=vars(torch)["int4"]), "torch.int4 cannot travel"),
     "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "torch.qint8 cannot travel"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "cannot travel between stages; expected dense"),
     "sparse": (lambda: torch.eye(3).to_sparse(), "cannot travel between stages; expected dense tensors"),
