@@ -2,7 +2,17 @@
 
 from axrt.config import Config
 from axrt.engine import Engine, initialize
-from axrt.errors import AxrtError, ConfigError, DataError, LaunchError, NonFiniteLossError, PeerLeftError
+from axrt.errors import (
+    AxrtError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    LaunchError,
+    NonFiniteLossError,
+    PeerLeftError,
+    PeerLostError,
+    SaveError,
+)
 from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
 from axrt.results import EvalResult, StepResult
 
@@ -10,6 +20,7 @@ __all__ = [
     "AxrtError",
     "Config",
     "ConfigError",
+    "DamagedError",
     "DataError",
     "Engine",
     "EvalResult",
@@ -17,7 +28,9 @@ __all__ = [
     "LayerSpec",
     "NonFiniteLossError",
     "PeerLeftError",
+    "PeerLostError",
     "PipelineModule",
+    "SaveError",
     "StepResult",
     "TiedLayerSpec",
     "defer_weight_gradient",

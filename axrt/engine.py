@@ -1,6 +1,5 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import Any, NoReturn, Self
 import torch
 
 from axrt.ahead import compile_ahead
-from axrt.checkpoint.layers import files_of, load_layers, save_layers
-from axrt.checkpoint.manifest import Manifest, begin, checkpoint_in, partial, publish
+from axrt.checkpoint.job import JobCheckpoints
+from axrt.checkpoint.manifest import Manifest
 from axrt.choice import settled
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
-from axrt.errors import AxrtError, ConfigError, DataError
+from axrt.errors import AxrtError, ConfigError, DataError, SaveError
 from axrt.hands import EvaluationHands, TrainingHands
 from axrt.holding import hold
 from axrt.launch import World, join
@@ -89,7 +88,6 @@ class Engine:
         self.rank = rank
         self.step = 0
         self.samples = 0
-        self._saves = 0
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
@@ -108,6 +106,7 @@ class Engine:
         self._compute = compute_on(self.device)
         self._loop = Loop(self._transport, self._compute, self._mesh, self._hear_rank, watching)
         self._reports = Reports(self._loop, rank, size)
+        self._checkpoints = JobCheckpoints(self._reports, rank, self._layers)
         compiler = Compiler(config.run.compile) if config.run.compile else None
         self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator, compiler)
         self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
@@ -279,48 +278,53 @@ class Engine:
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
-        On the main rank the checkpoint is whole when this returns, and `latest` beside it names it; the others may go on earlier. If
-        the job ends within, what was saved before stands.
+        When this returns the checkpoint is whole. If the job ends within, what was saved before stands. Whoever has gone back to an
+        older checkpoint in the same directory saves anew from there: what came after it is set aside, and that is told.
 
         Args:
             path: a directory that does not exist yet, in one that all ranks share.
             extra: anything of the user's that JSON can hold.
         Raises:
-            ConfigError: on every rank, if the directory exists or cannot be made, or `extra` is not JSON. Nothing is written.
-            DataError: the files cannot be written, or there is state that is neither a tensor nor a plain value.
+            ConfigError: on every rank, if the directory exists, another process writes to the one that it is in, or `extra` is not
+                JSON. Nothing is written.
+            SaveError: on every rank, if the files cannot be written: the disk is full, say. Training may go on, and save later.
+            DataError: there is state that is neither a tensor nor a plain value.
         """
-        path, mesh = Path(path), self._mesh
-        self._saves += 1
-        self._agreed(lambda: begin(path, self._manifest(extra or {})))
-        with self._working():
-            if mesh.data_rank == 0:  # the other replicas hold the same, and so do other pipes
-                mine = self._holding.of_pipe(0)
-                save_layers(partial(path), mine)
-                self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(mine.stages)), self._saves), None)
-            if self.is_main:
-                saved = self._reports.claim(Meaning.SAVED, self._saves, self._ranks_of_replica(0))
-                self._reports.wait(saved, f"all parts of {path}")
-                publish(path, self._manifest(extra or {}), files_of(len(self._layers)))
+        path = Path(path)
+        with self._agreeing():
+            # Replicas but the first hold the same, and so do pipes but the first.
+            mine = self._holding.of_pipe(0) if self._mesh.data_rank == 0 else None
+            of = self.step, self.samples, self._holding.lr, self._layers, self.config, extra or {}
+            self._checkpoints.save(path, lambda: Manifest.of(*of), mine, self._ranks_of_replica(0))
 
-    def load_checkpoint(self, path: str | Path) -> dict[str, Any]:
+    def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
 
         Args:
-            path: a checkpoint, or a directory with a `latest`, such as that of a run: then the newest whole one.
+            path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged one, by the step in its manifest.
+            missing_ok: return None, and change nothing, where the directory holds no checkpoint or does not exist; by default that is
+                an error.
         Returns:
             The user's `extra`.
         Raises:
-            ConfigError: on every rank, if there is no whole checkpoint, or it is of another model; on the rank that finds it, if files
-                do not fit the layers and their optimizer. Nothing is changed.
+            ConfigError: on every rank, if there is no checkpoint, it is of another model or optimizer, or (a `DamagedError`) it is
+                damaged. Nothing is changed.
         """
-        where, told = self._agreed(lambda: self._found(Path(path)))
-        manifest = json.loads(told)
-        with self._working():
-            load_layers(Path(where), self._holding)
-            self.step, self.samples = manifest["step"], manifest["samples"]
+        path = Path(path)
+        with self._agreeing():
+            if missing_ok and not self._reports.agreed(path.exists):
+                return None
+            manifest = self._checkpoints.load(path, self._holding, missing_ok)
+            if manifest is None:
+                return None
+            self.step, self.samples = manifest.step, manifest.samples
             self._begin_again()
-        extra: dict[str, Any] = manifest["extra"]
-        return extra
+        return manifest.extra
+
+    @property
+    def loaded_from(self) -> Path | None:
+        """The checkpoint that `load_checkpoint` has taken last; None before."""
+        return self._checkpoints.loaded
 
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
@@ -330,6 +334,7 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._loop.leave()
+        self._checkpoints.close()
 
     def __enter__(self) -> Self:
         return self
@@ -341,19 +346,6 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
-
-    def _manifest(self, extra: Mapping[str, Any]) -> Manifest:
-        return Manifest.of(self.step, self.samples, self._holding.lr, self._layers, self.config, extra)
-
-    def _found(self, path: Path) -> tuple[str, str]:
-        """The checkpoint that a path means, and what is to be known of it, as JSON; refused where it is of another model."""
-        checkpoint = checkpoint_in(path)
-        manifest = Manifest.read(checkpoint)
-        if manifest.layers != self._layers:
-            raise ConfigError(
-                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
-            )
-        return str(checkpoint), json.dumps({"step": manifest.step, "samples": manifest.samples, "extra": manifest.extra})
 
     def _compile_ahead(self, model: PipelineModule, sample: Any) -> None:
         given = self._reports.agreed(
@@ -461,16 +453,6 @@ class Engine:
         with self._ending_the_job_on_failure():
             return self._reports.wait(collected, what)
 
-    def _agreed(self, find: Callable[[], Any]) -> Any:
-        """What the main rank finds, or refuses, on every rank; a refusal leaves the engine as it is."""
-        self._check_open()
-        try:
-            return self._reports.agreed(find)
-        except ConfigError:
-            raise
-        except BaseException as error:
-            self._end_the_job(error)
-
     # Around every call.
 
     def _check_open(self) -> None:
@@ -482,6 +464,18 @@ class Engine:
         self._check_open()
         with self._ending_the_job_on_failure(), self._generator.borrowed():
             yield
+
+    @contextmanager
+    def _agreeing(self) -> Iterator[None]:
+        """Around what every rank refuses alike: that leaves the engine as it is, and anything else ends the job."""
+        self._check_open()
+        try:
+            with self._generator.borrowed():
+                yield
+        except (ConfigError, SaveError):
+            raise
+        except BaseException as error:
+            self._end_the_job(error)
 
     @contextmanager
     def _ending_the_job_on_failure(self) -> Iterator[None]:

@@ -9,6 +9,14 @@ class ConfigError(AxrtError, ValueError):
     """A setting that cannot work. Every rank finds the same one, before anything is written or sent."""
 
 
+class DamagedError(ConfigError):
+    """A checkpoint whose files are not what was saved; the text names the file and what is wrong with it."""
+
+
+class SaveError(AxrtError):
+    """A checkpoint, or another file of a run, that could not be written: the disk is full, say. What was saved before stands."""
+
+
 class DataError(AxrtError):
     """Data that is missing, empty or does not fit; seen by the rank that reads."""
 

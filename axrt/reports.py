@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, SaveError
 from axrt.loop import Loop
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
@@ -122,16 +122,17 @@ class Reports:
         return statistics.median(taken)
 
     def agreed(self, find: Callable[[], Any]) -> Any:
-        """What the main rank finds, on every rank; the `ConfigError` that it finds instead is raised on every rank."""
+        """What the main rank finds, on every rank; the `ConfigError` or `SaveError` that it finds instead is raised on every rank."""
         found, refusal = None, None
         if self._rank == _MAIN:
             try:
                 found = find()
-            except ConfigError as error:
-                refusal = str(error)
+            except (ConfigError, SaveError) as error:
+                refusal = (isinstance(error, SaveError), str(error))
         found, refusal = self.broadcast((found, refusal))
         if refusal is not None:
-            raise ConfigError(refusal)
+            not_saved, text = refusal
+            raise SaveError(text) if not_saved else ConfigError(text)
         return found
 
     def _let_go(self, key: Key) -> None:

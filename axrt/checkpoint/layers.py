@@ -1,7 +1,10 @@
-"""The layers of a rank and their optimizer's state, as files."""
+"""The layers of a rank and their optimizer's state, as files.
+
+What is read is checked before anything is changed: each file against its digest, and what it holds against the model.
+"""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from axrt.errors import ConfigError, DataError
+from axrt.errors import ConfigError, DamagedError, DataError, SaveError
 from axrt.holding import Holding
 from axrt.optim.bucket import Bucket
 
-from .manifest import write_durably
+from .durable import digest_of_file, write_durably
+from .manifest import FileRecord, Manifest
+
+Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
 
 
 @dataclass(slots=True)
@@ -35,6 +41,19 @@ class State:
     group: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedLayers:
+    """What has been read and checked, of the layers of one rank.
+
+    Args:
+        weights: of each layer by its place, tensors by name.
+        states: of the optimizer, by parameter; none for a parameter that was frozen when it was saved.
+    """
+
+    weights: dict[int, dict[str, Tensor]]
+    states: dict[str, State]
+
+
 def weights_file(place: int) -> str:
     return f"layer-{place:04}.safetensors"
 
@@ -48,45 +67,92 @@ def files_of(layers: int) -> set[str]:
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}
 
 
-def save_layers(directory: Path, holding: Holding) -> None:
+def save_layers(directory: Path, holding: Holding) -> dict[str, FileRecord]:
     """Write the layers of this rank.
 
+    Returns:
+        What was written, by the names of files.
     Raises:
+        SaveError: it cannot be written.
         DataError: state that is neither a tensor nor a plain value.
     """
-    directory.mkdir(exist_ok=True)
+    records = {}
+    for name, data in _packed_layers(holding):
+        try:
+            directory.mkdir(exist_ok=True)
+            write_durably(directory / name, data)
+        except OSError as error:
+            raise SaveError(f"{directory / name}: {error.strerror}") from None
+        records[name] = FileRecord.of(data)
+    return records
+
+
+def _packed_layers(holding: Holding) -> Iterator[tuple[str, bytes]]:
+    """(name of a file, its bytes) for each layer twice."""
     states = {name: state for bucket in holding.all_buckets for name, state in _states(bucket)}
     for place, layer in holding.layers():
-        write_durably(directory / weights_file(place), save({name: _on_cpu(value) for name, value in _weights(place, layer)}))
+        parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
+        weights = {name: _on_cpu(value) for name, value in _weights(place, layer)}
+        yield weights_file(place), save(weights, {"parameters": json.dumps(parameters)})
+        frozen = [name for name in parameters if name not in states]
         of_layer = {name: state for name, state in states.items() if int(name.partition(".")[0]) == place}
-        write_durably(directory / optimizer_file(place), _packed(of_layer))
+        yield optimizer_file(place), _packed(of_layer, frozen)
 
 
-def load_layers(directory: Path, holding: Holding) -> None:
-    """Read the layers of this rank; what does not fit is refused before anything is changed.
+def read_layers(directory: Path, manifest: Manifest, holding: Holding) -> LoadedLayers:
+    """Read the layers of this rank from a checkpoint, and change nothing.
 
     Raises:
-        ConfigError: a file is missing or broken, or holds other tensors than the layer has.
+        DamagedError: a file is missing or not what was saved, or holds what no run would go on with.
+        ConfigError: it is of another model, or of another optimizer.
     """
+    weights = read_weights(directory, manifest, list(holding.layers()))
     states: dict[str, State] = {}
+    frozen: set[str] = set()
     for place, _ in holding.layers():
-        states.update(_unpacked(*_read(directory / optimizer_file(place))))
+        path = directory / optimizer_file(place)
+        of_layer, not_trained = _unpacked(path, *_read(path, manifest))
+        states.update(of_layer)
+        frozen.update(not_trained)
     for bucket in holding.all_buckets:
-        _check_optimizer(directory, bucket, states)
-    load_weights(directory, list(holding.layers()))
-    for bucket in holding.all_buckets:
-        _set_states(bucket, states)
+        _check_optimizer(directory, bucket, states, frozen)
+    return LoadedLayers(weights, states)
 
 
-def load_weights(directory: Path, layers: Sequence[tuple[int, nn.Module]]) -> None:
-    """Read weights and buffers of layers, given by their places; errors as in `load_layers`."""
-    found = {place: _read(directory / weights_file(place))[0] for place, _ in layers}
+def read_weights(directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]) -> dict[int, dict[str, Tensor]]:
+    """Weights and buffers of layers, given by their places, tensors by name; errors as in `read_layers`."""
+    found = {}
     for place, layer in layers:
-        _check(directory / weights_file(place), dict(_weights(place, layer)), found[place])
+        path = directory / weights_file(place)
+        found[place], metadata = _read(path, manifest)
+        _check(path, dict(_weights(place, layer)), found[place])
+        _check_finite(path, found[place], metadata)
+    return found
+
+
+def take_layers(loaded: LoadedLayers, holding: Holding) -> None:
+    """Make what was read the layers' own and the optimizer's."""
+    take_weights(loaded.weights, list(holding.layers()))
+    for bucket in holding.all_buckets:
+        _set_states(bucket, loaded.states)
+
+
+def take_weights(found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]) -> None:
+    """Make what `read_weights` gave the layers' own."""
     with torch.no_grad():
         for place, layer in layers:
             for name, value in _weights(place, layer):
                 value.copy_(found[place][name])
+
+
+def verify_file(directory: Path, manifest: Manifest, name: str) -> None:
+    """Check a file with tensors without its model; `DamagedError` says what is wrong."""
+    path = directory / name
+    tensors, metadata = _read(path, manifest)
+    if name.startswith("optimizer"):
+        _unpacked(path, tensors, metadata)
+    else:
+        _check_finite(path, tensors, metadata)
 
 
 def _states(bucket: Bucket) -> Iterable[tuple[str, State]]:
@@ -116,10 +182,14 @@ def _check_plain(name: str, values: Mapping[str, Any]) -> None:
             )
 
 
-def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, State]) -> None:
+def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, State], frozen: set[str]) -> None:
     mine = type(bucket.optimizer).__name__
     for name, _ in bucket.named:
-        if name in states and states[name].optimizer != mine:
+        if name not in states:
+            if name in frozen:
+                continue  # it was not trained then, and begins anew
+            raise DamagedError(f"{directory} has no optimizer state of {name}; expected that of every parameter")
+        if states[name].optimizer != mine:
             raise ConfigError(
                 f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} here; expected the same (optimizer.name)"
             )
@@ -156,26 +226,54 @@ def _on_cpu(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True).contiguous()
 
 
-def _packed(states: Mapping[str, State]) -> bytes:
+def _packed(states: Mapping[str, State], frozen: Sequence[str]) -> bytes:
     tensors = {f"{name}/{key}": _on_cpu(value) for name, state in states.items() for key, value in state.tensors.items()}
-    rest = {name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group} for name, state in states.items()}
-    return save(tensors, {"parameters": json.dumps(rest)})
+    told = {
+        name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group, "tensors": _specs(state.tensors)}
+        for name, state in states.items()
+    }
+    return save(tensors, {"parameters": json.dumps(told), "frozen": json.dumps(frozen)})
 
 
-def _unpacked(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> dict[str, State]:
-    states = {name: State(**rest) for name, rest in json.loads(metadata.get("parameters", "{}")).items()}
-    for key, value in tensors.items():
-        name, _, what = key.rpartition("/")
-        states[name].tensors[what] = value
-    return states
+def _specs(tensors: Mapping[str, Tensor]) -> Specs:
+    return {key: [str(value.dtype), list(value.shape)] for key, value in tensors.items()}
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[dict[str, State], list[str]]:
+    """State by parameter, and the parameters that were not trained; what is there must be what is told."""
     try:
+        told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
+        states = {name: State(of["optimizer"], {}, of["plain"], of["group"]) for name, of in told.items()}
+        for key, value in tensors.items():
+            name, _, what = key.rpartition("/")
+            states[name].tensors[what] = value
+        differing = [name for name, of in told.items() if _specs(states[name].tensors) != of["tensors"]]
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer state") from None
+    if differing:
+        name = differing[0]
+        raise DamagedError(
+            f"{path}: the state of {name} is {_specs(states[name].tensors)}, and {told[name]['tensors']} was saved; expected what was saved"
+        )
+    return states, frozen
+
+
+def _read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    record = manifest.record_of(path.name)
+    if record is None:
+        raise DamagedError(f"{path} is not in the manifest; expected every file of a checkpoint there")
+    try:
+        size = path.stat().st_size
+        if size != record.size_bytes:
+            raise DamagedError(f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file as it was saved")
+        if digest_of_file(path) != record.crc32:
+            raise DamagedError(f"{path} has other bytes than were saved: its crc32 does not fit; expected the file as it was saved")
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: {error}; expected a file of a whole checkpoint") from None
+    except OSError as error:
+        raise DamagedError(f"{path}: {error.strerror}; expected a file of a whole checkpoint") from None
+    except SafetensorError as error:
+        raise DamagedError(f"{path}: {error}; expected a file of a whole checkpoint") from None
 
 
 def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -183,8 +281,17 @@ def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) 
         where = "in the model and not in the checkpoint" if name in mine else "in the checkpoint and not in the model"
         raise ConfigError(f"{path}: {name} is {where}; expected a checkpoint of the same model")
     for name, value in mine.items():
-        if value.shape != found[name].shape:
-            raise ConfigError(
-                f"{path}: {name} has shape {tuple(found[name].shape)}, and {tuple(value.shape)} in the model; "
-                "expected a checkpoint of the same model"
-            )
+        for what, its, here in (("shape", tuple(found[name].shape), tuple(value.shape)), ("type", found[name].dtype, value.dtype)):
+            if its != here:
+                raise ConfigError(f"{path}: {name} has {what} {its}, and {here} in the model; expected a checkpoint of the same model")
+
+
+def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Of parameters alone: buffers, such as masks, may hold infinities."""
+    try:
+        parameters = [(name, tensors[name]) for name in json.loads(metadata["parameters"])]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} does not tell its parameters ({error!r}); expected a file of weights") from None
+    for name, value in parameters:
+        if (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all()):
+            raise DamagedError(f"{path}: {name} holds what is no finite number; expected weights that a run can go on from")

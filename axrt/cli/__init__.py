@@ -2,6 +2,7 @@
 
 import click
 
+from .checkpoint import checkpoint
 from .doctor import doctor
 from .draw import draw_command
 from .generate import generate
@@ -15,5 +16,5 @@ def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
 
 
-for command in (train, generate, simulate_command, draw_command, doctor):
+for command in (train, generate, checkpoint, simulate_command, draw_command, doctor):
     main.add_command(command)

@@ -11,10 +11,11 @@ import click
 import torch
 from torch import Tensor, nn
 
-from axrt.checkpoint.layers import load_weights
-from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.checkpoint.folder import candidates_at, none_in
+from axrt.checkpoint.layers import read_weights, take_weights
+from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
-from axrt.errors import AxrtError, ConfigError, DataError
+from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.launch import told
 from axrt.models.chosen import model_of
@@ -39,12 +40,10 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int
     try:
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
-        checkpoint = checkpoint_in(run)
-        config = Config.read(Manifest.read(checkpoint).config)
+        config, model = _loaded(run)
         codec = _codec_for(config)
         given = codec.encode(prompt)
         _check(given, config.model.vocab)
-        model = _loaded(checkpoint, config)
         click.echo(prompt, nl=False)
         for token in sample(model, given, tokens, config.model.context, temperature, top_k, torch.Generator().manual_seed(seed)):
             click.echo(codec.decode(token), nl=False)
@@ -110,10 +109,23 @@ def _check(tokens: list[int], vocab: int) -> None:
         raise DataError(f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the model knows")
 
 
-def _loaded(checkpoint: Path, config: Config) -> nn.Sequential:
-    whole = model_of(config).sequential(config.run.seed)
-    load_weights(checkpoint, list(enumerate(whole)))
-    return whole.eval()
+def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
+    """The model of the newest undamaged checkpoint that a path means, with its configuration; says so where that is not the newest."""
+    faults: list[str] = []
+    for one in candidates_at(run):
+        try:
+            manifest = Manifest.read(one.path)
+            config = Config.read(manifest.config)
+            whole = model_of(config).sequential(config.run.seed)
+            layers = list(enumerate(whole))
+            take_weights(read_weights(one.path, manifest, layers), layers)
+        except DamagedError as error:
+            faults.append(str(error))
+            continue
+        if faults:
+            click.echo(f"axrt: damaged, and not taken: {'; '.join(faults)}. Taken is {one.path}", err=True)
+        return config, whole.eval()
+    raise DamagedError("; ".join(faults)) if faults else none_in(run)
 
 
 @torch.inference_mode()

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
 from axrt.engine import Engine
+from axrt.errors import SaveError
 from axrt.observe.metrics import RunFiles
 from axrt.observe.picture import draw
 from axrt.observe.progress import Progress
@@ -22,11 +25,16 @@ class Record:
     Args:
         engine: of the main rank.
         show: the display.
+        files: of the run; what cannot be written there is told, and training goes on.
+    Attributes:
+        failed: lines of metrics, or a timeline, could not be written to the end.
     """
 
-    def __init__(self, engine: Engine, show: Progress) -> None:
+    def __init__(self, engine: Engine, show: Progress, files: RunFiles) -> None:
         self._config, self._show = engine.config, show
-        self._files = RunFiles(engine.config)
+        self._files = files
+        self._told = False  # that lines of metrics cannot be written
+        self.failed = False
         self._launch = f"mpirun -n {engine.pipe_size * engine.data_size} " if engine.pipe_size * engine.data_size > 1 else ""
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
@@ -47,7 +55,7 @@ class Record:
     def began(self, resumed_from: Path | None, done: int) -> None:
         """The run begins, or goes on from a checkpoint."""
         if resumed_from is not None:
-            self._files.record(step=done, resumed_from=str(resumed_from))
+            self._append(step=done, resumed_from=str(resumed_from))
             self._show.say(f"going on from {resumed_from} at step {done}")
             changes = changed(Manifest.read(resumed_from).config, self._config)
             if changes:
@@ -69,14 +77,19 @@ class Record:
         self._show.step(done, result.loss, self._tokens_per_s)
 
     def validation(self, done: int, loss: float) -> None:
-        self._files.record(step=done, val_loss=loss)
+        self._append(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
         self._last_s, self._last_step = time.perf_counter(), done  # its time is not training's
 
     def timeline(self, line: Timeline) -> None:
         """Of the steps that were traced."""
-        self._files.write("timeline.json", line.to_json())
-        self._files.write("timeline.svg", draw(line))
+        try:
+            self._files.write("timeline.json", line.to_json())
+            self._files.write("timeline.svg", draw(line))
+        except SaveError as error:
+            self.failed = True
+            self.warn(str(error))
+            return
         self._show.say(f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}")
 
     def saved(self, done: int) -> None:
@@ -84,21 +97,40 @@ class Record:
             self._write(self._unwritten)
         self._last_s, self._last_step = time.perf_counter(), done
 
+    def warn(self, text: str) -> None:
+        """A line that is told whatever the display shows."""
+        click.echo(f"axrt: {text}", err=True)
+
     def end(self, done: int, checkpoints: Path | None) -> None:
         if self._unwritten is not None:
             self._write(self._unwritten)
+        try:
+            self._files.catch_up()
+        except SaveError as error:
+            self.failed = True
+            self.warn(str(error))
         what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
         where = f"configuration and metrics are in {self.directory}" + (f", the checkpoint in {checkpoints}" if checkpoints else "")
         self._show.say(f"{what}; {where}")
         if done < self._config.run.steps and checkpoints:
             self._show.say(f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto")
 
+    def _append(self, **values: Any) -> None:
+        try:
+            self._files.record(**values)
+        except SaveError as error:
+            if not self._told:
+                self.warn(f"{error}; training goes on")
+            self._told = True
+        else:
+            self._told = False
+
     def _write(self, result: StepResult) -> None:
         done = result.step + 1
         grad_norm, samples_per_s = result.grad_norm, self._rate(done)
         self._tokens_per_s = samples_per_s * self._config.model.context
         self._unwritten = None
-        self._files.record(
+        self._append(
             step=done,
             loss=result.loss,
             lr=_number(result.lr),

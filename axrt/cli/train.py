@@ -2,31 +2,35 @@
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import torch
 from torch import Tensor
 
 from axrt.allocator import keep_freed_memory
-from axrt.checkpoint.manifest import Manifest, check_writable, checkpoint_in, latest, name_latest, prune
+from axrt.checkpoint.folder import after, check_writable, name_latest, prune, set_aside
+from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
 from axrt.data.corpus import load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
-from axrt.errors import AxrtError, ConfigError, NonFiniteLossError
+from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of
 from axrt.launch import join
 from axrt.models.chosen import model_of
+from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.progress import progress_for
 
 from .interrupt import Interrupt
 from .record import Record
+
+T = TypeVar("T")
 
 _MOST_SKIPPED = 20
 
@@ -77,10 +81,12 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         join().fail(error)
     keep_freed_memory()
     with Interrupt() as interrupt, initialize(model, config=config, sample=_sample(config)) as engine:
+        files = _on_main(engine, lambda: RunFiles(config))
         resumed_from = _resume(engine)
+        _on_main(engine, files.begin if files else None)
         show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps, engine.step)
         data = _Data.load(engine, interrupt) if engine.reads else None
-        record = Record(engine, show) if engine.is_main else None
+        record = Record(engine, show, files) if files else None
         saves = _Saves(engine, record)
         if record:
             record.began(resumed_from, engine.step)
@@ -88,10 +94,32 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         with show:
             _steps(engine, data, record, saves)
             if record:
-                record.end(engine.step, latest(saves.folder) if saves.folder else None)
-        if engine.step >= config.run.steps or not engine.is_main:
-            return Exit.DONE
-        return Exit.SAVED if saves.folder else Exit.INTERRUPTED
+                record.end(engine.step, saves.newest)
+        return _code(engine, record, saves)
+
+
+def _code(engine: Engine, record: Record | None, saves: "_Saves") -> Exit:
+    if record is None:
+        return Exit.DONE
+    if saves.failed or record.failed:
+        return Exit.FAILED
+    if engine.step >= engine.config.run.steps:
+        return Exit.DONE
+    return Exit.SAVED if saves.folder else Exit.INTERRUPTED
+
+
+def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
+    """What the main rank makes, there; where it refuses with a `ConfigError`, every rank does."""
+    made, refusal = None, None
+    if engine.is_main and act:
+        try:
+            made = act()
+        except ConfigError as error:
+            refusal = str(error)
+    refusal = engine.broadcast(refusal)
+    if refusal is not None:
+        raise ConfigError(refusal)
+    return made
 
 
 def _sample(config: Config) -> tuple[Tensor, Tensor]:
@@ -104,26 +132,29 @@ def _sample(config: Config) -> tuple[Tensor, Tensor]:
 def _of_this_run(file: str, config: Config) -> Config:
     """A run that goes on from itself is the one whose configuration is given, wherever it has been moved to since."""
     directory = Path(file).parent
-    if config.checkpoint.resume == "auto" and (directory / "metrics.jsonl").exists():
+    if (directory / "metrics.jsonl").exists() and stays(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
     return config
 
 
 def _resume(engine: Engine) -> Path | None:
-    """Load the checkpoint to begin with, and say which it was; the main rank decides, since others might see another directory."""
+    """Load the checkpoint to begin with, and say which it was."""
     config = engine.config
-    found: str | None = config.checkpoint.resume
-    if found == "auto":
-        newest = latest(Path(config.run.out, config.checkpoint.dir)) if engine.is_main and config.checkpoint.dir else None
-        found = engine.broadcast(None if newest is None else str(newest))
-    if not found:
-        return None
-    engine.load_checkpoint(found)
-    where = Path(engine.broadcast(str(checkpoint_in(Path(found))) if engine.is_main else None))
-    heads = Manifest.read(where).config["model"]["heads"]
-    if not config.model.factory and heads != config.model.heads:
-        raise ConfigError(f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same")
+    if config.checkpoint.resume == "auto" and config.checkpoint.dir:
+        engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True)
+    elif config.checkpoint.resume not in ("", "auto"):
+        engine.load_checkpoint(config.checkpoint.resume)
+    where = engine.loaded_from
+    if where is not None and not config.model.factory:
+        _on_main(engine, lambda: _check_heads(where, config))
     return where
+
+
+def _check_heads(where: Path, config: Config) -> None:
+    """No shape tells how many there are."""
+    heads = Manifest.read(where).config["model"]["heads"]
+    if heads != config.model.heads:
+        raise ConfigError(f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +189,15 @@ class _Data:
 class _Saves:
     """When and where this run saves.
 
+    A save that fails is told, and training goes on: the next one may succeed. Only that of the last step matters for how the run ends.
+
+    Args:
+        engine: of the run.
+        record: on the main rank.
+    Attributes:
+        folder: of checkpoints; None where nothing is saved.
+        newest: the last one that was saved, or that the run has gone on from.
+        failed: the last save has failed.
     Raises:
         ConfigError: on every rank, where nothing can be written; now, and not when there is something to lose.
     """
@@ -166,29 +206,43 @@ class _Saves:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
         directory = engine.broadcast(str(record.directory) if record else None)  # a number may have been added to its name
         self.folder = Path(directory, self._config.dir) if self._config.dir else None
-        refusal = engine.broadcast(_refusal(self.folder) if engine.is_main and self.folder else None)
-        if refusal:
-            raise ConfigError(refusal)
+        self.newest: Path | None = None
+        self.failed = False
+        loaded = engine.loaded_from
+        if self.folder and loaded and loaded.parent.resolve() == self.folder.resolve():
+            self.newest = loaded
+        _on_main(engine, self._begin)
+
+    def _begin(self) -> None:
+        if self.folder is None:
+            return
+        check_writable(self.folder)
+        if self.newest is None:
+            return
+        later = after(self.folder, self._engine.step)
+        if later and self._record:
+            self._record.warn(set_aside(self.folder, self._engine.step, later))
+        name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""
         if self.folder is None or not (last or (self._config.every and done % self._config.every == 0)):
             return
         path = self.folder / f"step-{done:08}"
-        if not self._engine.broadcast(path.exists()):
+        if self.newest and self.newest.name == path.name:
+            return  # the run has gone on from there, and no step since
+        try:
             self._engine.save_checkpoint(path)
+        except SaveError as error:
+            self.failed = last
+            if self._record:
+                what = "the last one" if last else "training goes on, and the next one will be tried"
+                self._record.warn(f"step {done}: no checkpoint ({what}): {error}")
+            return
+        self.newest = path
         if self._record:
-            name_latest(path)  # also when it was there: the run had gone on from an older one, or ends where it began
             prune(self.folder, self._config.keep)
             self._record.saved(done)
-
-
-def _refusal(folder: Path) -> str | None:
-    try:
-        check_writable(folder)
-    except ConfigError as error:
-        return str(error)
-    return None
 
 
 class _Drawing:

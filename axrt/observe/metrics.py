@@ -1,46 +1,125 @@
 """The files of a run: its configuration as it was resolved, and its metrics, one JSON object a line."""
 
+import errno
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from axrt.checkpoint.durable import write_durably
+from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import Config
-from axrt.errors import DataError
+from axrt.errors import ConfigError, SaveError
+
+_METRICS = "metrics.jsonl"
 
 
 class RunFiles:
-    """A directory with `config.toml` and `metrics.jsonl`.
+    """The directory of a run, which no other run writes to meanwhile.
+
+    A run that goes on from itself, or goes back to a checkpoint of its own, stays in its directory; nothing is written before `begin`.
 
     Args:
-        config: `run.out` names the directory. Where it exists, the first free number is added, unless the run goes on from itself.
+        config: `run.out` names the directory; where it exists, the first free number is added, unless the run stays in it.
+    Raises:
+        ConfigError: another run writes there.
     """
 
     def __init__(self, config: Config) -> None:
-        wanted = Path(config.run.out)
-        self.directory = wanted if config.checkpoint.resume == "auto" and wanted.is_dir() else _new_directory(wanted)
-        resolved = config.as_dict()
-        resolved["run"]["out"] = str(self.directory)
-        self.write("config.toml", tomli_w.dumps(resolved))
+        self._config = config
+        self.directory = Path(config.run.out)
+        self._stays = stays(config, self.directory)
+        if self._stays:
+            self._take()
         self._began = time.monotonic()
+        self._unwritten: list[str] = []
+
+    def begin(self) -> None:
+        """Make the directory where it is to be a new one, and write its configuration.
+
+        Raises:
+            ConfigError: that cannot be done.
+        """
+        if not self._stays:
+            self.directory = _new_directory(self.directory)
+            self._take()
+        resolved = self._config.as_dict()
+        resolved["run"]["out"] = str(self.directory)
+        try:
+            write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
+            _cut_off_half_a_line(self.directory / _METRICS)
+        except OSError as error:
+            raise _refusal(self.directory, error) from None
+
+    def _take(self) -> None:
+        try:
+            self._lock = DirectoryLock(self.directory)
+        except OSError as error:
+            raise _refusal(self.directory, error) from None
 
     def record(self, **values: Any) -> None:
-        """Append one line, with the seconds since the run began; on disk at once."""
-        self._write("metrics.jsonl", "a", json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+        """Append one line, with the seconds since the run began; on disk at once.
+
+        Raises:
+            SaveError: it cannot be written now. It is kept, and written with the next one.
+        """
+        self._unwritten.append(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write lines that could not be written before; errors as in `record`."""
+        if not self._unwritten:
+            return
+        try:
+            _append(self.directory / _METRICS, "".join(self._unwritten).encode())
+        except OSError as error:
+            raise SaveError(f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait to be written") from None
+        self._unwritten.clear()
 
     def write(self, name: str, text: str) -> None:
-        """A file of that name in the directory."""
-        self._write(name, "w", text)
-
-    def _write(self, name: str, mode: str, text: str) -> None:
-        path = self.directory / name
+        """A file of that name in the directory; `SaveError` where it cannot be written."""
         try:
-            with path.open(mode, encoding="utf-8") as file:
-                file.write(text)
+            write_durably(self.directory / name, text.encode())
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror}; expected a place where the files of a run can be written (run.out)") from None
+            raise SaveError(f"{self.directory / name}: {error.strerror}") from None
+
+
+def _refusal(directory: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{directory}: {error.strerror}; expected a place where the files of a run can be written (run.out)")
+
+
+def stays(config: Config, directory: Path) -> bool:
+    """The run of this directory goes on, from its newest checkpoint or from one that is named."""
+    resume, folder = config.checkpoint.resume, config.checkpoint.dir
+    if not directory.is_dir():
+        return False
+    if resume == "auto":
+        return True
+    return bool(resume and folder) and Path(resume).resolve().is_relative_to((directory / folder).resolve())
+
+
+def _append(path: Path, data: bytes) -> None:
+    """All of it or nothing."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        length = os.fstat(file).st_size
+        try:
+            if os.write(file, data) < len(data):  # the disk was full in the middle
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(file, length)
+            raise
+    finally:
+        os.close(file)
+
+
+def _cut_off_half_a_line(path: Path) -> None:
+    """What a process was writing when it was killed."""
+    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _new_directory(wanted: Path) -> Path:
@@ -53,4 +132,4 @@ def _new_directory(wanted: Path) -> Path:
             number += 1
             directory = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
-            raise DataError(f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made") from None
+            raise ConfigError(f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made") from None

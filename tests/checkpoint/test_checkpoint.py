@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.checkpoint import folder as folders
 from axrt.checkpoint import manifest as manifests
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -186,8 +187,8 @@ def missing(path: Path) -> None:
     [
         (shutil.rmtree, "a does not exist; expected a run or a checkpoint"),
         (no_manifest, "has no whole checkpoint"),
-        (other_format, "is of another format; expected format 1"),
-        (torn, "layer-0002.safetensors: .*; expected a file of a whole checkpoint"),
+        (other_format, "is of another format; expected format 2"),
+        (torn, "layer-0002.safetensors has .* bytes, and .* were saved"),
         (missing, "optimizer-0001.safetensors: .*; expected a file of a whole checkpoint"),
     ],
 )
@@ -315,12 +316,12 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(tmp_path: Path, s
             save(tmp_path / "step-2", 1, model=model)
     whole = (tmp_path / "step-2" / "manifest.json").exists()
     assert whole == (step >= 4)  # two files, the manifest, the directory
-    newest = manifests.checkpoint_in(tmp_path)
+    newest = folders.checkpoint_in(tmp_path)
     assert newest == tmp_path / ("step-2" if step >= 5 else "step-1")
     load(tmp_path, 1, model=model)
     (tmp_path / "latest").write_text("gone\n")
-    assert manifests.checkpoint_in(tmp_path) == tmp_path / ("step-2" if whole else "step-1")
-    manifests.prune(tmp_path, keep=2)
+    assert folders.checkpoint_in(tmp_path) == tmp_path / ("step-2" if whole else "step-1")
+    folders.prune(tmp_path, keep=2)
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -334,17 +335,17 @@ def test_a_save_that_fails_leaves_the_one_before_whole(tmp_path: Path, monkeypat
         patched.setattr(manifests.Manifest, "write", fail)
         with pytest.raises(Breaks):
             save(tmp_path / "b", 2)
-    assert manifests.checkpoint_in(tmp_path) == tmp_path / "a"
+    assert folders.checkpoint_in(tmp_path) == tmp_path / "a"
     assert not (tmp_path / "b").exists()
     save(tmp_path / "b", 3)  # over what was left of it
-    assert manifests.checkpoint_in(tmp_path) == tmp_path / "b"
+    assert folders.checkpoint_in(tmp_path) == tmp_path / "b"
     load(tmp_path, 2)
 
 
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step-{step:08}", 1)
-        manifests.prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002", "step-00000003"]
-    manifests.prune(tmp_path, keep=0)
-    assert len(list(tmp_path.iterdir())) == 3
+        folders.prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "latest", "step-00000002", "step-00000003"]
+    folders.prune(tmp_path, keep=0)
+    assert len(list(tmp_path.iterdir())) == 4

@@ -133,7 +133,7 @@ def test_a_factory_that_gives_no_model_is_refused(factory: str, text: str) -> No
 def test_a_run_saves_every_so_many_steps_and_at_its_end_and_keeps_the_last() -> None:
     axrt("tiny.toml", "run.steps=7", "checkpoint.every=2", "checkpoint.keep=3")
     folder = Path("out/checkpoints")
-    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-00000004", "step-00000006", "step-00000007"]
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "latest", "step-00000004", "step-00000006", "step-00000007"]
     assert (folder / "latest").read_text() == "step-00000007\n"
 
 
@@ -192,14 +192,17 @@ def test_a_place_for_checkpoints_that_cannot_be_written_is_refused_before_the_fi
     assert not any("loss" in line for line in lines("out")) if Path("out/metrics.jsonl").exists() else True
 
 
-def test_a_run_that_goes_on_from_an_older_checkpoint_names_the_one_it_ends_with() -> None:
+def test_what_latest_says_decides_nothing_and_is_told_where_it_is_wrong() -> None:
     axrt("tiny.toml", "checkpoint.every=2", "checkpoint.keep=0")
-    Path("out/checkpoints/latest").write_text("step-00000002\n")
+    latest = Path("out/checkpoints/latest")
+    latest.write_text("step-00000002\n")
     result = axrt("out/config.toml", "checkpoint.resume=auto")
-    assert "at step 2" in result.output
-    assert Path("out/checkpoints/latest").read_text() == "step-00000004\n"
-    Path("out/checkpoints/latest").write_text("gone\n")
-    assert "at step 4" in axrt("out/config.toml", "checkpoint.resume=auto").output
+    assert "latest names 'step-00000002'; taken is step-00000004" in result.output
+    assert latest.read_text() == "step-00000004\n"
+    for said in (b"gone\n", b"\xff\xfe", b"x" * 5000, b"", b"../..", b"a\0b"):
+        latest.write_bytes(said)
+        assert "at step 4" in axrt("out/config.toml", "checkpoint.resume=auto").output
+        assert latest.read_text() == "step-00000004\n"
 
 
 def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.checkpoint.folder import checkpoint_in
+from axrt.checkpoint.manifest import Manifest
 from axrt.scheduler.timeline import Timeline
 
 from ..cli.test_train import TINY

@@ -1,0 +1,230 @@
+"""The folder of a run's checkpoints: which are there, how one comes to be, how the newest is found, what is set aside.
+
+    checkpoints/
+      latest                            the name of the newest, for people; nothing is decided by it
+      .lock                             who writes here
+      step-00000260/
+        manifest.json                   see `manifest.py`
+        layer-0003.safetensors          weights and buffers of layer 3, by the names of `model.sequential(seed)`
+        optimizer-0003.safetensors      their optimizer's state: `name/key`
+      step-00000300.partial/            being written, or left over
+      set-aside-after-step-00000100/    what came after step 100 before the run went back there
+
+A checkpoint is written as `.partial` and renamed, so what stands under its own name is whole. The newest is the one whose
+manifest says the highest step: names, times of files and `latest` may lie.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from axrt.config import Config
+from axrt.errors import ConfigError, DamagedError, SaveError
+
+from .durable import sync, write_durably
+from .manifest import MANIFEST, FileRecord, Manifest
+
+_LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-after-"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A checkpoint by its name, and what its manifest says.
+
+    Args:
+        path: its directory.
+        manifest: None where it cannot be read.
+        fault: what is wrong with the manifest, "" where nothing is.
+    """
+
+    path: Path
+    manifest: Manifest | None
+    fault: str = ""
+
+    @classmethod
+    def at(cls, path: Path) -> "Candidate":
+        try:
+            return cls(path, Manifest.read(path))
+        except DamagedError as error:
+            return cls(path, None, str(error))
+
+    @property
+    def step(self) -> int:
+        """Of the manifest; where that is damaged, the last number in the name, for what it is worth."""
+        if self.manifest is not None:
+            return self.manifest.step
+        numbers = re.findall(r"\d+", self.path.name)
+        return int(numbers[-1]) if numbers else 0
+
+
+def candidates_in(folder: Path) -> list[Candidate]:
+    """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names.
+
+    Raises:
+        ConfigError: one of them is of another format.
+    """
+    named = named_latest(folder)
+    directories = {path.parent for name in (MANIFEST, "layer-*.safetensors") for path in folder.glob(f"*/{name}")}
+    found = [Candidate.at(path) for path in directories if path.suffix != _PARTIAL]
+    return sorted(found, key=lambda one: (one.step, one.path.name == named, one.path.name), reverse=True)
+
+
+def candidates_at(path: Path) -> list[Candidate]:
+    """Those that a path means: the one that it is, those in it, or those of the run whose directory it is; the newest first.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    if not path.is_dir():
+        raise ConfigError(f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or a checkpoint")
+    if (path / MANIFEST).exists():
+        return [Candidate.at(path)]
+    folders = [path]
+    if (path / "config.toml").exists():
+        folders.append(path / Config.read(path / "config.toml").checkpoint.dir)
+    return next((found for folder in folders if (found := candidates_in(folder))), [])
+
+
+def none_in(path: Path) -> ConfigError:
+    """What is raised where a path means no checkpoint."""
+    return ConfigError(f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the directory of some")
+
+
+def checkpoint_in(path: Path) -> Path:
+    """The newest checkpoint that a path means whose manifest can be read.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    candidates = candidates_at(path)
+    for one in candidates:
+        if one.manifest is not None:
+            return one.path
+    raise ConfigError(candidates[0].fault) if candidates else none_in(path)
+
+
+def named_latest(folder: Path) -> str | None:
+    """What `latest` says; None where it says nothing that can be read."""
+    try:
+        return (folder / _LATEST).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def partial(checkpoint: Path) -> Path:
+    """Where it is while it is written."""
+    return checkpoint.with_name(checkpoint.name + _PARTIAL)
+
+
+def check_name(checkpoint: Path, step: int) -> None:
+    """Refuse names that mean something else."""
+    if checkpoint.name == _LATEST or checkpoint.suffix == _PARTIAL or checkpoint.name.startswith((_ASIDE, ".")):
+        raise ConfigError(f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as step-{step:08}")
+
+
+def check_writable(folder: Path) -> None:
+    """Make the directory, and raise `ConfigError` where no file can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to (checkpoint.dir)") from None
+
+
+def begin(checkpoint: Path) -> None:
+    """Make the place to write it to; `SaveError` where that cannot be."""
+    try:
+        partial(checkpoint).mkdir(exist_ok=True)
+    except OSError as error:
+        raise SaveError(f"{checkpoint}: {error.strerror}") from None
+
+
+def give_up(checkpoint: Path) -> None:
+    """Remove what has been written of one that will not be whole: a full disk wants its room back."""
+    shutil.rmtree(partial(checkpoint), ignore_errors=True)
+
+
+def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
+    """Make what has been written whole: exactly these files, the manifest, then its name, then `latest`; each on disk before the next.
+
+    Raises:
+        SaveError: a file is not there, or nothing can be written.
+    """
+    directory = partial(checkpoint)
+    try:
+        there = {path.name for path in directory.iterdir()}
+        if missing := sorted(files.keys() - there):
+            raise SaveError(
+                f"{directory / missing[0]} was written by another rank and is not here; expected a directory that all ranks share"
+            )
+        for left_over in there - files.keys():
+            (directory / left_over).unlink()
+        replace(manifest, files={name: asdict(files[name]) for name in sorted(files)}).write(directory)
+        directory.rename(checkpoint)
+        sync(checkpoint.parent)
+        name_latest(checkpoint)
+    except OSError as error:
+        raise SaveError(f"{error.filename or checkpoint}: {error.strerror}") from None
+
+
+def name_latest(checkpoint: Path) -> None:
+    """Let `latest` name a checkpoint; `OSError` where that cannot be written."""
+    if named_latest(checkpoint.parent) != checkpoint.name:
+        write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
+
+
+def after(folder: Path, step: int) -> list[Path]:
+    """The checkpoints of a folder that come after a step, the newest first; damaged ones too, by their names."""
+    return [one.path for one in candidates_in(folder) if one.step > step]
+
+
+def set_aside(folder: Path, step: int, paths: Sequence[Path]) -> str:
+    """Move checkpoints to a directory of their own, which says after which step they came.
+
+    Returns:
+        What has been done, for people.
+    Raises:
+        SaveError: they cannot be moved.
+    """
+    aside = next(path for path in _numbered(folder / f"{_ASIDE}step-{step:08}") if not path.exists())
+    try:
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
+        sync(aside)
+        sync(folder)
+    except OSError as error:
+        raise SaveError(f"{error.filename or aside}: {error.strerror}") from None
+    return f"what came after step {step} is set aside: {', '.join(path.name for path in paths)} now in {aside}"
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    yield path
+    number = 2
+    while True:
+        yield path.with_name(f"{path.name}-{number}")
+        number += 1
+
+
+def all_set_aside(folder: Path) -> list[Path]:
+    """The directories of what has been set aside."""
+    return sorted(folder.glob(f"{_ASIDE}*"))
+
+
+def all_partial(folder: Path) -> list[Path]:
+    """What is being written, or was left over."""
+    return sorted(folder.glob(f"*{_PARTIAL}"))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones."""
+    whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
+    for old in whole[keep:] if keep else ():
+        old.rename(partial(old))  # what is half removed must not look whole
+    for broken in folder.glob(f"step-*{_PARTIAL}"):
+        shutil.rmtree(broken, ignore_errors=True)

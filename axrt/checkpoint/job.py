@@ -1,0 +1,208 @@
+"""Saving and loading by all ranks of a job together: each its own files, the main rank what is said of all."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from axrt.errors import ConfigError, DamagedError, SaveError
+from axrt.holding import Holding
+from axrt.reports import Reports
+from axrt.scheduler.message import Meaning, Message
+
+from .folder import after, begin, candidates_at, check_name, give_up, named_latest, none_in, partial, publish, set_aside
+from .layers import files_of, read_layers, save_layers, take_layers
+from .lock import DirectoryLock
+from .manifest import FileRecord, Manifest
+
+_MAIN = 0
+
+
+class JobCheckpoints:
+    """The checkpoints that this job saves and loads; every rank calls alike.
+
+    Args:
+        reports: to the other ranks.
+        rank: of this process in the job.
+        layers: the class of each layer of the model, in order.
+        say: takes what a person should know, on the main rank.
+    Attributes:
+        loaded: the checkpoint that was loaded last, None before.
+    """
+
+    def __init__(self, reports: Reports, rank: int, layers: Sequence[str], say: Callable[[str], None] | None = None) -> None:
+        self._reports, self._rank, self._layers = reports, rank, list(layers)
+        self._say = say or _to_stderr
+        self._saves = 0
+        self._locks: dict[Path, DirectoryLock] = {}
+        self._went_back: dict[Path, int] = {}  # folders to whose checkpoints after a step this job has gone back, until it saves there
+        self.loaded: Path | None = None
+
+    # Saving.
+
+    def save(self, checkpoint: Path, make_manifest: Callable[[], Manifest], mine: Holding | None, writers: Sequence[int]) -> None:
+        """Write a checkpoint.
+
+        Args:
+            checkpoint: its name.
+            make_manifest: gives what it says of itself, but for its files; called on the main rank before anything is written.
+            mine: the layers that this rank writes; None where others write the same.
+            writers: the ranks that write.
+        Raises:
+            ConfigError: on every rank: the name means something else or is taken, another run writes to that folder, or there is no
+                such manifest. Nothing is written.
+            SaveError: on every rank: something cannot be written. What was saved before stands.
+        """
+        manifests: list[Manifest] = []
+
+        def prepared() -> None:
+            manifests.append(make_manifest())
+            self._prepare(checkpoint, manifests[0].step)
+
+        self._reports.agreed(prepared)
+        self._saves += 1
+        if mine is not None:
+            told = _outcome(lambda: {name: asdict(record) for name, record in save_layers(partial(checkpoint), mine).items()})
+            self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(mine.stages)), self._saves), told)
+        verdict = None
+        if self._rank == _MAIN:
+            saved = self._reports.claim(Meaning.SAVED, self._saves, writers)
+            outcomes = self._reports.wait(saved, f"all parts of {checkpoint}")
+            verdict = _outcome(lambda: self._publish(checkpoint, manifests[0], outcomes))
+            if verdict is not None:
+                give_up(checkpoint)
+        verdict = self._reports.broadcast(verdict)
+        if verdict is not None:
+            raise SaveError(f"{verdict}; {checkpoint} is not saved, what was saved before stands")
+
+    def _prepare(self, checkpoint: Path, step: int) -> None:
+        """Refuse what cannot be saved under that name, before anything is written; on the main rank."""
+        check_name(checkpoint, step)
+        folder = checkpoint.parent
+        if checkpoint.exists() and checkpoint not in self._to_set_aside(folder):
+            raise ConfigError(f"{checkpoint} exists; expected the name of a new checkpoint")
+        self._lock(folder)
+        begin(checkpoint)
+
+    def _lock(self, folder: Path) -> None:
+        """Keep other runs from writing there until `close`."""
+        folder = folder.absolute()
+        if folder in self._locks:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._locks[folder] = DirectoryLock(folder)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to") from None
+        except OSError as error:
+            raise SaveError(f"{folder}: {error.strerror}") from None
+
+    def _publish(self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, str):
+                raise SaveError(outcome)
+        records = {name: FileRecord(**record) for outcome in outcomes for name, record in outcome.items()}
+        if missing := sorted(files_of(len(self._layers)) - records.keys()):
+            raise SaveError(f"{missing[0]} was written by no rank")
+        self._set_aside(checkpoint.parent)
+        publish(checkpoint, manifest, records)
+
+    def _to_set_aside(self, folder: Path) -> list[Path]:
+        step = self._went_back.get(folder.absolute())
+        return [] if step is None else after(folder, step)
+
+    def _set_aside(self, folder: Path) -> None:
+        """This job has gone back to an older checkpoint here, and now writes others of its own."""
+        paths, step = self._to_set_aside(folder), self._went_back.pop(folder.absolute(), None)
+        if paths and step is not None:
+            self._say(set_aside(folder, step, paths))
+
+    # Loading.
+
+    def load(self, path: Path, holding: Holding, missing_ok: bool) -> Manifest | None:
+        """Take weights and optimizer state from the newest checkpoint that a path means and that is undamaged.
+
+        Args:
+            path: a checkpoint, the folder of some, or a run.
+            holding: what this rank has of the model.
+            missing_ok: give None where there is none at all, and do not raise.
+        Raises:
+            ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
+        """
+        faults: list[str] = []
+        offered = self._reports.agreed(lambda: [(str(one.path), one.fault) for one in candidates_at(path)])
+        for where, fault in offered:
+            checkpoint = Path(where)
+            manifest = None if fault else self._try(checkpoint, holding)
+            if isinstance(manifest, Manifest):
+                self._has_loaded(path, checkpoint, manifest, faults)
+                return manifest
+            faults.append(fault or str(manifest))
+        if not offered and missing_ok:
+            return None
+        raise DamagedError("; ".join(faults)) if faults else none_in(path)
+
+    def _try(self, checkpoint: Path, holding: Holding) -> Manifest | str:
+        """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing is changed."""
+        manifest = Manifest(**self._reports.agreed(lambda: asdict(self._of_this_model(checkpoint))))
+        loaded, damage, refusal = None, None, None
+        try:
+            loaded = read_layers(checkpoint, manifest, holding)
+        except DamagedError as error:
+            damage = str(error)
+        except ConfigError as error:
+            refusal = str(error)
+        found = self._reports.gathered((refusal, damage))
+        refusal, damage = self._reports.broadcast(_worst(found) if found else None)
+        if refusal is not None:
+            raise ConfigError(refusal)
+        if damage is not None:
+            return str(damage)
+        assert loaded is not None
+        take_layers(loaded, holding)
+        return manifest
+
+    def _of_this_model(self, checkpoint: Path) -> Manifest:
+        manifest = Manifest.read(checkpoint)
+        if manifest.layers != self._layers:
+            raise ConfigError(
+                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
+            )
+        return manifest
+
+    def _has_loaded(self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Sequence[str]) -> None:
+        self.loaded = checkpoint
+        if self._rank != _MAIN:
+            return
+        folder = checkpoint.parent
+        if faults:
+            self._say(f"damaged, and not taken: {'; '.join(faults)}. Taken is {checkpoint}, the newest undamaged one")
+        elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
+            self._say(f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path")
+        if after(folder, manifest.step):
+            self._went_back[folder.absolute()] = manifest.step
+
+    def close(self) -> None:
+        """Let others write where this job has."""
+        for lock in self._locks.values():
+            lock.release()
+        self._locks.clear()
+
+
+def _outcome(act: Callable[[], Any]) -> Any:
+    """What an act gives, or the text of the `SaveError` that it raises."""
+    try:
+        return act()
+    except SaveError as error:
+        return str(error)
+
+
+def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, str | None]:
+    """The first refusal and the first damage that any rank has found."""
+    refusals, damages = zip(*found, strict=True)
+    return next(filter(None, refusals), None), next(filter(None, damages), None)
+
+
+def _to_stderr(text: str) -> None:
+    print(f"axrt: {text}", file=sys.stderr, flush=True)

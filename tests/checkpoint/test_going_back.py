@@ -1,0 +1,147 @@
+"""Whoever goes back to an older checkpoint has what comes of it saved; what came after it before is set aside, and told."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import axrt
+from axrt.checkpoint.folder import candidates_in, checkpoint_in
+from axrt.checkpoint.lock import DirectoryLock
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from ..mpi.mpirun import ROOT
+from .test_damage import BATCHES, engine_on, weights_of
+
+
+def train_and_save(engine: axrt.Engine, folder: Path, until: int) -> None:
+    while engine.step < until:
+        engine.train_batch(iter(BATCHES(engine.step % 2)))
+        engine.save_checkpoint(folder / f"step-{engine.step}")
+
+
+def test_what_came_after_is_set_aside_by_the_first_save_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 4)
+    with engine_on() as engine:
+        engine.load_checkpoint(tmp_path / "step-2")
+        assert [one.step for one in candidates_in(tmp_path)] == [4, 3, 2, 1]  # who only looks changes nothing
+        engine.train_batch(iter(BATCHES(0)))
+        engine.save_checkpoint(tmp_path / "step-3")
+        mine = weights_of(engine)
+    aside = tmp_path / "set-aside-after-step-00000002"
+    assert f"what came after step 2 is set aside: step-4, step-3 now in {aside}" in capsys.readouterr().err
+    assert [one.step for one in candidates_in(aside)] == [4, 3]
+    with engine_on() as engine:
+        engine.load_checkpoint(tmp_path)
+        assert engine.loaded_from == tmp_path / "step-3"
+        assert all(bool((value == mine[name]).all()) for name, value in weights_of(engine).items())
+        engine.load_checkpoint(tmp_path / "step-1")
+        train_and_save(engine, tmp_path, 2)
+        engine.load_checkpoint(tmp_path / "step-1")
+        train_and_save(engine, tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.glob("set-aside*")) == [
+        "set-aside-after-step-00000001",
+        "set-aside-after-step-00000001-2",
+        "set-aside-after-step-00000002",
+    ]
+
+
+def test_on_many_ranks_too(tmp_path: Path) -> None:
+    def rank_main(transport: Transport) -> None:
+        with engine_on(transport) as engine:
+            train_and_save(engine, tmp_path, 3)
+            engine.load_checkpoint(tmp_path / "step-1")
+            train_and_save(engine, tmp_path, 2)
+
+    LocalWorld(2).run(rank_main)
+    assert [one.step for one in candidates_in(tmp_path)] == [2, 1]
+
+
+def test_a_name_that_no_going_back_frees_stays_taken(tmp_path: Path) -> None:
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 2)
+        engine.load_checkpoint(tmp_path / "step-1")
+        with pytest.raises(axrt.ConfigError, match="step-1 exists; expected the name of a new checkpoint"):
+            engine.save_checkpoint(tmp_path / "step-1")
+
+
+def test_a_damaged_newest_one_makes_way(tmp_path: Path) -> None:
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 3)
+    (tmp_path / "step-3" / "layer-0001.safetensors").write_bytes(b"")
+    for _ in range(2):
+        with engine_on() as engine:
+            engine.load_checkpoint(tmp_path)
+            train_and_save(engine, tmp_path, 3)
+    assert (tmp_path / "set-aside-after-step-00000002" / "step-3").is_dir()
+    with engine_on() as engine:
+        engine.load_checkpoint(tmp_path)
+        assert engine.step == 3
+
+
+def test_the_newest_is_told_by_its_step_not_by_latest_nor_by_time_nor_by_name(tmp_path: Path) -> None:
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 2)
+        engine.train_batch(iter(BATCHES(0)))
+        engine.save_checkpoint(tmp_path / "a")
+        (tmp_path / "latest").write_text("step-2\n")  # as a kill between the two leaves it
+        for name in ("step-1", "step-2"):
+            os.utime(tmp_path / name / "manifest.json")
+        assert engine.load_checkpoint(tmp_path) == {}
+        assert engine.loaded_from == tmp_path / "a"
+        (tmp_path / "latest").unlink()
+        assert checkpoint_in(tmp_path) == tmp_path / "a"
+
+
+def test_where_there_is_none_that_may_be_fine(tmp_path: Path) -> None:
+    with engine_on() as engine:
+        for folder in (tmp_path / "nowhere", tmp_path):
+            assert engine.load_checkpoint(folder, missing_ok=True) is None
+            with pytest.raises(axrt.ConfigError, match="nowhere does not exist|has no whole checkpoint"):
+                engine.load_checkpoint(folder)
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from axrt.checkpoint.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_directory_that_another_process_writes_to_is_refused_by_its_name_until_it_dies(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with engine_on() as engine:
+        engine.train_batch(iter(BATCHES(0)))
+        with pytest.raises(axrt.ConfigError, match=f"is written to by process {holder.pid} on {os.uname().nodename}"):
+            engine.save_checkpoint(tmp_path / "a")
+        assert not (tmp_path / "a.partial").exists()
+        holder.kill()
+        holder.communicate()
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == holder.pid  # it is stale, and taken over
+        engine.save_checkpoint(tmp_path / "a")
+
+
+def test_what_another_host_holds_is_refused_and_the_same_job_of_slurm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"host": "another", "pid": 1, "started": 1.0, "job": "17"}
+    (tmp_path / ".lock").write_text(json.dumps(said))
+    with pytest.raises(axrt.ConfigError, match=r"is written to by process 1 on another; .* remove .*\.lock"):
+        DirectoryLock(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    with pytest.raises(axrt.ConfigError, match="process 1 on another"):
+        DirectoryLock(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    lock = DirectoryLock(tmp_path)
+    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+    lock.release()
+    monkeypatch.delenv("SLURM_JOB_ID")
+    DirectoryLock(tmp_path).release()
