@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,8 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / _NAME
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Not for writing: that would keep an administrator from making the disk read-only.
+        self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._close = weakref.finalize(self, os.close, self._file)
         try:
             self._take(directory)
@@ -41,7 +43,8 @@ class DirectoryLock:
 
     def release(self) -> None:
         """Let others write there."""
-        os.ftruncate(self._file, 0)
+        with suppress(OSError):
+            os.truncate(self._path, 0)
         self._close()
 
     def _take(self, directory: Path) -> None:
@@ -57,9 +60,7 @@ class DirectoryLock:
         said = self._said()
         if said and not _is_mine(said) and _may_live(said, passes_on):
             raise self._refusal(directory, said)
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, json.dumps(_myself()).encode(), 0)
-        os.fsync(self._file)
+        self._path.write_text(json.dumps(_myself()))
 
     def _said(self) -> dict[str, object]:
         try:

@@ -342,6 +342,26 @@ def test_a_save_that_fails_leaves_the_one_before_whole(tmp_path: Path, monkeypat
     load(tmp_path, 2)
 
 
+def test_a_save_that_fails_on_one_rank_is_told_on_all_and_training_goes_on(tmp_path: Path) -> None:
+    """A directory stands where the last rank wants to write."""
+    whole = train_in_plain_torch(perceptron(), BATCHES, STEPS).losses
+
+    def rank_main(transport: Transport) -> list[float]:
+        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+            losses = train(engine, 0, 2)
+            if engine.is_main:
+                (tmp_path / "a.partial" / "layer-0007.safetensors.new").mkdir(parents=True)
+            with pytest.raises(axrt.SaveError, match=r"layer-0007.*: Is a directory; .*a is not saved, what was saved before stands"):
+                engine.save_checkpoint(tmp_path / "a")
+            assert not (tmp_path / "a.partial").exists()
+            losses += train(engine, 2, 4)
+            engine.save_checkpoint(tmp_path / "a")
+            return losses + train(engine, 4, STEPS)
+
+    assert LocalWorld(3).run(rank_main)[0] == whole
+    assert folders.checkpoint_in(tmp_path) == tmp_path / "a"
+
+
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step-{step:08}", 1)
