@@ -6,9 +6,10 @@ each other in different calls would say nothing at all; so a rank that has waite
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from axrt.errors import PeerLeftError
+from axrt.heartbeat import Silence
 from axrt.scheduler.state import Lack, Place
 
 _GRACE_S = 2.0  # news that explain why a rank has gone, such as an END, come from another rank, and may come after it
@@ -20,11 +21,12 @@ class Attendance:
 
     Args:
         rank_of: the rank of the job that has a place.
+        heartbeat: knows who is alive.
         now: a clock in seconds.
     """
 
-    def __init__(self, rank_of: Callable[[Place], int], now: Callable[[], float] = time.monotonic) -> None:
-        self._rank_of, self._now = rank_of, now
+    def __init__(self, rank_of: Callable[[Place], int], heartbeat: Silence, now: Callable[[], float] = time.monotonic) -> None:
+        self._rank_of, self._heartbeat, self._now = rank_of, heartbeat, now
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()
         self._waiting: set[int] = set()
@@ -41,6 +43,7 @@ class Attendance:
     def moved(self) -> None:
         """Something has happened here."""
         self._still_since = None
+        self._heartbeat.moves()
 
     def has_left(self, rank: int) -> None:
         """It has closed its engine."""
@@ -54,8 +57,9 @@ class Attendance:
         """It cannot go on in its call before this rank does something in the same."""
         self._waiting.add(rank)
 
-    def have_all_left(self, ranks: Iterable[int]) -> bool:
-        return self._left.issuperset(ranks)
+    def still_there(self, ranks: Iterable[int]) -> set[int]:
+        """Those that have not closed their engines."""
+        return set(ranks) - self._left
 
     def to_be_told(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
         """This rank can do nothing: whom to tell that it waits for them; once, when it has waited for long."""
@@ -64,6 +68,9 @@ class Attendance:
         if self._now() - self._still_since <= _GRACE_S:
             return set()
         self._still_since = float("inf")
+        return self._owing(lacks)
+
+    def _owing(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
         return {self._rank_of(lack.owed_by) for lack in lacks() if lack.owed_by is not None}
 
     def check(self, lacks: Callable[[], Iterable[Lack]]) -> None:
@@ -73,15 +80,22 @@ class Attendance:
             lacks: what keeps it; asked for only when someone has gone.
         Raises:
             PeerLeftError: a rank that has gone owes something, and has for a while.
+            PeerLostError: one that owes something shows no sign of life.
         """
+        self._heartbeat.waits(lambda: self._owing(lacks))
         gone = self._left | self._elsewhere
         owed = [(self._rank_of(lack.owed_by), str(lack)) for lack in lacks() if lack.owed_by is not None] if gone else []
         self._miss([(rank, text) for rank, text in owed if rank in gone])
 
-    def check_owing(self, ranks: Iterable[int], what: str) -> None:
+    def check_owing(self, ranks: Collection[int], what: str) -> None:
         """The same, for a rank that runs nothing and waits for something from ranks of the job."""
+        self.check_alive(ranks)
         gone = self._left | self._elsewhere | self._waiting
         self._miss([(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone])
+
+    def check_alive(self, ranks: Collection[int]) -> None:
+        """The same, where it does not matter in which call they are."""
+        self._heartbeat.waits(lambda: ranks)
 
     def _miss(self, missed: list[tuple[int, str]]) -> None:
         if not missed:

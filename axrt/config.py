@@ -199,6 +199,12 @@ class Run(_Section):
     out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
     log_every: int = _key(10, "steps between lines of metrics", least=1)
     trace_steps: int = _key(0, "steps whose timeline is written and drawn, from the second on, which is warm; 0 = none", least=0)
+    patience_s: float = _key(
+        600.0,
+        "seconds that a rank waits for one that shows no sign of life (it neither answers nor computes) before it ends the job with code "
+        "69; 0 = for ever",
+        least=0,
+    )
     progress: str = _key("auto", "what the terminal shows; auto = live on a terminal", choices=("auto", "live", "plain", "off"))
 
 

@@ -104,7 +104,8 @@ class Engine:
         self._trace = Trace(self._mesh.data_rank * self._mesh.pipe + self._mesh.pipe_rank, config.run.trace_steps)
         watching = (*observers, WaitDiagnosis(rank), *((self._trace,) * (config.run.trace_steps > 0)))
         self._compute = compute_on(self.device)
-        self._loop = Loop(self._transport, self._compute, self._mesh, self._hear_rank, watching)
+        self._heartbeat = world.heartbeat(config.run.patience_s)
+        self._loop = Loop(self._transport, self._compute, self._mesh, self._hear_rank, self._heartbeat, watching)
         self._reports = Reports(self._loop, rank, size)
         self._checkpoints = JobCheckpoints(self._reports, rank, self._layers)
         compiler = Compiler(config.run.compile) if config.run.compile else None
@@ -334,6 +335,8 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._loop.leave()
+        self._heartbeat.stop()
+        self._world.left()
         self._checkpoints.close()
 
     def __enter__(self) -> Self:

@@ -23,6 +23,7 @@ import torch
 
 from axrt.errors import AxrtError, ConfigError, LaunchError
 from axrt.exit_codes import Exit, exit_code_of
+from axrt.heartbeat import Heartbeat, Silence
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_EXIT = os._exit
 _PR_SET_PDEATHSIG = 1
 _START_S = 300.0
 _ALL_AGREE_S = 5.0
@@ -110,6 +112,10 @@ class World:
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:
         return LocalWorld(1).alone()
 
+    def heartbeat(self, patience_s: float) -> Silence:
+        """Signs of life between ranks, for one engine; 0: none."""
+        return Silence()
+
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         """Raise `ConfigError` on every rank where some rank's settings are others."""
 
@@ -118,6 +124,9 @@ class World:
 
     def not_at_exit(self, close: Callable[[], None]) -> None:
         """No need any more."""
+
+    def left(self) -> None:
+        """An engine has left the others in order."""
 
     def fail(self, error: BaseException) -> NoReturn:
         """This rank cannot go on: end the job."""
@@ -142,7 +151,10 @@ class MpiWorld(World):
         self.rank, self.size = self.comm.rank, self.comm.size
         self._node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.node_rank = self._node.rank
+        self._pid = os.getpid()
         self._failed = False
+        self._closes: set[Callable[[], None]] = set()
+        self._has_left = False  # the mark of an orderly end
 
     def gathered_on_node(self, mine: T) -> list[T]:
         everyones: list[T] = self._node.allgather(mine)
@@ -153,6 +165,11 @@ class MpiWorld(World):
         from axrt.transport.staging import staging_for
 
         return MpiTransport(self.comm, staging_for(device, is_cuda_aware() if cuda_aware == "auto" else cuda_aware == "true"))
+
+    def heartbeat(self, patience_s: float) -> Silence:
+        if not patience_s or self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            return Silence()
+        return Heartbeat(self.comm.Dup(), patience_s)
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         flat = {f"{section}.{key}": value for section, keys in settings.items() for key, value in keys.items()}
@@ -165,15 +182,32 @@ class MpiWorld(World):
 
     def at_exit(self, close: Callable[[], None]) -> None:
         atexit.register(close)
+        self._closes.add(close)
+        self._has_left = False
 
     def not_at_exit(self, close: Callable[[], None]) -> None:
         atexit.unregister(close)
+        self._closes.discard(close)
+
+    def left(self) -> None:
+        self._has_left = not self._closes
 
     def install_hooks(self) -> None:
-        """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait."""
+        """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait.
+
+        And `os._exit(0)` is no success before every engine has left in order: MPICH's mpirun would take it for one.
+        """
+        os._exit = self._exit_hook  # type: ignore[assignment]
         sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = self._thread_failed
         os.register_at_fork(before=_warn_of_fork)
+
+    def _exit_hook(self, code: int) -> NoReturn:
+        if code == 0 and not self._has_left and os.getpid() == self._pid:  # a forked child may end as it likes
+            text = f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
+            os.write(2, text.encode())
+            code = Exit.FAILED
+        _EXIT(code)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type is not SystemExit:  # which ends a thread and nothing else
@@ -188,7 +222,7 @@ class MpiWorld(World):
             if not said:
                 self._speak(error)
             self.comm.Abort(exit_code_of(error))
-        os._exit(Exit.FAILED)
+        _EXIT(Exit.FAILED)
 
     def _leave_together(self, text: str, code: Exit) -> bool:
         """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
@@ -204,10 +238,13 @@ class MpiWorld(World):
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
         self._mpi.Finalize()
-        os._exit(code)
+        _EXIT(code)  # noqa: RET503 - it does not return
+
+    def _here(self) -> str:
+        return f"rank {self.rank} of {self.size} on {socket.gethostname()}"
 
     def _speak(self, error: BaseException) -> None:
-        here = f"rank {self.rank} of {self.size} on {socket.gethostname()}"
+        here = self._here()
         if isinstance(error, KeyboardInterrupt):
             text = f"axrt: {here} was interrupted\n"
         elif isinstance(error, AxrtError):

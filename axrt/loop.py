@@ -11,14 +11,16 @@ every event and may not change what happens.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
 from axrt.attendance import Attendance
 from axrt.compute import Compute
 from axrt.hands import Hands
+from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
 from axrt.observe.observer import Audience, Observer
 from axrt.scheduler.linger import Linger
@@ -55,6 +57,7 @@ class Loop:
         compute: the engine of this rank's device.
         mesh: which rank of the job is which of the pipeline.
         hear_rank: called with (source rank, parcel) for what concerns the rank and not a session.
+        heartbeat: knows which ranks are alive.
         observers: told of every event.
     """
 
@@ -64,6 +67,7 @@ class Loop:
         compute: Compute,
         mesh: Mesh,
         hear_rank: Callable[[int, Parcel], None],
+        heartbeat: Silence,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._transport = transport
@@ -74,7 +78,7 @@ class Loop:
         self._session: Session | None = None
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
-        self._attendance = Attendance(lambda place: mesh.rank_of(*place))
+        self._attendance = Attendance(lambda place: mesh.rank_of(*place), heartbeat)
         self._linger = Linger()
         self._took_s: dict[int, float] = {}  # a weight gradient, by stage; to run, or on a GPU to launch
         self.task: Task | None = None  # the one that was started last; named when something fails
@@ -94,24 +98,29 @@ class Loop:
                 moved = any([self._finish(session), self._hear(wait_s), self._read(session), self._start(session)])
             self._transport.flush()
 
-    def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Iterable[int]] = tuple) -> None:
+    def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Collection[int]], in_this_call: bool = True) -> None:
         """Hear what comes, and run nothing, until the condition holds.
 
         Args:
             until: the condition.
             what: is waited for.
             owing: the ranks that have not sent it yet.
+            in_this_call: a rank that is in another call will not send it.
         """
         self._attendance.begin_call()
         for tell in self._audience.entered:
             tell()
+        check = partial(self._attendance.check_owing, what=what) if in_this_call else self._attendance.check_alive
         with self._compute.current():
             while not until():
-                if not self._hear(inf):
-                    for tell in self._audience.waiting:
-                        tell(lambda: what, lambda: INPUT)
-                    if not self._transport.receiving:
-                        self._attendance.check_owing(owing(), what)
+                if self._hear(inf):
+                    self._attendance.moved()
+                    continue
+                for tell in self._audience.waiting:
+                    tell(lambda: _from(what, owing()), lambda: INPUT)
+                if not self._transport.receiving:
+                    check(owing())
+        self._attendance.moved()
 
     def tell(self, rank: int, parcel: Parcel) -> None:
         """Say something that concerns a rank and not a session; what this rank tells itself it hears at once."""
@@ -127,7 +136,10 @@ class Loop:
             self._send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
         # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their memory must stay until they have.
         self.listen(
-            lambda: self._attendance.have_all_left(others) and not self._transport.receiving, "the other ranks to close their engines"
+            lambda: not self._attendance.still_there(others) and not self._transport.receiving,
+            "the end of every engine",
+            lambda: self._attendance.still_there(others),
+            in_this_call=False,
         )
         self._transport.close()
 
@@ -250,3 +262,10 @@ class Loop:
             self._attendance.check(state.waiting_for)
         for rank in self._attendance.to_be_told(state.waiting_for):
             self._send(rank, Parcel(0, Message(Meaning.WAITS, 0, 0)))
+
+
+def _from(what: str, ranks: Collection[int]) -> str:
+    """What is waited for, and from whom."""
+    if not ranks:
+        return what
+    return f"{what} from rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

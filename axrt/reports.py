@@ -96,7 +96,7 @@ class Reports:
         self._exchanges += 1
         if self._rank == _MAIN:
             self.tell_all(Message(Meaning.TOLD, 0, self._exchanges), value)
-        return self.wait(self.claim(Meaning.TOLD, self._exchanges, [_MAIN]), "a value from rank 0")[0]
+        return self.wait(self.claim(Meaning.TOLD, self._exchanges, [_MAIN]), "a value")[0]
 
     def gathered(self, value: Any) -> list[Any] | None:
         """What every rank gives, by ranks, on the main rank; every rank calls it."""
@@ -104,7 +104,7 @@ class Reports:
         self.tell(_MAIN, Message(Meaning.TOLD, self._rank, self._exchanges), value)
         if self._rank != _MAIN:
             return None
-        return self.wait(self.claim(Meaning.TOLD, self._exchanges, range(self._size)), "values from all ranks")
+        return self.wait(self.claim(Meaning.TOLD, self._exchanges, range(self._size)), "values")
 
     def round_trip_s(self, payload: Any, times: int = 20) -> float:
         """Seconds that a message like this takes from rank 0 to rank 1 and back, the median; every rank calls it, rank 0 knows."""

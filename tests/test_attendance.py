@@ -4,6 +4,7 @@ import pytest
 
 from axrt import PeerLeftError
 from axrt.attendance import Attendance
+from axrt.heartbeat import Silence
 from axrt.scheduler.state import Lack, Place
 from axrt.scheduler.task import Task
 
@@ -19,7 +20,7 @@ class Clock:
 
 def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place.rank + 10, clock)
+    attendance = Attendance(lambda place: place.rank + 10, Silence(), clock)
     attendance.check(lambda: OWED)
     attendance.is_elsewhere(12)
     attendance.check(lambda: OWED)
@@ -32,7 +33,7 @@ def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
 
 def test_what_comes_after_all_was_not_missed() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place.rank, clock)
+    attendance = Attendance(lambda place: place.rank, Silence(), clock)
     attendance.has_left(2)
     attendance.check(lambda: OWED)
     clock.now = 1.9
@@ -46,11 +47,11 @@ def test_what_comes_after_all_was_not_missed() -> None:
 
 def test_in_the_next_call_everyone_is_there_who_has_not_left() -> None:
     clock = Clock()
-    attendance = Attendance(lambda place: place.rank, clock)
+    attendance = Attendance(lambda place: place.rank, Silence(), clock)
     attendance.is_elsewhere(2)
     attendance.begin_call()
     for clock.now in (0.0, 10.0):
         attendance.check(lambda: OWED)
     attendance.has_left(1)
-    assert attendance.have_all_left([1])
-    assert not attendance.have_all_left([1, 2])
+    assert not attendance.still_there([1])
+    assert attendance.still_there([1, 2])

@@ -18,6 +18,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from axrt.errors import PeerLostError
+
 from .envelope import Arriving, is_large, open_envelope, pack, seal
 from .staging import Direct, Ready, Staging
 from .transport import Parcel
@@ -82,6 +84,14 @@ class MpiTransport:
             self._isend(going)
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        try:
+            return self._poll(wait_s)
+        except MPI.Exception as error:
+            sources = sorted({one.source for one in self._coming if one.requests} | self._envelopes.keys())
+            whom = " and ".join(f"rank {source}" for source in sources) if sources else "a rank of the job"
+            raise PeerLostError(f"{whom} has gone: MPI can no longer receive from it on rank {self.rank} ({error})") from None
+
+    def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
         while True:
             self._take_envelopes()
@@ -179,8 +189,13 @@ class MpiTransport:
 
     def _is_here(self, one: _Coming) -> bool:
         if one.requests:
-            if not MPI.Request.Testall(one.requests):
-                return False
+            try:
+                if not MPI.Request.Testall(one.requests):
+                    return False
+            except MPI.Exception as error:
+                raise PeerLostError(
+                    f"rank {one.source} has gone while {one.arriving.message} came from it to rank {self.rank} ({error})"
+                ) from None
             one.requests = []
         if one.arriving.tensors and not one.staged:
             one.arriving.tensors, one.ready = self._staging.incoming(one.arriving.tensors)

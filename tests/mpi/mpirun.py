@@ -30,6 +30,10 @@ def launcher() -> str:
     return found
 
 
+def is_open_mpi() -> bool:
+    return "Open MPI" in subprocess.run([launcher(), "--version"], capture_output=True, text=True, check=True).stdout
+
+
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """For ranks: Open MPI refuses root and more ranks than cores unless told otherwise."""
     openmpi = {

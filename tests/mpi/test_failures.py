@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .mpirun import ROOT, Ended, mpirun, run
+from .mpirun import ROOT, Ended, is_open_mpi, mpirun, run
 
 LIMIT_S = 10 + 10  # ten to end, and what Python and torch take to start on two busy cores
 
@@ -74,6 +74,51 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
     assert ended.code != 0
     # Open MPI's launcher notices by itself; under MPICH our watchdog ends those who wait.
     assert "start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("a_rank_is_stopped", "it does not answer: it has died, or is stopped"),
+        ("a_rank_holds_the_interpreter", "it does not answer: it has died, or is stopped"),
+        ("a_rank_waits_for_itself", "it answers, and does nothing: a deadlock?"),
+        ("a_rank_is_stopped_at_the_end", "it does not answer"),
+    ],
+)
+def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, how: str) -> None:
+    ended = victim(name)
+    assert ended.code != 0
+    assert re.search(rf"rank 0 has waited \d+ s for rank 1, which has shown no sign of life for \d+ s \({re.escape(how)}", ended.err), (
+        ended.err
+    )
+    assert is_open_mpi() or ended.code == 69
+
+
+def test_a_save_says_whom_it_waits_for(tmp_path: Path) -> None:
+    ended = mpirun(2, ["-m", "tests.mpi.victims", "a_rank_is_stopped_in_a_save"], timeout_s=60, extra={"FOLDER": str(tmp_path)})
+    assert ended.code != 0
+    assert "for rank 1, which has shown no sign of life" in ended.err
+
+
+@pytest.mark.parametrize("name", ["a_rank_computes_for_long", "a_rank_waits_for_a_child_that_computes", "a_rank_is_stopped_for_a_while"])
+def test_a_rank_that_works_for_longer_than_the_patience_is_waited_for(name: str) -> None:
+    ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60)
+    assert ended.code == 0, ended.err
+    assert sorted(re.findall(r"rank \d is done", ended.out)) == ["rank 0 is done", "rank 1 is done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "who"),
+    [("a_rank_leaves_by_the_back_door", "1"), ("a_thread_leaves_by_the_back_door", "0"), ("a_thread_leaves_by_the_back_door", "1")],
+)
+def test_a_rank_that_leaves_by_os_exit_is_no_success(name: str, who: str) -> None:
+    ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60, extra={"WHO": who})
+    assert ended.code != 0
+    assert re.search(r"axrt: rank \d of 2 on .* has called os._exit\(0\) at step \d, task .*, and ends the job", ended.err), ended.err
+
+
+def test_whoever_has_left_in_order_may_end_as_it_likes() -> None:
+    assert victim("a_rank_leaves_by_the_back_door_when_all_is_done").code == 0
 
 
 SCRIPT = """

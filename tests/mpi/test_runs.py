@@ -15,13 +15,9 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.scheduler.timeline import Timeline
 
 from ..cli.test_train import TINY
-from .mpirun import environment, launcher, mpirun, run
+from .mpirun import environment, is_open_mpi, launcher, mpirun, run
 
 ENDLESS = "run.steps=100000"
-
-
-def is_open_mpi() -> bool:
-    return "Open MPI" in subprocess.run([launcher(), "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def lines(run_directory: Path) -> list[dict[str, float]]:

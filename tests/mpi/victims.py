@@ -1,11 +1,14 @@
 """Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME."""
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +199,101 @@ def nobody_closes() -> None:
     e = engine()
     train(e, 2)
     print(f"rank {e.rank} is done")
+
+
+class DoesAt(nn.Module):
+    """Does something at its forward number `number`."""
+
+    def __init__(self, number: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.left, self.act = number, act
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            self.act()
+        return value
+
+
+def _on_rank_1(act: Callable[[], object], patience_s: float = 2.0) -> None:
+    """Rank 1 of two does something at its sixth forward, in the second step."""
+    does = axrt.LayerSpec(DoesAt, 6, act)
+    with engine(does, parallel={"partition": [0, 1, 3]}, schedule={"policy": "1f1b"}, run={"patience_s": patience_s}) as e:
+        train(e, 3)
+    print(f"rank {e.rank} is done")
+
+
+def a_rank_is_stopped() -> None:
+    _on_rank_1(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def a_rank_holds_the_interpreter() -> None:
+    _on_rank_1(lambda: ctypes.PyDLL(None).sleep(100))
+
+
+def a_rank_waits_for_itself() -> None:
+    lock = threading.Lock()
+    _on_rank_1(lambda: lock.acquire() and lock.acquire())
+
+
+def a_rank_is_stopped_in_a_save() -> None:
+    with engine(run={"patience_s": 2.0}) as e:
+        train(e, 1)
+        if e.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        e.save_checkpoint(Path(os.environ["FOLDER"]) / "a")
+
+
+def a_rank_is_stopped_at_the_end() -> None:
+    with engine(run={"patience_s": 2.0}) as e:
+        train(e, 1)
+        if e.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+
+def a_rank_computes_for_long() -> None:
+    _on_rank_1(lambda: _compute(7))
+
+
+def a_rank_waits_for_a_child_that_computes() -> None:
+    code = "import time; until = time.monotonic() + 7\nwhile time.monotonic() < until: pass"
+    _on_rank_1(lambda: subprocess.run([sys.executable, "-c", code], check=True))
+
+
+def a_rank_is_stopped_for_a_while() -> None:
+    def stop() -> None:
+        subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    _on_rank_1(stop, patience_s=20)
+
+
+def a_rank_leaves_by_the_back_door() -> None:
+    _on_rank_1(lambda: os._exit(0))
+
+
+def a_thread_leaves_by_the_back_door() -> None:
+    with engine() as e:
+        train(e, 1)
+        if e.rank == int(os.environ.get("WHO", "1")):
+            threading.Thread(target=lambda: os._exit(0)).start()
+        train(e, 100_000)
+
+
+def a_rank_leaves_by_the_back_door_when_all_is_done() -> None:
+    from mpi4py import MPI
+
+    with engine() as e:
+        train(e, 1)
+    MPI.COMM_WORLD.Barrier()
+    MPI.Finalize()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,170 @@
+"""Signs of life between ranks, from a thread of their own: a long task or a compilation is no false alarm, and a rank that is
+stopped, holds the interpreter for ever or waits for itself is found.
+
+Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py` says what the signs mean.
+"""
+
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import psutil
+
+from axrt.errors import PeerLostError
+from axrt.liveness import Liveness, Sign
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_ASK, _ANSWER = 1, 2  # tags
+_SIGN = struct.Struct("<di")
+_LONGEST_TICK_S, _TICKS = 1.0, 20.0  # of the patience
+_ASKS_AFTER_S, _SHARE_OF_PATIENCE = 5.0, 0.25
+_WORKS = 0.02  # of a core: a display that is drawn anew now and then takes less
+
+
+class Silence:
+    """Where nobody waits for anybody, or for ever."""
+
+    def waits(self, owing: Callable[[], Iterable[int]]) -> None:
+        """This rank cannot go on without something from these ranks; called again and again while that lasts."""
+
+    def moves(self) -> None:
+        """It goes on."""
+
+    def stop(self) -> None:
+        """The engine closes."""
+
+
+class Heartbeat(Silence):
+    """The thread of one rank.
+
+    Args:
+        comm: used by this thread alone, and freed by it; MPI must allow calls from several threads.
+        patience_s: how long a rank that is waited for may show no sign of life, in seconds, more than 0.
+    """
+
+    def __init__(self, comm: "MPI.Comm", patience_s: float) -> None:
+        self._comm = comm
+        self._patience_s = patience_s
+        self._tick_s = min(_LONGEST_TICK_S, patience_s / _TICKS)
+        self._asks_after_s = min(_ASKS_AFTER_S, _SHARE_OF_PATIENCE * patience_s)
+        self._liveness = Liveness(comm.rank, patience_s)
+        self._work = _Work()
+        self._waits_since: float | None = None
+        self._waits_for: tuple[int, ...] = ()
+        self._lost: Sign | None = None
+        self._sending: list[tuple[MPI.Request, bytes]] = []
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="axrt heartbeat", daemon=True)
+        self._thread.start()
+
+    # Called by the rank's own thread.
+
+    def waits(self, owing: Callable[[], Iterable[int]]) -> None:
+        """Raises `PeerLostError` where one of them has shown no sign of life for too long."""
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+        elif not self._waits_for and now - self._waits_since > self._asks_after_s:
+            self._waits_for = tuple(sorted(set(owing())))
+        if self._lost is not None:
+            raise PeerLostError(self._told(self._lost, now - self._waits_since))
+
+    def moves(self) -> None:
+        if self._waits_since is not None:
+            self._waits_since, self._waits_for, self._lost = None, (), None
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if all(request.Test() for request, _ in self._sending):
+            self._comm.Free()
+
+    def _told(self, sign: Sign, waited_s: float) -> str:
+        whom = " and ".join(f"rank {rank}" for rank in self._waits_for)
+        through = "" if sign.about in self._waits_for else f" for {whom}, which waits"
+        how = "it answers, and does nothing: a deadlock?" if sign.answered else "it does not answer: it has died, or is stopped"
+        return (
+            f"rank {self._comm.rank} has waited {waited_s:.0f} s{through} for rank {sign.about}, which has shown no sign of life for "
+            f"{sign.silent_s:.0f} s ({how}). Longer pauses are allowed by run.patience_s = {self._patience_s:g}, any by 0"
+        )
+
+    # The thread.
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._stopped.wait(self._tick_s):
+            now = time.monotonic()
+            self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
+            before = now
+
+    def _beat(self, seconds: float) -> None:
+        waits_for = self._waits_for
+        self._liveness.pass_time(seconds, waits_for, self._waits_since is not None or self._work.was_done(seconds))
+        self._hear()
+        for rank in waits_for:
+            self._send(rank, _ASK, Sign(0.0, rank))
+        lost = self._liveness.lost()
+        if waits_for and waits_for == self._waits_for:  # else it has gone on meanwhile
+            self._lost = lost
+
+    def _hear(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+            data = bytearray(status.Get_count(MPI.BYTE))
+            message.Recv([data, MPI.BYTE])
+            if status.Get_tag() == _ASK:
+                self._send(status.Get_source(), _ANSWER, self._liveness.sign())
+            else:
+                self._liveness.heard(status.Get_source(), *_SIGN.unpack(data))
+
+    def _send(self, rank: int, tag: int, sign: Sign) -> None:
+        """Without waiting for it: whoever is stopped receives nothing."""
+        from mpi4py import MPI
+
+        self._sending = [(request, data) for request, data in self._sending if not request.Test()]
+        data = _SIGN.pack(sign.silent_s, sign.about)
+        self._sending.append((self._comm.Isend([data, MPI.BYTE], rank, tag), data))
+
+
+class _Work:
+    """Whether this process, its children included, has computed or read and written on disk; asked by one thread, which does not count."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._own_s, self._others, self._disk = self._own(), 0.0, 0
+
+    def was_done(self, seconds: float) -> bool:
+        """Since the last call, so many seconds ago."""
+        own_s, self._own_s = self._own_s, self._own()
+        return self._own_s - own_s > _WORKS * seconds or self._elsewhere(seconds)
+
+    def _own(self) -> float:
+        return time.process_time() - time.thread_time()
+
+    def _elsewhere(self, seconds: float) -> bool:
+        (before_s, bytes_before) = self._others, self._disk
+        self._others, self._disk = self._of_children(), self._on_disk()
+        return self._others - before_s > _WORKS * seconds or self._disk != bytes_before
+
+    def _of_children(self) -> float:
+        total = 0.0
+        for child in self._process.children(recursive=True):
+            try:
+                times = child.cpu_times()
+            except psutil.Error:
+                continue
+            total += times.user + times.system
+        return total
+
+    def _on_disk(self) -> int:
+        try:
+            counters = self._process.io_counters()
+        except (psutil.Error, OSError, AttributeError):  # not told here
+            return 0
+        return int(counters.read_bytes + counters.write_bytes)
