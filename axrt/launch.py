@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXIT = os._exit
+_EXIT = os._exit  # before `install_hooks`
 _PR_SET_PDEATHSIG = 1
 _START_S = 300.0
 _ALL_AGREE_S = 5.0
@@ -133,6 +133,10 @@ class World:
         raise error
 
 
+def _exit(code: int) -> NoReturn:
+    _EXIT(code)
+
+
 def _warn_of_fork() -> None:
     warnings.warn(
         "this process has started MPI and is being forked, which can hang or corrupt messages; for a DataLoader with workers set "
@@ -207,7 +211,7 @@ class MpiWorld(World):
             text = f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
             os.write(2, text.encode())
             code = Exit.FAILED
-        _EXIT(code)
+        _exit(code)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type is not SystemExit:  # which ends a thread and nothing else
@@ -222,7 +226,7 @@ class MpiWorld(World):
             if not said:
                 self._speak(error)
             self.comm.Abort(exit_code_of(error))
-        _EXIT(Exit.FAILED)
+        _exit(Exit.FAILED)
 
     def _leave_together(self, text: str, code: Exit) -> bool:
         """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
@@ -238,7 +242,7 @@ class MpiWorld(World):
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
         self._mpi.Finalize()
-        _EXIT(code)  # noqa: RET503 - it does not return
+        _exit(code)
 
     def _here(self) -> str:
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"

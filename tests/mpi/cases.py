@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -17,6 +18,7 @@ import axrt
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
+from axrt.transport.envelope import pack, seal
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import Direct, Ready, Staged
@@ -203,6 +205,21 @@ def case_an_envelope_that_is_late_keeps_its_place(comm: "MPI.Comm") -> None:
     comm.Barrier()
     transport.close()
     assert order == sorted(order)
+
+
+def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "MPI.Comm") -> None:
+    """More bytes come than the envelope has said, which MPI takes for an error as it does a sender that dies in the middle."""
+    from mpi4py import MPI
+
+    transport = MpiTransport(comm)
+    if comm.rank == 0:
+        head, tensors = pack(parcel(0, torch.ones(20_000)))
+        transport._comm.Send([seal(head, tensors), MPI.BYTE], 1, 1)
+        transport._comm.Send([bytes(200_000), MPI.BYTE], 1, 2)
+    if comm.rank == 1:
+        with pytest.raises(axrt.PeerLostError, match="rank 0 has gone while activation 0 for stage 0 came from it to rank 1"):
+            receive(transport, 1)
+    comm.Barrier()
 
 
 def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
