@@ -298,13 +298,14 @@ class Engine:
             of = self.step, self.samples, self._holding.lr, self._layers, self.config, extra or {}
             self._checkpoints.save(path, lambda: Manifest.of(*of), mine, self._ranks_of_replica(0))
 
-    def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
+    def load_checkpoint(self, path: str | Path, missing_ok: bool = False, for_good: bool = False) -> dict[str, Any] | None:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
 
         Args:
             path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged one, by the step in its manifest.
             missing_ok: return None, and change nothing, where the directory holds no checkpoint or does not exist; by default that is
                 an error.
+            for_good: what comes after it in its directory is set aside now, and not with the next save.
         Returns:
             The user's `extra`.
         Raises:
@@ -315,7 +316,7 @@ class Engine:
         with self._agreeing():
             if missing_ok and not self._reports.agreed(path.exists):
                 return None
-            manifest = self._checkpoints.load(path, self._holding, missing_ok)
+            manifest = self._checkpoints.load(path, self._holding, missing_ok, for_good)
             if manifest is None:
                 return None
             self.step, self.samples = manifest.step, manifest.samples

@@ -9,6 +9,7 @@
         optimizer-0003.safetensors      their optimizer's state: `name/key`
       step-00000300.partial/            being written, or left over
       set-aside-after-step-00000100/    what came after step 100 before the run went back there
+      set-aside-damaged/                what was damaged and had a name that was wanted
 
 A checkpoint is written as `.partial` and renamed, so what stands under its own name is whole. The newest is the one whose
 manifest says the highest step: names, times of files and `latest` may lie.
@@ -27,7 +28,7 @@ from axrt.errors import ConfigError, DamagedError, SaveError
 from .durable import sync, write_durably
 from .manifest import MANIFEST, FileRecord, Manifest
 
-_LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-after-"
+_LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Candidate:
         return int(numbers[-1]) if numbers else 0
 
 
+def is_checkpoint(path: Path) -> bool:
+    """It is one, undamaged or not."""
+    return any(any(path.glob(name)) for name in (MANIFEST, "layer-*.safetensors"))
+
+
 def candidates_in(folder: Path) -> list[Candidate]:
     """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names.
 
@@ -67,8 +73,7 @@ def candidates_in(folder: Path) -> list[Candidate]:
         ConfigError: one of them is of another format.
     """
     named = named_latest(folder)
-    directories = {path.parent for name in (MANIFEST, "layer-*.safetensors") for path in folder.glob(f"*/{name}")}
-    found = [Candidate.at(path) for path in directories if path.suffix != _PARTIAL]
+    found = [Candidate.at(path) for path in folder.iterdir() if path.suffix != _PARTIAL and is_checkpoint(path)] if folder.is_dir() else []
     return sorted(found, key=lambda one: (one.step, one.path.name == named, one.path.name), reverse=True)
 
 
@@ -114,7 +119,7 @@ def named_latest(folder: Path) -> str | None:
         return None
 
 
-def partial(checkpoint: Path) -> Path:
+def under_way(checkpoint: Path) -> Path:
     """Where it is while it is written."""
     return checkpoint.with_name(checkpoint.name + _PARTIAL)
 
@@ -139,14 +144,14 @@ def check_writable(folder: Path) -> None:
 def begin(checkpoint: Path) -> None:
     """Make the place to write it to; `SaveError` where that cannot be."""
     try:
-        partial(checkpoint).mkdir(exist_ok=True)
+        under_way(checkpoint).mkdir(exist_ok=True)
     except OSError as error:
         raise SaveError(f"{checkpoint}: {error.strerror}") from None
 
 
 def give_up(checkpoint: Path) -> None:
     """Remove what has been written of one that will not be whole: a full disk wants its room back."""
-    shutil.rmtree(partial(checkpoint), ignore_errors=True)
+    shutil.rmtree(under_way(checkpoint), ignore_errors=True)
 
 
 def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
@@ -155,7 +160,7 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
     Raises:
         SaveError: a file is not there, or nothing can be written.
     """
-    directory = partial(checkpoint)
+    directory = under_way(checkpoint)
     try:
         there = {path.name for path in directory.iterdir()}
         if missing := sorted(files.keys() - there):
@@ -183,15 +188,15 @@ def after(folder: Path, step: int) -> list[Path]:
     return [one.path for one in candidates_in(folder) if one.step > step]
 
 
-def set_aside(folder: Path, step: int, paths: Sequence[Path]) -> str:
-    """Move checkpoints to a directory of their own, which says after which step they came.
+def set_aside(folder: Path, why: str, paths: Sequence[Path]) -> str:
+    """Move checkpoints to a directory of their own whose name says why.
 
     Returns:
         What has been done, for people.
     Raises:
         SaveError: they cannot be moved.
     """
-    aside = next(path for path in _numbered(folder / f"{_ASIDE}step-{step:08}") if not path.exists())
+    aside = next(path for path in _numbered(folder / f"{_ASIDE}{why}") if not path.exists())
     try:
         aside.mkdir()
         for path in paths:
@@ -200,7 +205,7 @@ def set_aside(folder: Path, step: int, paths: Sequence[Path]) -> str:
         sync(folder)
     except OSError as error:
         raise SaveError(f"{error.filename or aside}: {error.strerror}") from None
-    return f"what came after step {step} is set aside: {', '.join(path.name for path in paths)} now in {aside}"
+    return f"set aside: {', '.join(path.name for path in paths)} now in {aside}"
 
 
 def _numbered(path: Path) -> Iterator[Path]:
@@ -225,6 +230,6 @@ def prune(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones."""
     whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
     for old in whole[keep:] if keep else ():
-        old.rename(partial(old))  # what is half removed must not look whole
+        old.rename(under_way(old))  # what is half removed must not look whole
     for broken in folder.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(broken, ignore_errors=True)

@@ -1,22 +1,30 @@
 """Saving and loading by all ranks of a job together: each its own files, the main rank what is said of all."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from axrt.errors import ConfigError, DamagedError, SaveError
 from axrt.holding import Holding
 from axrt.reports import Reports
 from axrt.scheduler.message import Meaning, Message
 
-from .folder import after, begin, candidates_at, check_name, give_up, named_latest, none_in, partial, publish, set_aside
-from .layers import files_of, read_layers, save_layers, take_layers
+from .folder import after, begin, candidates_at, check_name, give_up, is_checkpoint, named_latest, none_in, publish, set_aside, under_way
+from .layers import fault_in, files_of, read_layers, save_layers, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
 
 _MAIN = 0
+
+
+class _WentBack(NamedTuple):
+    """To which step of a folder's checkpoints, and which of them were damaged, whatever step they say."""
+
+    step: int
+    damaged: tuple[Path, ...]
 
 
 class JobCheckpoints:
@@ -36,7 +44,7 @@ class JobCheckpoints:
         self._say = say or _to_stderr
         self._saves = 0
         self._locks: dict[Path, DirectoryLock] = {}
-        self._went_back: dict[Path, int] = {}  # folders to whose checkpoints after a step this job has gone back, until it saves there
+        self._went_back: dict[Path, _WentBack] = {}  # by folder, until this job saves there
         self.loaded: Path | None = None
 
     # Saving.
@@ -63,7 +71,7 @@ class JobCheckpoints:
         self._reports.agreed(prepared)
         self._saves += 1
         if mine is not None:
-            told = _outcome(lambda: {name: asdict(record) for name, record in save_layers(partial(checkpoint), mine).items()})
+            told = _outcome(lambda: {name: asdict(record) for name, record in save_layers(under_way(checkpoint), mine).items()})
             self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(mine.stages)), self._saves), told)
         verdict = None
         if self._rank == _MAIN:
@@ -80,10 +88,13 @@ class JobCheckpoints:
         """Refuse what cannot be saved under that name, before anything is written; on the main rank."""
         check_name(checkpoint, step)
         folder = checkpoint.parent
-        if checkpoint.exists() and checkpoint not in self._to_set_aside(folder):
+        if checkpoint.exists() and checkpoint not in self._to_set_aside(folder) and not self._is_damaged(checkpoint):
             raise ConfigError(f"{checkpoint} exists; expected the name of a new checkpoint")
         self._lock(folder)
         begin(checkpoint)
+
+    def _is_damaged(self, checkpoint: Path) -> bool:
+        return is_checkpoint(checkpoint) and bool(fault_in(checkpoint))
 
     def _lock(self, folder: Path) -> None:
         """Keep other runs from writing there until `close`."""
@@ -106,42 +117,47 @@ class JobCheckpoints:
         if missing := sorted(files_of(len(self._layers)) - records.keys()):
             raise SaveError(f"{missing[0]} was written by no rank")
         self._set_aside(checkpoint.parent)
+        if checkpoint.exists():
+            self._say(set_aside(checkpoint.parent, "damaged", [checkpoint]))
         publish(checkpoint, manifest, records)
 
     def _to_set_aside(self, folder: Path) -> list[Path]:
-        step = self._went_back.get(folder.absolute())
-        return [] if step is None else after(folder, step)
+        back = self._went_back.get(folder.absolute())
+        return [] if back is None else _abandoned(folder, back)
 
     def _set_aside(self, folder: Path) -> None:
-        """This job has gone back to an older checkpoint here, and now writes others of its own."""
-        paths, step = self._to_set_aside(folder), self._went_back.pop(folder.absolute(), None)
-        if paths and step is not None:
-            self._say(set_aside(folder, step, paths))
+        """This job has gone back to an older checkpoint here, and writes others of its own."""
+        back = self._went_back.pop(folder.absolute(), None)
+        if back is not None and (paths := _abandoned(folder, back)):
+            self._say(set_aside(folder, f"after-step-{back.step:08}", paths))
 
     # Loading.
 
-    def load(self, path: Path, holding: Holding, missing_ok: bool) -> Manifest | None:
+    def load(self, path: Path, holding: Holding, missing_ok: bool, for_good: bool) -> Manifest | None:
         """Take weights and optimizer state from the newest checkpoint that a path means and that is undamaged.
 
         Args:
             path: a checkpoint, the folder of some, or a run.
             holding: what this rank has of the model.
             missing_ok: give None where there is none at all, and do not raise.
+            for_good: set aside now, and not with the next save, what comes after it in its folder.
         Raises:
             ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
+            SaveError: on every rank: nothing can be set aside.
         """
-        faults: list[str] = []
+        faults: dict[Path, str] = {}
         offered = self._reports.agreed(lambda: [(str(one.path), one.fault) for one in candidates_at(path)])
-        for where, fault in offered:
-            checkpoint = Path(where)
-            manifest = None if fault else self._try(checkpoint, holding)
+        for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
+            manifest = fault or self._try(checkpoint, holding)
             if isinstance(manifest, Manifest):
                 self._has_loaded(path, checkpoint, manifest, faults)
+                if for_good:
+                    self._reports.agreed(partial(self._begin_from, checkpoint.parent))
                 return manifest
-            faults.append(fault or str(manifest))
+            faults[checkpoint] = manifest
         if not offered and missing_ok:
             return None
-        raise DamagedError("; ".join(faults)) if faults else none_in(path)
+        raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
     def _try(self, checkpoint: Path, holding: Holding) -> Manifest | str:
         """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing is changed."""
@@ -171,17 +187,20 @@ class JobCheckpoints:
             )
         return manifest
 
-    def _has_loaded(self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Sequence[str]) -> None:
+    def _has_loaded(self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Mapping[Path, str]) -> None:
         self.loaded = checkpoint
         if self._rank != _MAIN:
             return
         folder = checkpoint.parent
         if faults:
-            self._say(f"damaged, and not taken: {'; '.join(faults)}. Taken is {checkpoint}, the newest undamaged one")
+            self._say(f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the newest undamaged one")
         elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
             self._say(f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path")
-        if after(folder, manifest.step):
-            self._went_back[folder.absolute()] = manifest.step
+        self._went_back[folder.absolute()] = _WentBack(manifest.step, tuple(faults))
+
+    def _begin_from(self, folder: Path) -> None:
+        self._lock(folder)
+        self._set_aside(folder)
 
     def close(self) -> None:
         """Let others write where this job has."""
@@ -196,6 +215,11 @@ def _outcome(act: Callable[[], Any]) -> Any:
         return act()
     except SaveError as error:
         return str(error)
+
+
+def _abandoned(folder: Path, back: _WentBack) -> list[Path]:
+    later = after(folder, back.step)
+    return later + [path for path in back.damaged if path not in later and path.exists()]
 
 
 def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, str | None]:

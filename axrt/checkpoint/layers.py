@@ -145,14 +145,24 @@ def take_weights(found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tup
                 value.copy_(found[place][name])
 
 
-def verify_file(directory: Path, manifest: Manifest, name: str) -> None:
-    """Check a file with tensors without its model; `DamagedError` says what is wrong."""
-    path = directory / name
-    tensors, metadata = _read(path, manifest)
-    if name.startswith("optimizer"):
-        _unpacked(path, tensors, metadata)
-    else:
-        _check_finite(path, tensors, metadata)
+def fault_in(checkpoint: Path) -> str:
+    """Read every file of a checkpoint, without its model: the first thing that is wrong, "" where nothing is.
+
+    Raises:
+        ConfigError: it is of another format.
+    """
+    try:
+        manifest = Manifest.read(checkpoint)
+        for name in sorted(files_of(len(manifest.layers))):
+            path = checkpoint / name
+            tensors, metadata = _read(path, manifest)
+            if name.startswith("optimizer"):
+                _unpacked(path, tensors, metadata)
+            else:
+                _check_finite(path, tensors, metadata)
+    except DamagedError as error:
+        return str(error)
+    return ""
 
 
 def _states(bucket: Bucket) -> Iterable[tuple[str, State]]:

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from axrt.checkpoint.folder import Candidate, all_partial, all_set_aside, candidates_at, candidates_in, checkpoint_in, none_in
-from axrt.checkpoint.layers import files_of, verify_file
+from axrt.checkpoint.layers import fault_in
 from axrt.checkpoint.manifest import Manifest
-from axrt.errors import ConfigError, DamagedError
+from axrt.errors import ConfigError
 from axrt.exit_codes import Exit, exit_code_of
 
 _MIB = 1024 * 1024
@@ -52,7 +52,7 @@ def verify(directory: Path) -> None:
     """
     damaged = 0
     for one in _candidates(directory):
-        fault = one.fault or (_fault_in(one.path, one.manifest) if one.manifest else "")
+        fault = fault_in(one.path)
         damaged += bool(fault)
         click.echo(f"{one.path}: {f'damaged: {fault}' if fault else 'as it was saved'}")
     sys.exit(Exit.BAD_INPUT if damaged else Exit.DONE)
@@ -94,13 +94,3 @@ def _row(one: Candidate) -> dict[str, str]:
     mib = sum(record["size_bytes"] for record in one.manifest.files.values()) / _MIB
     values = {"step": one.step, "samples": one.manifest.samples, "saved_at": one.manifest.saved_at, "mib": f"{mib:.1f}"}
     return {**_empty(one.path), **{key: str(value) for key, value in values.items()}, "state": "whole"}
-
-
-def _fault_in(path: Path, manifest: Manifest) -> str:
-    """The first thing that is wrong with a checkpoint's files; "" where nothing is."""
-    try:
-        for name in sorted(files_of(len(manifest.layers))):
-            verify_file(path, manifest, name)
-    except DamagedError as error:
-        return str(error)
-    return ""

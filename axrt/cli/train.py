@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from axrt.allocator import keep_freed_memory
-from axrt.checkpoint.folder import after, check_writable, name_latest, prune, set_aside
+from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
 from axrt.data.corpus import load
@@ -141,9 +141,9 @@ def _resume(engine: Engine) -> Path | None:
     """Load the checkpoint to begin with, and say which it was."""
     config = engine.config
     if config.checkpoint.resume == "auto" and config.checkpoint.dir:
-        engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True)
+        engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True, for_good=True)
     elif config.checkpoint.resume not in ("", "auto"):
-        engine.load_checkpoint(config.checkpoint.resume)
+        engine.load_checkpoint(config.checkpoint.resume, for_good=stays(config, Path(config.run.out)))
     where = engine.loaded_from
     if where is not None and not config.model.factory:
         _on_main(engine, lambda: _check_heads(where, config))
@@ -217,12 +217,8 @@ class _Saves:
         if self.folder is None:
             return
         check_writable(self.folder)
-        if self.newest is None:
-            return
-        later = after(self.folder, self._engine.step)
-        if later and self._record:
-            self._record.warn(set_aside(self.folder, self._engine.step, later))
-        name_latest(self.newest)
+        if self.newest is not None:
+            name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""

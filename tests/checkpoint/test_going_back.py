@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def test_what_came_after_is_set_aside_by_the_first_save_and_told(tmp_path: Path,
         engine.save_checkpoint(tmp_path / "step-3")
         mine = weights_of(engine)
     aside = tmp_path / "set-aside-after-step-00000002"
-    assert f"what came after step 2 is set aside: step-4, step-3 now in {aside}" in capsys.readouterr().err
+    assert f"set aside: step-4, step-3 now in {aside}" in capsys.readouterr().err
     assert [one.step for one in candidates_in(aside)] == [4, 3]
     with engine_on() as engine:
         engine.load_checkpoint(tmp_path)
@@ -80,6 +81,19 @@ def test_a_damaged_newest_one_makes_way(tmp_path: Path) -> None:
             train_and_save(engine, tmp_path, 3)
     assert (tmp_path / "set-aside-after-step-00000002" / "step-3").is_dir()
     with engine_on() as engine:
+        engine.load_checkpoint(tmp_path)
+        assert engine.step == 3
+
+
+def test_one_that_says_to_be_older_than_it_is_makes_way_too(tmp_path: Path) -> None:
+    """With the manifest of an older one it is damaged, and its own step is not known."""
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 3)
+    shutil.copy(tmp_path / "step-1" / "manifest.json", tmp_path / "step-3" / "manifest.json")
+    with engine_on() as engine:
+        engine.load_checkpoint(tmp_path)
+        assert engine.step == 2
+        train_and_save(engine, tmp_path, 3)
         engine.load_checkpoint(tmp_path)
         assert engine.step == 3
 
