@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 
 from axrt.errors import AxrtError, ConfigError, LaunchError
-from axrt.exit_codes import Exit, exit_code_of
+from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -211,6 +211,7 @@ class MpiWorld(World):
             text = f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
             os.write(2, text.encode())
             code = Exit.FAILED
+            leave_code(Exit.FAILED)
         _exit(code)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
@@ -220,6 +221,7 @@ class MpiWorld(World):
     def fail(self, error: BaseException) -> NoReturn:
         if not self._failed:  # the first failure speaks; ending may raise others
             self._failed = True
+            leave_code(exit_code_of(error))
             said = False
             if isinstance(error, ConfigError | StopIteration):
                 said = self._leave_together(f"axrt: {error}", exit_code_of(error))

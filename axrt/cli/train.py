@@ -21,7 +21,7 @@ from axrt.data.order import Share
 from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
-from axrt.exit_codes import Exit, exit_code_of
+from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.launch import join
 from axrt.models.chosen import model_of
 from axrt.observe.metrics import RunFiles, stays
@@ -95,7 +95,10 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
             _steps(engine, data, record, saves)
             if record:
                 record.end(engine.step, saves.newest)
-        return _code(engine, record, saves)
+    code = _code(engine, record, saves)
+    if record:
+        leave_code(code)
+    return code
 
 
 def _code(engine: Engine, record: Record | None, saves: "_Saves") -> Exit:

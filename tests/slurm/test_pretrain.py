@@ -1,0 +1,252 @@
+"""scripts/slurm/pretrain.sbatch under a real Slurm: whatever ends it early, it ends with the bits of a run that nothing has ended."""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from axrt.checkpoint.manifest import Manifest, checkpoint_in
+
+from ..cli.test_train import TINY
+from ..mpi.mpirun import ROOT, environment, mpirun
+from ..mpi.test_runs import is_open_mpi
+from .cluster import Cluster
+
+STEPS, EVERY = 60, 10
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+CONFIG = (
+    TINY.replace("steps = 4", f"steps = {STEPS}").replace("log_every = 2", "log_every = 1").replace("eval_every = 2", "eval_every = 20")
+    + f"[checkpoint]\nevery = {EVERY}\n[optimizer]\nlr = 1e-2\nclip = 1.0\n"
+).replace("[model]\nlayers = 1", '[model]\nlayers = 2\ndropout = 0.1\nfactory = "slow:build"')
+# The first start of a job is slow, so that whatever befalls it does so in its middle. Bits do not depend on that.
+SLOW = """
+import os
+import time
+
+from axrt import PipelineModule
+from axrt.models.gpt import cross_entropy, gpt
+
+def slowly(outputs, targets):
+    if "BROKEN" in os.environ:
+        raise RuntimeError("the loss has had enough")
+    if "SLURM_RESTART_COUNT" not in os.environ:
+        time.sleep(float(os.environ.get("SLOW_S", 0)))
+    return cross_entropy(outputs, targets)
+
+def build(config):
+    return PipelineModule(gpt(config).layers, slowly, partition_method="parameters")
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of pretrain.sbatch, in a directory of its own; its run is there in `run`."""
+
+    cluster: Cluster
+    number: str
+    folder: Path
+
+    @classmethod
+    def submit(cls, cluster: Cluster, folder: Path, *options: str, keys: tuple[str, ...] = (), **extra: str) -> Self:
+        write(folder)
+        known = {"AXRT_PYTHON": sys.executable, "AXRT_SRUN_MPI": "pmix" if is_open_mpi() else "pmi2", "SLOW_S": "0.05"}
+        script = str(ROOT / "scripts" / "slurm" / "pretrain.sbatch")
+        told = cluster.run(
+            "sbatch", "--parsable", "--exclusive", *options, script, "tiny.toml", "run", *keys, cwd=folder, extra=known | extra
+        )
+        assert told.isdigit(), told
+        return cls(cluster, told, folder)
+
+    @property
+    def log(self) -> str:
+        with suppress(OSError):
+            return (self.folder / f"axrt-{self.number}.log").read_text()
+        return ""
+
+    @property
+    def state(self) -> str:
+        return self.cluster.job(self.number)["JobState"]
+
+    @property
+    def steps_done(self) -> float:
+        return max((line["step"] for line in lines(self.folder / "run")), default=0)
+
+    def until(self, fact: Callable[[], bool], limit_s: float = 60) -> None:
+        """Wait for what must come."""
+        deadline = time.monotonic() + limit_s
+        while not fact():
+            assert time.monotonic() < deadline, f"{self.cluster.job(self.number)}\n{self.log}"
+            assert self.state not in OVER or fact(), self.log
+            time.sleep(0.1)
+
+    def until_middle(self) -> None:
+        """Its first start has saved once, and done some steps more."""
+        self.until(lambda: self.steps_done >= EVERY + 2)
+
+    def until_ended(self, limit_s: float = 120) -> dict[str, str]:
+        self.until(lambda: self.state in OVER, limit_s)
+        return self.cluster.job(self.number)
+
+    def pid_of(self, rank: int) -> int:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                found = process.environ()
+                if (found.get("SLURM_JOB_ID"), found.get("SLURM_PROCID")) == (self.number, str(rank)) and process.cmdline()[1:3] == [
+                    "-m",
+                    "axrt",
+                ]:
+                    return process.pid
+        raise AssertionError(f"rank {rank} does not run\n{self.log}")
+
+
+def write(folder: Path) -> None:
+    (folder / "tiny.toml").write_text(CONFIG)
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "text.txt").write_text("all work and no play " * 20)
+
+
+def lines(run: Path) -> list[dict[str, float]]:
+    with suppress(OSError):
+        return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return []
+
+
+def numbers(run: Path) -> dict[tuple[str, float], set[float]]:
+    """What metrics say of each step, every value they have ever said; without times."""
+    found: dict[tuple[str, float], set[float]] = {}
+    for line in lines(run):
+        for name in line.keys() & {"loss", "val_loss", "grad_norm", "lr"}:
+            found.setdefault((name, line["step"]), set()).add(line[name])
+    return found
+
+
+def tensors(run: Path) -> dict[str, tuple[object, ...]]:
+    """Weights and the optimizer's state in the last checkpoint, as bits."""
+    files = [(file.name, load_file(file)) for file in sorted(checkpoint_in(run).glob("*.safetensors"))]
+    return {f"{file} {name}": (t.dtype, t.shape, t.numpy().tobytes()) for file, held in files for name, t in held.items()}
+
+
+def assert_same_bits(run: Path, quiet: Path) -> None:
+    assert Manifest.read(checkpoint_in(run)).step == STEPS
+    assert numbers(run) == numbers(quiet)
+    found, expected = tensors(run), tensors(quiet)
+    assert found.keys() == expected.keys()
+    assert {name.split("-")[0] for name in found} == {"layer", "optimizer"}
+    assert not [name for name in found if found[name] != expected[name]]
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="axrt-slurm-") as folder, Cluster(Path(folder), environment()) as cluster:
+        if is_open_mpi() and (told := cluster.run("srun", "--nodes=2", "--mpi=pmix", "true")):
+            pytest.skip(f"no pmix in this Slurm (apt-get install libpmix-dev): {told}")
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def quiet(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nothing ends early, on two ranks and without Slurm."""
+    folder = tmp_path_factory.mktemp("quiet")
+    write(folder)
+    ended = mpirun(2, ["-m", "axrt", "train", "tiny.toml", "run.out=run"], cwd=folder)
+    assert ended.code == 0, ended.err
+    return folder / "run"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(slurm: Cluster) -> Iterator[None]:
+    yield
+    slurm.cancel_all()
+
+
+TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
+ONE_NODE = ("--nodes=1", "--ntasks-per-node=2")
+
+
+def assert_saved_and_gone_on(job: Job, asked: str) -> None:
+    """It ended in the middle because of this signal, and its second start went on from there to the end."""
+    said = job.log.split("interrupted after step ")
+    assert len(said) == 2, job.log
+    step = int(said[1].split(";")[0])
+    assert EVERY < step < STEPS
+    assert f"after SIG{asked}, axrt with 75" in job.log
+    assert f"going on from run/checkpoints/step-{step:08} at step {step}" in job.log
+    assert (job.folder / "run.exit").read_text() == "0\n"
+
+
+def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
+    slurm: Cluster, quiet: Path, tmp_path: Path
+) -> None:
+    # A minute is the least limit that there is. Slurm looks every 30 s, and signals whom the limit would end before 30 s more.
+    job = Job.submit(slurm, tmp_path, *TWO_NODES, "--time=1", "--signal=B:USR1@15", SLOW_S="0.5")
+    ended = job.until_ended(150)
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert_saved_and_gone_on(job, "USR1")
+    assert "queued again: it is saved" in job.log
+    assert_same_bits(tmp_path / "run", quiet)
+
+
+@pytest.mark.parametrize(("partition", "asked"), [("main", "TERM"), ("grace", "USR1")])
+def test_a_preempted_run_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
+    slurm: Cluster, quiet: Path, tmp_path: Path, partition: str, asked: str
+) -> None:
+    job = Job.submit(slurm, tmp_path, *TWO_NODES, f"--partition={partition}")
+    job.until_middle()
+    slurm.run("sbatch", "--partition=first", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=true")
+    ended = job.until_ended()
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert_saved_and_gone_on(job, asked)
+    assert_same_bits(tmp_path / "run", quiet)
+
+
+@pytest.mark.parametrize("nodes", [ONE_NODE, TWO_NODES])
+def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_from_its_last_checkpoint_with_the_bits_of_a_quiet_one(
+    slurm: Cluster, quiet: Path, tmp_path: Path, nodes: tuple[str, ...]
+) -> None:
+    job = Job.submit(slurm, tmp_path, *nodes)
+    job.until_middle()
+    os.kill(job.pid_of(1), signal.SIGKILL)
+    job.until(lambda: "srun ended with code 137, axrt with " in job.log, limit_s=15)  # half of KillWait
+    ended = job.until_ended()
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert "queued again: a rank was lost" in job.log
+    assert_same_bits(tmp_path / "run", quiet)
+
+
+def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path) -> None:
+    job = Job.submit(slurm, tmp_path, *TWO_NODES)
+    job.until_middle()
+    slurm.run("scancel", job.number)
+    job.until(lambda: "srun ended with" in job.log)
+    ended = job.until_ended()
+    assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), job.log
+    assert Manifest.read(checkpoint_in(tmp_path / "run")).step > EVERY
+    assert "queued again" not in job.log
+
+
+@pytest.mark.parametrize(
+    ("keys", "extra", "code", "text"),
+    [
+        (("model.widht=8",), {}, 2, "there is no key model.widht; did you mean model.width?"),
+        ((), {"BROKEN": "yes"}, 70, "RuntimeError: the loss has had enough"),
+    ],
+)
+def test_what_another_start_would_meet_again_is_not_queued_again(
+    slurm: Cluster, tmp_path: Path, keys: tuple[str, ...], extra: dict[str, str], code: int, text: str
+) -> None:
+    job = Job.submit(slurm, tmp_path, *TWO_NODES, keys=keys, **extra)
+    ended = job.until_ended()
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", f"{code}:0"), job.log
+    assert text in job.log
+    assert "queued again" not in job.log
