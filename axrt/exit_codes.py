@@ -12,7 +12,7 @@ from axrt.errors import ConfigError, DataError, PeerLostError
 
 
 class Exit(IntEnum):
-    """The codes; README and docs/reliability.md carry the same table."""
+    """The codes; README, docs/reliability.md and docs/slurm.md carry the same table."""
 
     DONE = 0  # everything asked for is done
     BAD_INPUT = 2  # the configuration or the data cannot work: starting again meets the same

@@ -64,6 +64,7 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
         sys.exit(Exit.INTERRUPTED)
     except AxrtError as error:  # alone; in a job of several ranks a failure has ended the job already
         click.echo(f"axrt: {error}", err=True)
+        leave_code(exit_code_of(error))
         sys.exit(exit_code_of(error))
 
 

@@ -76,6 +76,13 @@ def test_a_wrong_key_leaves_with_code_2_and_writes_nothing() -> None:
     assert not Path("out").exists()
 
 
+def test_the_first_code_is_left_in_the_file_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AXRT_EXIT_FILE", "code")
+    assert axrt("tiny.toml", "run.step=3").exit_code == 2
+    assert axrt("tiny.toml").exit_code == 0
+    assert Path("code").read_text() == "2\n"
+
+
 def test_missing_data_is_named() -> None:
     result = axrt("tiny.toml", "data.source=nowhere")
     assert result.exit_code == 2

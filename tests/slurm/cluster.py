@@ -21,7 +21,7 @@ _START_S = 30.0
 
 # cred_expire: a job that is requeued waits as long before it starts again, two minutes by default.
 # FirstJobId: MPICH names its shared memory by the job, and there may be other clusters like this one on the machine.
-# KillWait: from SIGTERM to SIGKILL, the default. config_overrides: a node has the CPUs that stand here, whatever the machine has.
+# KillWait: from SIGTERM to SIGKILL. config_overrides: a node has the CPUs that stand here, whatever the machine has.
 _CONF = """
 ClusterName=axrt
 SlurmctldHost={host}(127.0.0.1)
@@ -49,7 +49,7 @@ SlurmUser=root
 SlurmdUser=root
 MpiDefault=none
 ReturnToService=2
-KillWait=30
+KillWait=15
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -141,8 +141,11 @@ class Cluster:
     def _until(self, fact: Callable[[], bool], words: str) -> None:
         """Wait for a fact, and skip the tests where it does not come."""
         deadline = time.monotonic() + _START_S
-        while not fact():
+        while True:
             dead = [daemon.args for daemon in self._daemons if daemon.poll() is not None]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if not dead and fact():
+                    return
             if dead or time.monotonic() > deadline:
                 logs = "\n".join(f"{path.name}: {path.read_text()[-400:]}" for path in sorted(self._folder.glob("log-*")))
                 pytest.skip(f"Slurm does not come up here ({words}: no; ended: {dead})\n{logs}")
