@@ -82,7 +82,7 @@ class Job:
     def steps_done(self) -> float:
         return max((line["step"] for line in lines(self.folder / "run")), default=0)
 
-    def until(self, fact: Callable[[], bool], limit_s: float = 60) -> None:
+    def until(self, fact: Callable[[], bool], limit_s: float = 120) -> None:
         """Wait for what must come."""
         deadline = time.monotonic() + limit_s
         while not fact():
@@ -94,7 +94,7 @@ class Job:
         """Its first start has saved once, and done some steps more."""
         self.until(lambda: self.steps_done >= EVERY + 2)
 
-    def until_ended(self, limit_s: float = 120) -> dict[str, str]:
+    def until_ended(self, limit_s: float = 180) -> dict[str, str]:
         self.until(lambda: self.state in OVER, limit_s)
         return self.cluster.job(self.number)
 
@@ -190,7 +190,7 @@ def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_
 ) -> None:
     # A minute is the least limit that there is. Slurm looks every 30 s, so the signal comes 25 to 55 s after the start.
     job = Job.submit(slurm, tmp_path, *TWO_NODES, "--cpus-per-task=2", "--time=1", "--signal=B:USR1@5", SLOW_S="0.6")
-    ended = job.until_ended(150)
+    ended = job.until_ended()
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
     assert_saved_and_gone_on(job, "USR1")
     assert "queued again: it is saved" in job.log
