@@ -1,6 +1,7 @@
 """What the main rank shows and writes of a run."""
 
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ class Record:
         self._files = files
         self._told = False  # that lines of metrics cannot be written
         self.failed = False
-        self._launch = f"mpirun -n {engine.pipe_size * engine.data_size} " if engine.pipe_size * engine.data_size > 1 else ""
+        self._launch = _launch(engine.pipe_size * engine.data_size)
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
         self._unwritten: StepResult | None = None
@@ -159,6 +160,13 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
     ]
     batch = before["parallel"]["data"] * before["schedule"]["microbatches"] * before["schedule"]["microbatch_size"]
     return found + ([f"samples a step {batch} -> {now.global_batch}"] if batch != now.global_batch else [])
+
+
+def _launch(ranks: int) -> str:
+    """How ranks are started."""
+    if "SLURM_JOB_ID" in os.environ:
+        return "srun (as before) "
+    return f"mpirun -n {ranks} " if ranks > 1 else ""
 
 
 def _number(value: float) -> float | None:

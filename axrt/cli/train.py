@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,8 +63,11 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
         sys.exit(Exit.INTERRUPTED)
-    except AxrtError as error:  # alone; in a job of several ranks a failure has ended the job already
-        click.echo(f"axrt: {error}", err=True)
+    except Exception as error:  # alone; in a job of several ranks a failure has ended the job already
+        if isinstance(error, AxrtError):
+            click.echo(f"axrt: {error}", err=True)
+        else:
+            traceback.print_exception(error)
         leave_code(exit_code_of(error))
         sys.exit(exit_code_of(error))
 

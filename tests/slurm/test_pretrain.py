@@ -16,11 +16,11 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from axrt.checkpoint.manifest import Manifest, checkpoint_in
+from axrt.checkpoint.folder import checkpoint_in
+from axrt.checkpoint.manifest import Manifest
 
 from ..cli.test_train import TINY
-from ..mpi.mpirun import ROOT, environment, mpirun
-from ..mpi.test_runs import is_open_mpi
+from ..mpi.mpirun import ROOT, environment, is_open_mpi, mpirun
 from .cluster import Cluster
 
 STEPS, EVERY = 60, 10
