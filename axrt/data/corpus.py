@@ -12,7 +12,7 @@ import numpy as np
 from axrt.config import Data
 from axrt.errors import DataError
 
-from .tokens import Tokens, is_token_file, largest, map_tokens
+from .tokens import Tokens, is_token_file, map_tokens, unknown_in_row
 
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
@@ -81,9 +81,9 @@ def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int)
             f"{source.key} = {source.name!r} has {len(tokens)} tokens {what}; expected more than model.context = {context}. "
             f"Give it more, or lower model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
-    most = largest(tokens)
-    if most >= vocab:
-        raise DataError(f"{source.key} = {source.name!r} has token {most} {what}; expected less than model.vocab = {vocab}")
+    token = unknown_in_row(tokens, vocab)
+    if token is not None:
+        raise DataError(f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less than model.vocab = {vocab}")
 
 
 def _matching(root: Path, source: _Source) -> list[Path]:

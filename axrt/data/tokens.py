@@ -53,13 +53,23 @@ def is_token_file(path: Path) -> bool:
     return path.suffix == ".bin"
 
 
-def largest(tokens: Tokens) -> int:
-    """The largest token; of a very long row, of pieces spread over it evenly."""
+def unknown(tokens: Tokens, vocab: int) -> int | None:
+    """A token of an array that is not among 0 .. vocab - 1, None where there is none."""
+    most = int(tokens.max())
+    if most >= vocab:
+        return most
+    least = int(tokens.min()) if tokens.dtype.kind == "i" else 0
+    return least if least < 0 else None
+
+
+def unknown_in_row(tokens: Tokens, vocab: int) -> int | None:
+    """The same of a row; of a very long one, of pieces spread over it evenly."""
     piece = _LOOKED_AT // _PIECES
     if len(tokens) <= _LOOKED_AT:
-        return int(tokens.max())
+        return unknown(tokens, vocab)
     starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64)
-    return max(int(tokens[start : start + piece].max()) for start in starts)
+    found = (unknown(tokens[start : start + piece], vocab) for start in starts)
+    return next((token for token in found if token is not None), None)
 
 
 def map_tokens(path: Path, key: str = "data.source") -> Tokens:
@@ -98,4 +108,7 @@ def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
     if len(data) < _HEAD.size + 4 * sequences:
         raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
     lengths = np.frombuffer(data, np.int32, sequences, _HEAD.size)
+    if (lengths < 0).any():
+        first = int(np.argmax(lengths < 0))
+        raise DataError(f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 or more: write it again")
     return np.dtype(_TYPES[code]), int(lengths.sum(dtype=np.int64))

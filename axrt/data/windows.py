@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axrt.errors import DataError
 
-from .tokens import Mapped, Tokens
+from .tokens import Mapped, Tokens, unknown
 
 Item = tuple[Tensor, Tensor]
 
@@ -56,9 +56,11 @@ class Windows:
 
     def _items(self, starts: list[int]) -> Item:
         rows = np.stack([self._window(start) for start in starts])
-        if int(rows.max()) >= self._vocab:
+        token = unknown(rows, self._vocab)
+        if token is not None:
             raise DataError(
-                f"the data has token {rows.max()}; expected less than model.vocab = {self._vocab}. Set it to what the tokenizer has"
+                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; expected 0 or more and less than "
+                f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
             )
         return _split(rows)
 

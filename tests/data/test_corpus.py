@@ -57,7 +57,7 @@ def test_missing_empty_and_short_data_is_refused(tmp_path: Path, name: str, held
 
 def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abcdefghijklmnopqrst")
-    with pytest.raises(DataError, match="has token 116 to train on; expected less than model.vocab = 100"):
+    with pytest.raises(DataError, match="has token 116 to train on; expected 0 or more and less than model.vocab = 100"):
         load(Data(source=str(tmp_path / "text.txt"), held_out=0), context=4, vocab=100)
     with pytest.raises(DataError, match="expected a pattern inside data.source"):
         load(Data(source=str(tmp_path), files="/etc/*"), context=4)

@@ -11,7 +11,7 @@ import torch
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
-from axrt.data.tokens import map_tokens
+from axrt.data.tokens import map_tokens, unknown_in_row
 from axrt.data.windows import Windows
 
 
@@ -81,6 +81,13 @@ def of_floats(path: Path) -> None:
     write_megatron(path, [[1, 2, 3]], "float32", 7)
 
 
+def negative(path: Path) -> None:
+    write_megatron(path, [[1, 2, 3], [4]])
+    index = path.with_suffix(".idx")
+    head, lengths, rest = index.read_bytes()[:34], [6, -2], index.read_bytes()[42:]  # their sum is right
+    index.write_bytes(head + np.array(lengths, np.int32).tobytes() + rest)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -89,6 +96,7 @@ def of_floats(path: Path) -> None:
         (cut_off, "has 12 bytes, but .*train.idx says 4 tokens of int32"),
         (no_index, "does not begin as Megatron's index does"),
         (short_index, "is cut off; expected the lengths of 2 sequences"),
+        (negative, "train.idx says that sequence 1 .from 0. has -2 tokens; expected 0 or more"),
         (of_floats, "is of version 1 with tokens of type 7; expected version 1 and integers"),
     ],
 )
@@ -96,3 +104,27 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, make: object, text:
     make(tmp_path / "train.bin")  # type: ignore[operator]
     with pytest.raises(DataError, match=text):
         map_tokens(tmp_path / "train.bin")
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("int8", 2), ("int16", 3), ("int32", 4), ("int64", 5)])
+def test_a_negative_token_is_refused_with_its_file_before_anything_is_read(tmp_path: Path, dtype: str, code: int) -> None:
+    write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4], [5, -7, 6]], dtype, code)
+    with pytest.raises(DataError, match=r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = 256"):
+        load(Data(source=str(tmp_path / "train.bin"), held_out=0.0), context=2)
+
+
+def test_a_negative_token_that_nobody_has_looked_at_is_refused_with_its_microbatch(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4, -1, 2, 3, 4, 5]])
+    windows = Windows(map_tokens(tmp_path / "train.bin"), 4, 0, 256)
+    with pytest.raises(DataError, match=r"train.bin has token -1; expected 0 or more and less than model.vocab = 256"):
+        list(windows.evenly(2, 1))
+
+
+def test_a_token_that_the_model_does_not_know_is_found_in_a_very_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("axrt.data.tokens._LOOKED_AT", 512)
+    row = np.zeros(5000, np.int32)
+    assert unknown_in_row(row, 256) is None
+    row[-1] = -1
+    assert unknown_in_row(row, 256) == -1
+    row[-1] = 256
+    assert unknown_in_row(row, 256) == 256

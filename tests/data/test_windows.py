@@ -39,7 +39,7 @@ def test_validation_takes_the_same_evenly_spaced_places_every_time() -> None:
 
 
 def test_a_token_that_the_model_does_not_know_is_refused_when_it_is_read() -> None:
-    with pytest.raises(DataError, match=r"the data has token \d+; expected less than model.vocab = 100"):
+    with pytest.raises(DataError, match=r"the data has token \d+; expected 0 or more and less than model.vocab = 100"):
         windows(vocab=100).microbatch(0, 20)
 
 
