@@ -17,7 +17,7 @@ from axrt.choice import settled
 from axrt.compute import compute_on
 from axrt.config import Config
 from axrt.device import device_of, visible_gpus
-from axrt.errors import AxrtError, ConfigError, DataError, SaveError
+from axrt.errors import AxrtError, ConfigError, DataError, EmptyEvaluationError, ModelError, SaveError
 from axrt.hands import EvaluationHands, TrainingHands
 from axrt.holding import hold
 from axrt.launch import World, join
@@ -31,6 +31,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
+from axrt.one_call import OneCall, one_at_a_time
 from axrt.optim.bucket import LrSchedule, Norms, OptimizerFactory, constant, total_norm
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
@@ -88,6 +89,7 @@ class Engine:
         self.rank = rank
         self.step = 0
         self.samples = 0
+        self._calls = OneCall()
         self._layers = [name_of(layer) for layer in model.layers]
         self._world = world
         self._mesh = Mesh.of(rank, size, config.parallel.pipe, config.parallel.data, config.parallel.order)
@@ -125,6 +127,8 @@ class Engine:
         self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
         if self._mesh.data * self._placement.pipes > 1:
             self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
+        trained = self._reports.gathered(bool(self._holding.named_parameters()))
+        self._trains_nothing = trained is not None and not any(trained)  # the main rank knows; an evaluation needs nothing trained
         if compiler:
             self._compile_ahead(model, sample)  # last: a faster rank may be training, and tells this one
 
@@ -157,6 +161,7 @@ class Engine:
         """This rank's trained parameters by the names of `model.sequential(seed)`."""
         return list(self._holding.named_parameters())
 
+    @one_at_a_time
     def train_batch(self, batches: Iterable[Any] | None) -> StepResult:
         """Train one step.
 
@@ -168,9 +173,12 @@ class Engine:
         Raises:
             StopIteration: on every rank, if the iterator ended before the step was whole; that step is dropped (buffers, such
                 as running means, keep what they have seen).
+            ModelError: no weight is trained, or the loss depends on none.
         """
         session, state = self._training, self._training.state
         with self._working():
+            if self._trains_nothing:
+                raise ModelError("no weight of the model is trained; expected a layer whose parameters have requires_grad = True")
             if self.reads and not isinstance(batches, Iterator):
                 raise DataError(
                     f"batches is of type {type(batches).__name__}; expected an iterator, made once before the first step, such as "
@@ -195,6 +203,7 @@ class Engine:
         self.samples += self.config.global_batch
         return self._step_result(self.step - 1)
 
+    @one_at_a_time
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
         """Compute the mean loss over any number of microbatches, without gradients and with dropout off.
 
@@ -203,6 +212,8 @@ class Engine:
         Args:
             batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0; replicas may have different numbers.
             outputs: keep what the last layer returns, for the main rank.
+        Raises:
+            EmptyEvaluationError: on every rank, if no replica has a microbatch.
         """
         self._generation += 1
         generation, mesh = self._generation, self._mesh
@@ -226,13 +237,17 @@ class Engine:
                     self._reports.tell(rank, message, (*hands.losses, hands.outputs * (rank == _MAIN)), generation)
         last_ranks = [mesh.rank_of(replica, along.rank_of(last)) for replica in range(mesh.data)]
         reports = self._reports.claim(Meaning.EVALUATED, 0, last_ranks, generation=generation)
-        return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await(reports, "the results of an evaluation")])
+        what = "the results of an evaluation"
+        if state.end == 0 and not any(losses for losses, *_ in self._await(reports, what)):
+            raise EmptyEvaluationError("eval_batch got no microbatch on any replica; expected one or more")
+        return EvalResult(lambda: [(Losses(*losses), kept) for *losses, kept in self._await_later(reports, what)])
 
     @property
     def traced(self) -> bool:
         """The steps of `run.trace_steps` have been trained."""
         return self.config.run.trace_steps > 0 and self._trace.whole
 
+    @one_at_a_time
     def timeline(self) -> Timeline | None:
         """What ran when in the steps of `run.trace_steps`, in seconds, on the main rank; every rank calls it.
 
@@ -267,6 +282,7 @@ class Engine:
             "recompute": self.config.memory.recompute,
         }
 
+    @one_at_a_time
     def broadcast(self, value: Any) -> Any:
         """What the main rank gives, on every rank; every rank calls it.
 
@@ -276,6 +292,7 @@ class Engine:
         with self._working():
             return self._reports.broadcast(value)
 
+    @one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
@@ -298,6 +315,7 @@ class Engine:
             of = self.step, self.samples, self._holding.lr, self._layers, self.config, extra or {}
             self._checkpoints.save(path, lambda: Manifest.of(*of), mine, self._ranks_of_replica(0))
 
+    @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False, for_good: bool = False) -> dict[str, Any] | None:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
 
@@ -328,6 +346,7 @@ class Engine:
         """The checkpoint that `load_checkpoint` has taken last; None before."""
         return self._checkpoints.loaded
 
+    @one_at_a_time
     def close(self) -> None:
         """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
         if self._closed:
@@ -442,7 +461,7 @@ class Engine:
         if outcome.norm is None and self.is_main:
             stages = self._placement.stages
             norms = self._reports.claim(Meaning.STEPPED, step, self._ranks_of_replica(0), wanted=stages, generation=self._generation)
-            norm = lambda: float(total_norm(self._await(norms, f"the gradient norm of step {step}")))  # noqa: E731
+            norm = lambda: float(total_norm(self._await_later(norms, f"the gradient norm of step {step}")))  # noqa: E731
         return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
 
     def _rank_of(self, pipe: int, stage: int) -> int:
@@ -456,6 +475,13 @@ class Engine:
             return collected.in_order()
         with self._ending_the_job_on_failure():
             return self._reports.wait(collected, what)
+
+    def _await_later(self, collected: Collected, what: str) -> list[Any]:
+        """The same for a result, which is read when its call has returned."""
+        if collected.whole:
+            return collected.in_order()
+        with self._calls.of(f"for {what}"):
+            return self._await(collected, what)
 
     # Around every call.
 

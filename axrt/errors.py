@@ -21,6 +21,14 @@ class DataError(AxrtError):
     """Data that is missing, empty or does not fit; seen by the rank that reads."""
 
 
+class EmptyEvaluationError(DataError):
+    """An evaluation of nothing, over all replicas; every rank finds it, and the engine goes on."""
+
+
+class ModelError(AxrtError):
+    """A model or a loss that cannot be trained; seen by the rank that runs it, at the first step."""
+
+
 class LaunchError(AxrtError):
     """Ranks that did not come up as the launcher meant them to."""
 

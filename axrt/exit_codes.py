@@ -8,14 +8,14 @@ import contextlib
 import os
 from enum import IntEnum
 
-from axrt.errors import ConfigError, DataError, PeerLostError
+from axrt.errors import ConfigError, DataError, ModelError, PeerLostError
 
 
 class Exit(IntEnum):
     """The codes; README, docs/reliability.md and docs/slurm.md carry the same table."""
 
     DONE = 0  # everything asked for is done
-    BAD_INPUT = 2  # the configuration or the data cannot work: starting again meets the same
+    BAD_INPUT = 2  # the configuration, the data or the model cannot work: starting again meets the same
     LOST_PEER = 69  # a rank of the job has died or is frozen: start again
     FAILED = 70  # anything else: read the traceback first
     SAVED = 75  # interrupted, and saved: start again, it goes on (sysexits' EX_TEMPFAIL)
@@ -24,7 +24,7 @@ class Exit(IntEnum):
 
 def exit_code_of(error: BaseException) -> Exit:
     """The code with which a process ends that this error ends."""
-    if isinstance(error, ConfigError | DataError):
+    if isinstance(error, ConfigError | DataError | ModelError):
         return Exit.BAD_INPUT
     if isinstance(error, PeerLostError):
         return Exit.LOST_PEER

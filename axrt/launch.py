@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 
-from axrt.errors import AxrtError, ConfigError, LaunchError
+from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
 from axrt.transport import Transport
@@ -223,7 +223,7 @@ class MpiWorld(World):
             self._failed = True
             leave_code(exit_code_of(error))
             said = False
-            if isinstance(error, ConfigError | StopIteration):
+            if isinstance(error, ConfigError | EmptyEvaluationError | StopIteration):
                 said = self._leave_together(f"axrt: {error}", exit_code_of(error))
             if not said:
                 self._speak(error)

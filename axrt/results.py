@@ -39,7 +39,7 @@ class EvalResult:
 
     @property
     def loss(self) -> float:
-        """The mean over all microbatches of all replicas, on every rank; nan where there were none."""
+        """The mean over all microbatches of all replicas, on every rank."""
         return mean_loss([losses for losses, _ in self._replicas()])
 
     @property

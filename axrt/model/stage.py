@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from axrt.errors import NonFiniteLossError
+from axrt.errors import ModelError, NonFiniteLossError
 from axrt.payload import copied, flatten, unflatten
 
 from .compiler import Compiler
@@ -161,7 +161,7 @@ class Stage:
             stashed.given = copied(inputs), target, buffers  # copied: layers may work in place
             inputs = self._forgetting(number, inputs)
             if self.recomputed == whole:
-                return self._ended(inputs, target, whole)[0]
+                return self._ended(number, inputs, target, whole)[0]
         out, segment = self._segment(number, inputs, target, self.recomputed, whole)
         stashed.segments = [segment]
         return out
@@ -247,15 +247,15 @@ class Stage:
         except TypeError as error:
             error.add_note(f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to")
             raise
-        outputs, edges, of_loss = self._ended(self._run_layers(number, entering, first, end), target, end)
+        outputs, edges, of_loss = self._ended(number, self._run_layers(number, entering, first, end), target, end)
         return outputs, _Segment(inflow, edges, of_loss)
 
-    def _ended(self, outputs: Any, target: Any, end: int) -> tuple[Any, list[GradientEdge], Gradients | None]:
+    def _ended(self, number: int, outputs: Any, target: Any, end: int) -> tuple[Any, list[GradientEdge], Gradients | None]:
         """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's own, if it follows."""
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
-                return (loss, weight), [], ()
+                raise ModelError(_why_without_gradient(loss, *divmod(number, self._microbatches)))
             # A sum is divided when the weights of all microbatches are known, at the end of the step.
             loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
             return (loss.detach(), weight), [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
@@ -371,6 +371,16 @@ def _in_type(value: Any, compute: torch.dtype) -> Any:
 
 def _is_one_number(value: object) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1
+
+
+def _why_without_gradient(loss: Tensor, step: int, microbatch: int) -> str:
+    which = f"the loss of step {step}, microbatch {microbatch}"
+    if not loss.is_floating_point():
+        return f"{which} is of type {loss.dtype}; expected a floating-point number, which has a gradient. Look at loss_fn"
+    return (
+        f"{which} depends on no weight that is trained; expected one that does. Look for torch.no_grad, detach or numbers made of "
+        "tensors in loss_fn and in the layers that end in it, and for requires_grad = False"
+    )
 
 
 def _described(value: object) -> str:

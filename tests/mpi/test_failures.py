@@ -43,6 +43,27 @@ def test_a_loss_that_is_not_a_number_names_step_stage_and_microbatch() -> None:
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("the_loss_has_no_gradient", "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is trained"),
+        ("nothing_is_evaluated", "axrt: eval_batch got no microbatch on any replica; expected one or more"),
+    ],
+)
+def test_what_would_train_nonsense_is_told_in_one_line_and_ends_with_code_2(name: str, text: str) -> None:
+    ended = victim(name)
+    assert ended.code == 2
+    assert len(re.findall(text, ended.err)) == 1, ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_two_threads_in_one_engine_are_told_so() -> None:
+    ended = victim("two_threads_call")
+    assert ended.code == 70
+    assert re.search("thread 'MainThread' calls eval_batch while thread 'the trainer' is in train_batch; expected one call", ended.err)
+    assert "Traceback" not in ended.err
+
+
 def test_a_rank_that_makes_fewer_calls_is_named_by_those_who_wait_for_it() -> None:
     ended = victim("a_rank_leaves_early")
     assert ended.code != 0

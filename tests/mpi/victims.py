@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,31 @@ def the_users_code_raises() -> None:
     if e.rank == 1:
         raise LookupError("the user's own mistake")
     train(e, 100_000)
+
+
+def the_loss_has_no_gradient() -> None:
+    layers = axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 8), lambda value: value.detach()], functional.cross_entropy)
+    with axrt.initialize(layers, config=configured(4)) as e:
+        train(e, 3)
+
+
+def nothing_is_evaluated() -> None:
+    with engine() as e:
+        e.eval_batch(iter([]))
+
+
+def two_threads_call() -> None:
+    with engine() as e:
+        inside = threading.Event()
+
+        def batches() -> Iterator[Any]:
+            inside.set()
+            time.sleep(60)
+            yield None
+
+        threading.Thread(target=lambda: e.train_batch(batches()), name="the trainer", daemon=True).start()
+        assert e.rank > 0 or inside.wait(60)
+        e.eval_batch(None)
 
 
 def the_loss_is_not_a_number() -> None:

@@ -1,0 +1,65 @@
+"""One call of an engine at a time: a second one, of another thread or within the first, would run tasks of both on one state."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from axrt.errors import AxrtError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OneCall:
+    """Which call is under way, and in which thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._call, self._thread = "", threading.current_thread()
+
+    @contextmanager
+    def of(self, call: str) -> Iterator[None]:
+        """The call is under way within.
+
+        Raises:
+            AxrtError: another one is; that one goes on, and nothing has changed.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise AxrtError(self._refusal(call))
+        self._call, self._thread = call, threading.current_thread()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _refusal(self, call: str) -> str:
+        me, other = threading.current_thread(), self._thread
+        if me is other:
+            return (
+                f"thread {me.name!r} calls {call} within {self._call}; expected it after {self._call} has returned: the iterator of "
+                "batches, layers and hooks must not call the engine"
+            )
+        return (
+            f"thread {me.name!r} calls {call} while thread {other.name!r} is in {self._call}; expected one call of an engine at a time. "
+            "Make all calls from one thread, or one after the other under a lock"
+        )
+
+
+class _Calls(Protocol):
+    _calls: OneCall
+
+
+E = TypeVar("E", bound=_Calls)
+
+
+def one_at_a_time(method: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P], T]:
+    """The method, refused while another one of the same object is under way."""
+
+    @wraps(method)
+    def call(self: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._calls.of(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return call
