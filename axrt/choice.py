@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from axrt.config import AUTO, Config, Schedule
+from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
 from axrt.holding import TYPES, layers_again
 from axrt.mesh import Mesh
@@ -28,13 +28,12 @@ from axrt.refusals import checked_sample, refuse_shared_parameters
 from axrt.reports import Reports
 from axrt.schedule import caps_of, scheduled_by
 from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import NAMES, Policy
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy, named
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
-_DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear", "dualpipe": "bidirectional"}  # measured: docs/performance.md
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
 
@@ -103,12 +102,12 @@ def settled(
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> Schedule:
-    """The first of `_DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
+    """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
         return replace(config.schedule, policy="1f1b")
-    refusal = ConfigError("")
-    for name, placement in _DEFAULTS.items():
+    refusal = None
+    for name, placement in DEFAULTS.items():
         takes_the_cap = not config.schedule.in_flight or name == "adaptive"
         if asked in ("", placement) and takes_the_cap:
             try:
@@ -118,7 +117,16 @@ def _by_default(config: Config, model: PipelineModule, ranks: int) -> Schedule:
                 refusal = error
             else:
                 return one
-    raise refusal
+    raise refusal or _no_default_takes_the_cap(config.schedule)
+
+
+def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
+    fitting = [name for name in CAPPED if name != FIXED and asked.placement in named(name).placements]
+    others = " or ".join(f"schedule.policy = {name!r}" for name in fitting)
+    return ConfigError(
+        f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with no policy named; expected "
+        f"schedule.in_flight = 0, or {others or 'another placement: no policy of this one takes a cap'}"
+    )
 
 
 def _measured_edge(reports: Reports, device: torch.device) -> Edge:

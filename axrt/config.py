@@ -18,6 +18,8 @@ from axrt.scheduler.policies import FIXED, NAMES, named
 from axrt.scheduler.recompute import most_recomputed
 
 AUTO = "auto"  # measured and simulated at the start, see axrt.choice
+# With no policy named, the first that the model can be cut for, of those on the placement that is asked for. Measured: docs/performance.md.
+DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear", "dualpipe": "bidirectional"}
 
 
 def _key(default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()) -> Any:
@@ -105,8 +107,9 @@ class Schedule(_Section):
 
     policy: str = _key(
         "",
-        "what runs first, and what may start; '' = adaptive where the model has two layers a rank, else zb-h1 (1f1b on one rank, "
-        "breadth-first where placement or chunks ask for looped); auto = the fastest in a simulation with measured costs",
+        f"what runs first, and what may start; '' = the first of {', '.join(f'{name} ({of})' for name, of in DEFAULTS.items())} that the "
+        "model has layers for, of those on schedule.placement where it is set, and 1f1b on one rank; auto = the fastest in a simulation "
+        "with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
     )
     placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
@@ -116,7 +119,8 @@ class Schedule(_Section):
     global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
     in_flight: int = _key(
         0,
-        "cap on the microbatches (of a stage each) that a rank holds, for adaptive, axonn, dualpipe-v and fixed; 0 = the policy's own",
+        "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those in flight, until their backward begins; "
+        "for adaptive, dualpipe-v and fixed on those held, until their last weight gradient begins; 0 = the policy's own",
         least=0,
     )
     order: str = _key("", "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan")

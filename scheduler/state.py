@@ -270,8 +270,10 @@ class RankState:
 
     def why_idle(self) -> str:
         """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
-        if any(self.lanes[stage].is_ready(kind) for stage, kinds in self._kinds.items() for kind in kinds if kind not in _FILLERS):
-            return ROOM
+        for stage, lane in self.lanes.items():
+            for kind in self._kinds[stage]:
+                if kind not in _FILLERS and lane.count[kind] < self.asked and lane.is_ready(kind):
+                    return ROOM
         return END if self.finished else INPUT
 
     def start(self, task: Task, more: bool = False) -> list[Message]:

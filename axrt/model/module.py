@@ -27,7 +27,7 @@ class PipelineModule:
         num_stages: checked against the number of pipeline ranks where given.
         seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is accepted. A module given as it is
             keeps the weights that it has on the rank that holds it: seed torch before you make it.
-        activation_checkpoint_interval: not implemented yet; only 0 is accepted.
+        activation_checkpoint_interval: refused but for 0; `memory.recompute` says what is recomputed.
         topology: refused; `[parallel]` says how ranks are laid out.
     Raises:
         ConfigError: no layers, something that is no layer, or an option that is not implemented.
@@ -57,7 +57,8 @@ class PipelineModule:
             raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")
         if activation_checkpoint_interval:
             raise ConfigError(
-                f"activation_checkpoint_interval = {activation_checkpoint_interval}: recomputation is not implemented yet; expected 0"
+                f"activation_checkpoint_interval = {activation_checkpoint_interval}: set memory.recompute in the configuration, to 'full' or "
+                "a number of layers of each stage, which then run forward again instead of being kept; expected 0 here"
             )
         if not seed_layers:
             raise ConfigError("seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True")

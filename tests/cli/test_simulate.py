@@ -25,7 +25,7 @@ def test_one_policy_as_json() -> None:
     found = json.loads(result.output)
     assert (found["policy"], found["placement"], found["ranks"], found["microbatches"], found["chunks"]) == ("zb-v", "vee", 4, 8, 2)
     assert (found["makespan"], found["utilisation"]) == (25.5, pytest.approx(24 / 25.5))
-    assert found["stash"] == found["stash_weight"] == [8, 8, 8, 8]
+    assert found["in_flight"] == found["held"] == [8, 8, 8, 8]
     assert found["stash_mib"] == [40, 40, 40, 40]
     assert found["idle"] == pytest.approx([1.5] * 4)
     assert found["tasks"] == 4 * 2 * 8 * (1 + 1 + 4)

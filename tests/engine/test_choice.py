@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import axrt
 from axrt.choice import choose
-from axrt.config import Config
+from axrt.config import DEFAULTS, Config, described
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.seeds import BorrowedGenerator
 from axrt.scheduler.policies import NAMES
@@ -73,6 +73,26 @@ def test_a_placement_alone_takes_a_policy_of_its_own() -> None:
     assert start(2, placement="looped") == ["breadth-first"] * 2
     with pytest.raises(axrt.ConfigError, match="takes an even number of ranks"):
         start(3, placement="bidirectional")
+
+
+def test_a_cap_alone_is_for_adaptive_and_on_another_placement_the_policies_that_take_one_are_named() -> None:
+    def start(**schedule: Any) -> str:
+        config = configured(MICROBATCHES, schedule=schedule)
+        with_engine = lambda transport: axrt.initialize(perceptron(), config=config, transport=transport).schedule.policy  # noqa: E731
+        return LocalWorld(2).run(with_engine)[0]
+
+    assert start(in_flight=6) == "adaptive"
+    text = "schedule.in_flight = 8 on schedule.placement = '{}' with no policy named; expected schedule.in_flight = 0, or {}"
+    with pytest.raises(axrt.ConfigError, match=text.format("linear", "schedule.policy = 'axonn'")):
+        start(placement="linear", in_flight=8)
+    for placement in ("looped", "bidirectional"):
+        with pytest.raises(axrt.ConfigError, match=text.format(placement, "another placement: no policy of this one takes a cap")):
+            start(placement=placement, in_flight=8)
+
+
+def test_the_default_is_told_in_one_text() -> None:
+    told = next(line for line in described() if line.startswith("  policy "))
+    assert all(f"{name} ({placement})" in told for name, placement in DEFAULTS.items())
 
 
 def test_latency_counts() -> None:

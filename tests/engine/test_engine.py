@@ -252,14 +252,16 @@ def test_the_gradient_norm_is_known_on_the_main_rank() -> None:
     assert other is None
 
 
-def test_frozen_models_train_without_parameters_and_without_an_optimizer() -> None:
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_ranks_without_parameters_train_along_and_need_no_optimizer(place: int) -> None:
     class Still(nn.Module):
         def forward(self, value: Tensor) -> Tensor:
             return value * 2
 
-    model = axrt.PipelineModule([Still(), Still()], lambda outputs, target: outputs.mean())
-    losses = LocalWorld(2).run(lambda transport: made(transport, model).train_batch(iter(BATCHES(0))).loss)
-    assert losses[0] == losses[1]
+    layers: list[Any] = [Still(), Still()]
+    model = axrt.PipelineModule([*layers[:place], nn.Linear(16, 16), *layers[place:]], lambda outputs, target: outputs.mean())
+    losses = LocalWorld(3).run(lambda transport: made(transport, model).train_batch(iter(BATCHES(0))).loss)
+    assert losses[0] == losses[1] == losses[2]
 
 
 def test_the_configuration_names_optimizer_and_schedule() -> None:

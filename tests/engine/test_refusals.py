@@ -143,8 +143,8 @@ CALLS: dict[str, Callable[[axrt.Engine], object]] = {
     "eval_batch": lambda engine: engine.eval_batch(iter(BATCHES(0))),
     "broadcast": lambda engine: engine.broadcast(3),
     "timeline": lambda engine: engine.timeline(),
-    "save_checkpoint": lambda engine: engine.save_checkpoint("nowhere/step"),
-    "load_checkpoint": lambda engine: engine.load_checkpoint("nowhere"),
+    "save_checkpoint": lambda engine: engine.save_checkpoint("runs/refused/step"),
+    "load_checkpoint": lambda engine: engine.load_checkpoint("runs/refused"),
     "close": lambda engine: engine.close(),
 }
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Bidirectional, Linear
+from axrt.scheduler.placement import Bidirectional, Linear, Looped
 from axrt.scheduler.policies import named
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
@@ -230,6 +230,35 @@ def test_why_nothing_runs_is_told() -> None:
     state.deliver(Message(Meaning.LOSS, 0, 0))
     run(state, "step0.0")
     assert (state.pick(), state.why_idle()) == (None, "end")
+
+
+def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
+    state = RankState(Looped(2, 2), named("breadth-first"), 1, 1, replicas=2)
+    state.ask_step()
+
+    def runs(task: str) -> None:
+        for message in run(state, task):
+            if state.is_here(message):
+                state.deliver(message)
+
+    for message, task in (
+        (activation(1, 0), "F1.0"),
+        (Message(Meaning.TARGET, 3, 0), None),
+        (activation(3, 0), "F3.0"),
+        (None, "B3.0"),
+        (gradient(1, 0), "B1.0"),
+        (Message(Meaning.LOSS, 1, 1), None),
+        (Message(Meaning.LOSS, 3, 1), None),
+        (Message(Meaning.PART, 1, 1), "reduce1.0"),
+        (Message(Meaning.SUM, 1, 1), "step1.0"),
+        (activation(1, 1), None),  # from rank 0, which is in its next call
+    ):
+        if message is not None:
+            state.deliver(message)
+        if task is not None:
+            runs(task)
+    assert (state.pick(), state.why_idle()) == (None, "input"), "stage 3 lacks a part of the other replica"
+    assert next(str(lack) for lack in state.waiting_for()) == "reduce3.0 lacks part from rank 1 of replica 1"
 
 
 def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> None:
