@@ -195,6 +195,7 @@ class Run(_Section):
     )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
+    start_patience_s: float = _key(300.0, "seconds that ranks wait for each other before MPI is up; 0 = for ever", least=0)
     cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))
     eval_every: int = _key(
         0, "steps between validations; one before the first step and one at the end come anyway; 0 = only those", least=0

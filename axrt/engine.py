@@ -560,7 +560,7 @@ def initialize(
     except ConfigError as error:
         world = World() if transport else join()
         world.fail(error)
-    world = World() if transport else join(settings.run.transport, settings.run.device)
+    world = World() if transport else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)
     factory = optimizer or optimizer_factory(settings.optimizer)
     schedule = lr_schedule or (constant if optimizer else named_schedule(settings.optimizer, settings.run.steps))
     try:

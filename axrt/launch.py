@@ -24,6 +24,7 @@ import torch
 from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
+from axrt.mpi_library import FITTING, check_knows_launcher, loaded
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -51,13 +52,13 @@ class Told:
     Args:
         launcher: whose variables.
         rank: of this process.
-        size: of the job.
+        size: of the job, None where it is not said.
         local_rank: this process's place on its node, None where it is not said.
     """
 
     launcher: str
     rank: int
-    size: int
+    size: int | None
     local_rank: int | None
 
 
@@ -78,17 +79,18 @@ def told(environment: Mapping[str, str] = os.environ) -> Told | None:
             # srun --mpi=pmi2 sets PMI_RANK and no local rank of that family; its own variable says it.
             local = environment.get(local_rank, locals_[0] if locals_ else None)
             return Told(launcher, int(environment[rank]), int(environment[size]), None if local is None else int(local))
+    if "PMIX_RANK" in environment:  # last: Open MPI's mpirun and Slurm's PMIx set it as well
+        return Told("prterun (PMIx)", int(environment["PMIX_RANK"]), None, None)
     return None
 
 
 def check_world(said: Told | None, rank: int, size: int) -> None:
     """Raise `LaunchError` where MPI came up otherwise than the launcher meant."""
-    if said is not None and (said.size, said.rank) != (size, rank):
+    if said is not None and (said.size or size, said.rank) != (size, rank):
+        of = f" of {said.size}" if said.size else ""
         raise LaunchError(
-            f"{said.launcher} started this process as rank {said.rank} of {said.size}, but MPI came up as rank {rank} of {size}: the "
-            "launcher and the MPI library are of different kinds. Use the mpirun of the library's own installation "
-            "(.venv/bin/mpirun for the one from PyPI), under Slurm `srun --mpi=pmix` or `--mpi=pmi2`, or point MPI4PY_LIBMPI "
-            "at the library that belongs to the launcher"
+            f"{said.launcher} started this process as rank {said.rank}{of}, but MPI came up as rank {rank} of {size}: the "
+            f"launcher and the MPI library are of different kinds. {FITTING}"
         )
 
 
@@ -264,17 +266,18 @@ class MpiWorld(World):
         time.sleep(_LAST_WORDS_S)
 
 
-def join(transport: str = "auto", device: str = "auto") -> World:
+def join(transport: str = "auto", device: str = "auto", patience_s: float = _START_S) -> World:
     """Come up as one rank of the job that the launcher started, or alone where nothing did.
 
     Args:
         transport: "auto", "mpi" or "local" (alone).
         device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware libraries want.
+        patience_s: how long the ranks wait for each other before MPI is up; 0 = for ever.
     Raises:
         LaunchError: no MPI library, or a library that does not fit the launcher.
     """
     said = told()
-    if transport == "local" and said is not None and said.size > 1:
+    if transport == "local" and said is not None and said.size is not None and said.size > 1:
         raise LaunchError(
             f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; expected auto or mpi. "
             "Start one process, or leave run.transport away"
@@ -284,7 +287,7 @@ def join(transport: str = "auto", device: str = "auto") -> World:
     if said is not None and said.local_rank is not None and device != "cpu" and torch.cuda.is_available():
         torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
     try:
-        MPI = start_mpi_with_every_rank()  # noqa: N806
+        MPI = start_mpi_with_every_rank(patience_s)  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise LaunchError(_NO_MPI.format(reason=str(error).splitlines()[0])) from None
     check_world(said, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
@@ -297,15 +300,19 @@ def join(transport: str = "auto", device: str = "auto") -> World:
     return world
 
 
-def start_mpi_with_every_rank() -> Any:
-    """MPI starts when every rank has come this far.
+def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
+    """MPI starts when every rank has come this far; `LaunchError` where the library would end the process instead.
 
     One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog outside of Python
     can end that, with the trace of this function.
     """
-    faulthandler.dump_traceback_later(_START_S, exit=True, file=sys.__stderr__ or sys.stderr)
+    if patience_s:
+        faulthandler.dump_traceback_later(patience_s, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
-        from mpi4py import MPI
+        MPI = loaded()  # noqa: N806
+        if not MPI.Is_initialized():
+            check_knows_launcher(MPI.Get_library_version(), os.environ)
+            MPI.Init_thread()
     finally:
         faulthandler.cancel_dump_traceback_later()
     return MPI

@@ -5,6 +5,7 @@ import pytest
 from axrt import ConfigError, LaunchError
 from axrt.device import device_of
 from axrt.launch import Told, check_world, told
+from axrt.mpi_library import check_knows_launcher
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,8 @@ from axrt.launch import Told, check_world, told
             {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
             Told("Open MPI's mpirun", 5, 8, None),
         ),
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1@1"}, Told("prterun (PMIx)", 1, None, None)),
+        ({"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Told("srun", 3, 8, None)),
     ],
 )
 def test_what_a_launcher_says(environment: dict[str, str], expected: Told | None) -> None:
@@ -38,6 +41,40 @@ def test_a_world_as_the_launcher_meant_it_is_fine() -> None:
 def test_many_worlds_of_one_are_refused() -> None:
     with pytest.raises(LaunchError, match="srun started this process as rank 3 of 8, but MPI came up as rank 0 of 1"):
         check_world(Told("srun", 3, 8, 1), rank=0, size=1)
+
+
+def test_a_launcher_that_does_not_say_the_size_is_believed_where_ranks_agree() -> None:
+    check_world(Told("prterun (PMIx)", 0, None, None), rank=0, size=1)
+    check_world(Told("prterun (PMIx)", 1, None, None), rank=1, size=2)
+    with pytest.raises(LaunchError, match=r"prterun \(PMIx\) started this process as rank 1, but MPI came up as rank 0 of 1"):
+        check_world(Told("prterun (PMIx)", 1, None, None), rank=0, size=1)
+
+
+MPICH, OPENMPI = (
+    "MPICH Version:      5.0.2\nMPICH configure:    --with-pm=hydra{}\n",
+    "Open MPI v5.0.11, package: Open MPI user@localhost\x00",
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "environment"),
+    [
+        (MPICH.format(""), {}),
+        (MPICH.format(""), {"PMIX_RANK": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}),
+        (MPICH.format(" --with-pmix=/usr"), {"PMIX_RANK": "1"}),
+        (OPENMPI, {"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}),
+    ],
+)
+def test_a_library_that_knows_its_launcher_is_started(version: str, environment: dict[str, str]) -> None:
+    check_knows_launcher(version, environment)
+
+
+def test_a_library_that_would_end_under_its_launcher_is_not_started() -> None:
+    text = (
+        "started this process as rank 1, and the MPI library is MPICH Version: 5.0.2, built without PMIx: the launcher and the MPI library"
+    )
+    with pytest.raises(LaunchError, match=text):
+        check_knows_launcher(MPICH.format(""), {"PMIX_RANK": "1"})
 
 
 def test_ranks_of_a_node_take_its_gpus_in_turn() -> None:

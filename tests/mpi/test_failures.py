@@ -226,6 +226,15 @@ def test_a_launcher_of_another_kind_than_the_library_is_noticed() -> None:
     assert "started this process as rank 1 of 2, but MPI came up as rank 0 of 1" in ended.err
 
 
+def test_a_launcher_that_speaks_pmix_alone_is_noticed_before_mpi_starts() -> None:
+    from mpi4py import MPI
+
+    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, {"PMIX_RANK": "1", "PMIX_NAMESPACE": "nobody"})
+    assert ended.code != 0
+    if "MPICH" in MPI.Get_library_version():  # Open MPI knows PMIx, and misses its server
+        assert "started this process as rank 1, and the MPI library is MPICH Version: 5" in ended.err
+
+
 def test_ranks_that_would_train_apart_are_refused() -> None:
     ended = victim("two_models_apart")
     assert ended.code != 0

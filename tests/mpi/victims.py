@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import launch
 from axrt.launch import told
 from tests.engine.reference import configured, random_batches
 
@@ -179,11 +178,10 @@ def more_stages_than_layers() -> None:
 
 
 def a_rank_dies_before_it_begins() -> None:
-    launch._START_S = 3.0
     if my_rank() == 1:
         time.sleep(1)
         os._exit(0)
-    engine()
+    engine(run={"start_patience_s": 3})
 
 
 def too_many_stages() -> None:
