@@ -5,8 +5,9 @@ sent: every rank finds the same mistake. Each text says what was found, what was
 """
 
 import difflib
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import UnionType
@@ -26,17 +27,40 @@ def _key(default: Any, meaning: str, *, least: float | None = None, most: float 
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most, "choices": choices})
 
 
+class _Mistakes(ConfigError):
+    """All that is wrong, a text each."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = tuple(texts)
+        several = f"{len(texts)} mistakes in the configuration:"
+        super().__init__(texts[0] if len(texts) == 1 else "\n  ".join([several, *texts]))
+
+
+def _refuse(mistakes: Iterable[str]) -> None:
+    texts = list(mistakes)
+    if texts:
+        raise _Mistakes(texts)
+
+
 class _Section:
-    """Checks type, range and choices of every key when built."""
+    """Checks type, range and choices of every key when built, and then what they are together."""
 
     def __post_init__(self) -> None:
+        _refuse(self._of_values())
+        _refuse(self._of_all())
+
+    def _of_values(self) -> Iterator[str]:
         hints = get_type_hints(type(self))
         for item in fields(self):  # type: ignore[arg-type]
             key = f"{type(self).__name__.lower()}.{item.name}"
             value = getattr(self, item.name)
             if not _fits(value, hints[item.name]):
-                raise ConfigError(f"{key} = {value!r} is {_type_name(type(value))}; expected {_type_name(hints[item.name])}")
-            _check_range(key, value, item.metadata)
+                yield f"{key} = {value!r} is {_type_name(type(value))}; expected {_type_name(hints[item.name])}"
+            else:
+                yield from _out_of_range(key, value, item.metadata)
+
+    def _of_all(self) -> Iterator[str]:
+        return iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +149,9 @@ class Schedule(_Section):
     )
     order: str = _key("", "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan")
 
-    def __post_init__(self) -> None:
-        _Section.__post_init__(self)
+    def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):
-            raise ConfigError(
+            yield (
                 f"schedule.policy = {self.policy!r} and schedule.order = {self.order!r}; expected an order with policy {FIXED!r} "
                 "and schedule.order = '' with any other"
             )
@@ -136,7 +159,7 @@ class Schedule(_Section):
             if self.policy in NAMES:
                 named(self.policy, self.in_flight)
         except ValueError as error:
-            raise ConfigError(f"schedule.in_flight: {error}") from None
+            yield f"schedule.in_flight: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +186,11 @@ class Memory(_Section):
         "the others. A rank that holds at most one recomputes nothing",
     )
 
-    def __post_init__(self) -> None:
-        _Section.__post_init__(self)
+    def _of_all(self) -> Iterator[str]:
         try:
             most_recomputed(self.recompute)
         except ValueError as error:
-            raise ConfigError(f"memory.recompute = {error}; or a number of layers") from None
+            yield f"memory.recompute = {error}; or a number of layers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +250,7 @@ class Config:
     run: Run = field(default_factory=Run)
 
     def __post_init__(self) -> None:
-        _check_together(self)
+        _refuse(_of_sections(self))
 
     @property
     def global_batch(self) -> int:
@@ -240,7 +262,8 @@ class Config:
         """The configuration from a TOML file, a dict of sections, or a Config, with `section.key=value` overrides on top.
 
         Raises:
-            ConfigError: no such file, no TOML, an unknown section or key (with the nearest one), or a value that does not fit.
+            ConfigError: no such file, or no TOML; or all of these, a line each: unknown sections and keys (with the nearest one), values
+                that do not fit, and such that do not go together.
         """
         if isinstance(source, Config):
             tree: dict[str, Any] = asdict(source)
@@ -248,11 +271,15 @@ class Config:
             tree = _parse_file(Path(source))
         else:
             tree = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in (source or {}).items()}
-        for override in overrides:
-            _apply(override, tree)
-        sections = get_type_hints(cls)
-        _check_known("section", tree, sections, "")
-        return cls(**{name: _section(name, sections[name], keys) for name, keys in tree.items()})
+        mistakes = [text for override in overrides for text in _apply(override, tree)]
+        mistakes += _unknown(tree)
+        sections = {name: _built(kind, tree.get(name, {}), mistakes) for name, kind in get_type_hints(cls).items()}
+        try:
+            config = cls(**sections)
+        except _Mistakes as error:
+            mistakes += [text for text in error.texts if not _names_any(text, _in_doubt(mistakes))]
+        _refuse(mistakes)
+        return config
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every section with every key, as TOML can write it."""
@@ -277,34 +304,67 @@ def _parse_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
-def _apply(override: str, tree: dict[str, Any]) -> None:
+def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
+    """Lay an override over the sections; what is wrong with it."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
+    if len(override.splitlines()) > 1 or override.endswith(("\n", "\r")):
+        yield f"{override!r} has more than one line; expected section.key=value, one at a time"
+        return
     if not (equals and dot and key):
-        raise ConfigError(f"{override!r} is no override; expected section.key=value, such as run.steps=100")
+        yield f"{override!r} is no override; expected section.key=value, such as run.steps=100"
+        return
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # a bare word
     keys = tree.setdefault(section, {})
-    if not isinstance(keys, dict):
-        raise ConfigError(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
-    keys[key] = value
+    if isinstance(keys, dict):  # else it is refused as a section
+        keys[key] = value
 
 
-def _section(name: str, kind: type[Any], keys: Any) -> Any:
-    if not isinstance(keys, Mapping):
-        raise ConfigError(f"[{name}] is {_type_name(type(keys))}; expected a section of keys")
-    _check_known("key", keys, {item.name: None for item in fields(kind)}, f"{name}.")
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in keys.items()})
+def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Sections that there are not, then keys."""
+    sections = get_type_hints(Config)
+    yield from _strangers("section", tree, sections, "")
+    for name, kind in sections.items():
+        if isinstance(tree.get(name), Mapping):
+            yield from _strangers("key", tree[name], {item.name: None for item in fields(kind)}, f"{name}.")
 
 
-def _check_known(what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+def _strangers(what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for name in found:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"expected one of {', '.join(known)}"
-            raise ConfigError(f"there is no {what} {prefix}{name}; {hint}")
+            yield f"there is no {what} {prefix}{name}; {hint}"
+
+
+def _built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
+    """The section of what fits of these keys; what does not goes to the mistakes."""
+    section = kind.__name__.lower()
+    if not isinstance(keys, Mapping):
+        mistakes.append(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
+        return kind()
+    known = {item.name for item in fields(kind)}
+    fitting = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items() if key in known}
+    while True:
+        try:
+            return kind(**fitting)
+        except _Mistakes as error:
+            mistakes += error.texts
+            wrong = [key for key in fitting if any(_names_any(text, [f"{section}.{key}"]) for text in error.texts)]
+            fitting = {key: value for key, value in fitting.items() if wrong and key not in wrong}
+
+
+def _names_any(text: str, keys: Iterable[str]) -> bool:
+    return any(re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", text) for key in keys)
+
+
+def _in_doubt(mistakes: Iterable[str]) -> set[str]:
+    """The keys and sections that mistakes are about: nothing that is said of their values together with others is sure."""
+    known = {f"{section}.{key}" for section, keys in Config().as_dict().items() for key in keys}
+    return {key for text in mistakes for key in known if _names_any(text, [key]) or text.startswith(f"[{key.partition('.')[0]}]")}
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -334,52 +394,54 @@ def _type_name(kind: Any) -> str:
     return names.get(kind, str(kind))
 
 
-def _check_range(key: str, value: Any, limits: Mapping[str, Any]) -> None:
+def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[str]:
     if limits["choices"] and value not in limits["choices"]:
         near = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(choice or "''" for choice in limits["choices"])
-        raise ConfigError(f"{key} = {value!r}; expected one of {known} ({limits['meaning']}){hint}")
+        yield f"{key} = {value!r}; expected one of {known} ({limits['meaning']}){hint}"
     for one in value if isinstance(value, tuple) else (value,):
         too_small = limits["least"] is not None and not one >= limits["least"]
         too_large = (limits["most"] is not None and not one <= limits["most"]) or one == float("inf")
         if too_small or too_large:
             bounds = [f"at least {limits['least']}"] * (limits["least"] is not None)
             bounds += [f"at most {limits['most']}"] if limits["most"] is not None else ["finite"] * too_large
-            raise ConfigError(f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})")
+            yield f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})"
+            return
 
 
-def _check_together(config: Config) -> None:
+def _of_sections(config: Config) -> Iterator[str]:
+    """What does not go together, of all sections."""
     model, schedule, data = config.model, config.schedule, config.parallel.data
     batch = config.global_batch
     if schedule.global_batch not in (0, batch):
-        raise ConfigError(
+        yield (
             f"schedule.global_batch = {schedule.global_batch}, but parallel.data x schedule.microbatches x schedule.microbatch_size = "
             f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set schedule.global_batch = {batch} or 0"
         )
     source, validation = config.data.source, config.data.validation
     if validation and source.endswith(".bin") != validation.endswith(".bin"):
-        raise ConfigError(
+        yield (
             f"data.source = {source!r} and data.validation = {validation!r}: one is a token file and the other is text; expected the same"
         )
     if len(config.optimizer.betas) != 2:
-        raise ConfigError(f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]")
+        yield f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]"
     if config.optimizer.schedule != "constant" and config.optimizer.warmup_steps >= config.run.steps:
-        raise ConfigError(
+        yield (
             f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = {config.run.steps}; expected fewer, so that the "
             f"{config.optimizer.schedule} schedule has steps to fall"
         )
     if config.run.trace_steps >= config.run.steps:
-        raise ConfigError(
+        yield (
             f"run.trace_steps = {config.run.trace_steps} of run.steps = {config.run.steps}: the first step is not traced; expected at most "
             f"{config.run.steps - 1}"
         )
     if model.factory:
         return
     if model.width % (2 * model.heads):
-        raise ConfigError(
+        yield (
             f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
             f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or change model.heads"
         )
     if config.data.tokenizer == "bytes" and not config.data.source.endswith(".bin") and model.vocab < 256:
-        raise ConfigError(f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256")
+        yield f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"

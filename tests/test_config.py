@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from axrt import Config, ConfigError
+from axrt.config import Model, Schedule
 from axrt.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,11 +37,62 @@ ROOT = Path(__file__).resolve().parent.parent
         ("optimizer.lr=inf", "optimizer.lr = inf; expected at least 0 and finite"),
         ("data.validation=val.bin", "one is a token file and the other is text"),
         ("run=3", "'run=3' is no override; expected section.key=value"),
+        (
+            "run.steps=1\nmodel.layers=2",
+            r"'run.steps=1\\nmodel.layers=2' has more than one line; expected section.key=value, one at a time",
+        ),
+        ("run.out=here\r", r"'run.out=here\\r' has more than one line"),
     ],
 )
 def test_a_wrong_value_is_refused_with_what_was_expected(override: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Config.read({}, [override])
+
+
+def test_mistakes_are_told_all_at_once_unknown_keys_first() -> None:
+    tree = {
+        "run": {"steps": 0, "share_gpu": 1},
+        "modle": {"layers": 3},
+        "model": {"width": 100, "layer": 3},
+        "memory": {"recompute": "half"},
+        "schedule": {"policy": "zb-v", "in_flight": 2, "global_batch": 7},
+        "data": 3,
+    }
+    with pytest.raises(ConfigError) as caught:
+        Config.read(tree, ["run.seed=1.5", "nonsense", "optimizer.lr=-1"])
+    first, *lines = str(caught.value).splitlines()
+    begins = [
+        "'nonsense' is no override; expected section.key=value",
+        "there is no section modle; did you mean model?",
+        "there is no key model.layer; did you mean model.layers?",
+        "[data] is an integer; expected a section of keys",
+        "optimizer.lr = -1; expected at least 0",
+        "schedule.in_flight: policy zb-v has a bound of its own",
+        "memory.recompute = ",
+        "run.steps = 0; expected at least 1",
+        "run.seed = 1.5 is a number; expected an integer",
+        "run.share_gpu = 1 is an integer; expected a boolean",
+        "schedule.global_batch = 7, but",
+        "model.width = 100 is no multiple of 2 x model.heads = 8",
+    ]
+    assert first == f"{len(begins)} mistakes in the configuration:"
+    assert [line[: len(text) + 2] for line, text in zip(lines, begins, strict=True)] == [f"  {text}" for text in begins]
+
+
+def test_a_value_that_does_not_fit_is_not_held_against_others() -> None:
+    for wrong in ("model.heads=0", "model.heads=two", "model.head=3"):
+        with pytest.raises(ConfigError) as caught:
+            Config.read({}, [wrong, "model.width=100"])
+        assert "\n" not in str(caught.value), "width = 100 may be right for the number of heads that is meant"
+
+
+def test_code_is_told_all_its_mistakes_too() -> None:
+    from axrt.config import Run
+
+    with pytest.raises(ConfigError, match="2 mistakes in the configuration:\n  run.steps = -1; .*\n  run.log_every = 0; "):
+        Run(steps=-1, log_every=0)
+    with pytest.raises(ConfigError, match="2 mistakes in the configuration:\n  schedule.global_batch = 7.*\n  model.width = 100 is no"):
+        Config(schedule=Schedule(global_batch=7), model=Model(width=100))
 
 
 def test_a_cap_is_for_policies_that_take_one() -> None:
