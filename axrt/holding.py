@@ -60,7 +60,13 @@ class Holding:
         return next((bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan"))
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [pair for stage in self.stages.values() for pair in stage.named_parameters()]
+        """What is trained here as plain torch lists it: a tied weight once, by the name that the first of its layers gives it."""
+        called = {id(p): name for bucket in self.all_buckets for name, (_, p) in zip(bucket.called, bucket.named, strict=True)}
+        listed: dict[str, nn.Parameter] = {}
+        for stage in self.stages.values():
+            for _, parameter in stage.named_parameters():
+                listed.setdefault(called[id(parameter)], parameter)
+        return list(listed.items())
 
     def layers(self) -> Iterator[tuple[int, nn.Module]]:
         """Each layer with its place in the model."""

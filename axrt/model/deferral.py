@@ -267,7 +267,11 @@ def _is_looked_into(device: torch.device) -> bool:
 
 
 def with_deferral(layer: nn.Module) -> nn.Module:
-    """The layer, in which every module that is exactly `torch.nn.Linear` may defer."""
+    """The layer, in which every module that is exactly `torch.nn.Linear` may defer.
+
+    It is of another class from now on, in place, also where it is the user's (`PipelineModule` says so): a copy would have to share
+    hooks, attributes and parameters with the user's module, whatever either of them sets later.
+    """
     for module in layer.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear

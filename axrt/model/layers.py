@@ -1,5 +1,6 @@
 """Layers: modules, specifications of modules that are built where they are needed, and plain functions."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +18,11 @@ class LayerSpec:
     Args:
         typename: the module's class.
         *args, **kwargs: what it is called with. Its weights depend on (seed, place of the layer) alone.
+
+    The `PipelineModule` refuses what cannot be built, since it knows which layer that is.
     """
 
     def __init__(self, typename: type[nn.Module], *args: Any, **kwargs: Any) -> None:
-        if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
-            raise TypeError(f"LayerSpec takes a subclass of torch.nn.Module first, got {typename!r}; plain functions need no LayerSpec")
         self.typename = typename
         self.args = args
         self.kwargs = kwargs
@@ -32,7 +33,7 @@ class LayerSpec:
 
     def __repr__(self) -> str:
         words = [repr(arg) for arg in self.args] + [f"{key}={value!r}" for key, value in self.kwargs.items()]
-        return f"LayerSpec({self.typename.__name__}{''.join(', ' + word for word in words)})"
+        return f"LayerSpec({getattr(self.typename, '__name__', self.typename)}{''.join(', ' + word for word in words)})"
 
 
 class Function(nn.Module):
@@ -55,7 +56,8 @@ class TiedLayerSpec(LayerSpec):
     Args:
         key: names what is shared.
         typename, *args, **kwargs: as for `LayerSpec`.
-        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`.
+        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`, and may call that: the module that it is given runs
+            the class's own forward. Hooks of the layer run once, around all of it.
         tied_weight_attr: the parameter that is shared, or a list of them; dots lead to parameters of submodules. Its first
             value, and whether it is trained, are those of the first layer of the key.
 
@@ -83,13 +85,42 @@ class TiedLayerSpec(LayerSpec):
 
 
 def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Module:
-    """The module with another forward: of a class of its own, so that its parameters keep their names."""
+    """The module with another forward: of a class of its own, so that its parameters keep their names.
+
+    The function is given the same module once more, an object that shares everything with it but the class: called, it runs the
+    forward that the class had, without hooks, which are under way already. Made anew each time: a copy of the layer is another module.
+    """
     kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"forward": lambda self, value: forward_fn(self, value), "__module__": kind.__module__})
+    inner = type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
+
+    def forward(self: nn.Module, value: Any) -> Any:
+        within: Any = object.__new__(inner)
+        object.__setattr__(within, "__dict__", self.__dict__)
+        return forward_fn(within, value)
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return module
 
 
 Layer = nn.Module | LayerSpec | Callable[[Any], Any]
+
+
+def refusal_of(layer: Any) -> str:
+    """Why this is no layer, to be said behind what it is; "" where it is one."""
+    if not isinstance(layer, LayerSpec):
+        is_one = callable(layer) and not isinstance(layer, type)
+        return "" if is_one else "; expected a module, a LayerSpec or a function"
+    if not (isinstance(layer.typename, type) and issubclass(layer.typename, nn.Module)):
+        return "; expected a subclass of torch.nn.Module first: plain functions need no LayerSpec"
+    try:
+        takes = inspect.signature(layer.typename)
+    except (TypeError, ValueError):  # says nothing of itself
+        return ""
+    try:
+        takes.bind(*layer.args, **layer.kwargs)
+    except TypeError as error:
+        return f": {error}; expected what {layer.typename.__name__} takes, {takes}"
+    return ""
 
 
 def name_of(layer: Layer) -> str:
@@ -160,7 +191,11 @@ def _parameter(place: int, module: nn.Module, name: str) -> nn.Parameter:
 def _built(layer: LayerSpec, index: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # built on the CPU, wherever it runs
         torch.default_generator.manual_seed(initial_seed_of(seed, index))
-        return layer.build()
+        try:
+            return layer.build()
+        except Exception as error:
+            error.add_note(f"while layer {index} of the model was built, {layer!r}")
+            raise
 
 
 def _without_memory(layer: LayerSpec) -> nn.Module:

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
-from .layers import Layer, LayerSpec, TiedLayerSpec, build, places_of, share
+from .hints import why_missing
+from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share
 from .partition import boundaries
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
@@ -30,7 +31,11 @@ class PipelineModule:
         activation_checkpoint_interval: refused but for 0; `memory.recompute` says what is recomputed.
         topology: refused; `[parallel]` says how ranks are laid out.
     Raises:
-        ConfigError: no layers, something that is no layer, or an option that is not implemented.
+        ConfigError: no layers, something that is no layer or a LayerSpec that cannot be built, or an option that is not taken.
+
+    Modules that are given as they are run and are trained as they are: the user's own objects get the new weights. Under a policy that
+    splits backwards each of their modules that is exactly `torch.nn.Linear` becomes a subclass of it in place,
+    `axrt.model.deferral.Linear`, which computes the same; a `LayerSpec` leaves the user nothing to be changed.
     """
 
     def __init__(
@@ -44,15 +49,15 @@ class PipelineModule:
         activation_checkpoint_interval: int = 0,
         topology: object = None,
     ) -> None:
-        self.layers: list[Layer] = list(layers)
+        self.layers: list[Layer] = _listed(layers)
         self.loss_fn = loss_fn
         self.partition_method = partition_method
         self.num_stages = num_stages
         if not self.layers:
             raise ConfigError("a PipelineModule needs at least one layer, got none")
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, type) or not (callable(layer) or isinstance(layer, LayerSpec)):
-                raise ConfigError(f"layer {index} is {layer!r}; expected a module, a LayerSpec or a function")
+            if refusal := refusal_of(layer):
+                raise ConfigError(f"layer {index} is {layer!r}{refusal}")
         if topology is not None:
             raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")
         if activation_checkpoint_interval:
@@ -62,6 +67,11 @@ class PipelineModule:
             )
         if not seed_layers:
             raise ConfigError("seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True")
+
+    if not TYPE_CHECKING:  # a type checker knows what there is
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(why_missing(name))
 
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.
@@ -83,3 +93,10 @@ class PipelineModule:
                 f"start {self.num_stages} ranks or leave num_stages away"
             )
         return boundaries(self.layers, stages, override or self.partition_method)
+
+
+def _listed(layers: Any) -> list[Layer]:
+    try:
+        return list(layers)
+    except TypeError:
+        raise ConfigError(f"layers is {layers!r}; expected an nn.Sequential or a list of modules, LayerSpecs and functions") from None

@@ -43,7 +43,7 @@ class Bucket:
     def __init__(
         self, held: Held, places: Sequence[int], me: Holder, factory: OptimizerFactory, schedule: LrSchedule, device: torch.device
     ) -> None:
-        self.named = held.named
+        self.named, self.called = held.named, held.called
         self.holders, self.me = held.holders, me
         self._counts = held.counts
         self._parameters = [parameter for _, parameter in held.named]

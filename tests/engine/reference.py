@@ -126,9 +126,12 @@ def train_on_a_rank(
         results = [engine.train_batch(iter(batches(step)[mine]) if engine.reads else None) for step in range(steps)]
         losses = [result.loss for result in results]
         norms = [result.grad_norm for result in results]
-    return Outcome(
-        losses, [norm for norm in norms if norm is not None], {n: p.detach().cpu().clone() for n, p in engine.named_parameters()}
-    )
+    return Outcome(losses, [norm for norm in norms if norm is not None], {n: p.detach().cpu().clone() for n, p in copies(engine)})
+
+
+def copies(engine: axrt.Engine) -> list[tuple[str, nn.Parameter]]:
+    """What a rank trains, every copy of a tied weight by the name of its own layer."""
+    return [pair for stage in engine._holding.stages.values() for pair in stage.named_parameters()]
 
 
 def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:

@@ -126,6 +126,78 @@ def test_the_whole_model_in_one_process_shares_one_parameter() -> None:
     assert sum(parameter is weights[0] for parameter in whole.parameters()) == 1
 
 
+@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (3, 2)])
+def test_an_engine_lists_a_tied_weight_once_by_the_name_that_plain_torch_shows(pipe: int, data: int) -> None:
+    def rank_main(transport: Transport) -> list[tuple[str, tuple[int, ...]]]:
+        config = configured(MICROBATCHES, parallel={"data": data})
+        with axrt.initialize(three_times(), config=config, transport=transport) as engine:
+            return [(name, tuple(parameter.shape)) for name, parameter in engine.named_parameters()]
+
+    expected = {name: tuple(parameter.shape) for name, parameter in three_times().sequential(7).named_parameters()}
+    of_ranks = LocalWorld(pipe * data).run(rank_main)
+    assert all(len(dict(listed)) == len(listed) for listed in of_ranks)
+    assert {name: shape for listed in of_ranks for name, shape in listed} == expected
+    if pipe == 1:
+        assert list(dict(of_ranks[0])) == list(expected)
+
+
+def scaled(module: nn.Module, value: Tensor) -> Tensor:
+    twice: Tensor = module(value) * 2 + module.forward(value)
+    return twice
+
+
+class Scaled(nn.Module):
+    """A head whose module runs within; its own linear defers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, VOCAB, bias=False)
+        self.runs = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.runs += 1
+        logits: Tensor = self.out(value)
+        return logits
+
+
+def with_module_within() -> axrt.PipelineModule:
+    return axrt.PipelineModule(
+        [
+            axrt.TiedLayerSpec("tokens", nn.Embedding, VOCAB, WIDTH, forward_fn=scaled),
+            axrt.LayerSpec(Block, WIDTH),
+            axrt.TiedLayerSpec("tokens", Scaled, forward_fn=scaled, tied_weight_attr="out.weight"),
+        ],
+        functional.cross_entropy,
+    )
+
+
+@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
+def test_a_forward_function_may_run_the_module_that_it_is_given(policy: str) -> None:
+    reference = train_in_plain_torch(with_module_within(), batches(), 4)
+    for pipe in (1, 3):
+        outcome = on_ranks(pipe, 1, with_module_within(), schedule={"policy": policy})
+        assert outcome.losses == pytest.approx(reference.losses, rel=1e-5)
+        assert reference.parameters.keys() < outcome.parameters.keys()
+
+
+def test_the_module_within_is_the_layer_and_its_hooks_run_once() -> None:
+    whole = with_module_within().sequential(7)
+    layer: Any = whole[2]
+    value, seen = torch.randn(2, WIDTH), list[int]()
+    layer.register_forward_pre_hook(lambda module, given: seen.append(module.runs))
+    out = layer(value)
+    assert torch.equal(out, functional.linear(value, layer.out.weight) * 2 + functional.linear(value, layer.out.weight))
+    assert (seen, layer.runs) == ([0], 2)
+    assert isinstance(layer, Scaled)
+    assert [name for name, _ in layer.named_parameters()] == ["out.weight"]
+    assert type(whole[0]).__name__ == "Embedding"
+
+
+def test_compiled_a_forward_function_may_run_the_module_too() -> None:
+    layer, value = with_module_within().sequential(7)[2], torch.randn(2, WIDTH)
+    assert torch.equal(torch.compile(layer, backend="eager")(value), layer(value))
+
+
 @pytest.mark.parametrize("pipe", [1, 2])
 def test_a_factory_knows_every_copy_by_the_name_that_plain_torch_shows(pipe: int) -> None:
     seen: set[str] = set()

@@ -1,8 +1,11 @@
 """Where layers are cut into stages."""
 
+import copy
 from itertools import pairwise
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -73,11 +76,32 @@ def test_parameters_of_a_specification_are_counted_without_building_it() -> None
     assert num_parameters(axrt.LayerSpec(nn.Linear, 10**5, 10**5)) == 10**10 + 10**5
 
 
+def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
+    return axrt.LayerSpec(anything, *args)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         ({"layers": []}, "at least one layer"),
         ({"layers": [3]}, "layer 0 is 3; expected a module"),
+        ({"layers": None}, "layers is None; expected an nn.Sequential or a list of modules, LayerSpecs and functions"),
+        ({"layers": nn.Linear(2, 2)}, r"layers is Linear\(.*; expected an nn.Sequential or a list"),
+        ({"layers": [nn.ReLU(), None]}, "layer 1 is None; expected a module"),
+        ({"layers": [nn.ReLU(), spec_of(None)]}, r"layer 1 is LayerSpec\(None\); expected a subclass of torch.nn.Module first"),
+        (
+            {"layers": [spec_of(functional.relu, 3)]},
+            r"layer 0 is LayerSpec\(relu, 3\); expected a subclass of torch.nn.Module first: plain functions need no LayerSpec",
+        ),
+        ({"layers": [spec_of(nn.ReLU())]}, r"layer 0 is LayerSpec\(ReLU\(\)\); expected a subclass of torch.nn.Module first"),
+        (
+            {"layers": [nn.ReLU(), axrt.LayerSpec(nn.Linear, 3)]},
+            r"layer 1 is LayerSpec\(Linear, 3\): missing a required argument: 'out_features'; expected what Linear takes",
+        ),
+        (
+            {"layers": [axrt.TiedLayerSpec("key", nn.Linear, 3, 3, widht=3)]},
+            r"layer 0 is LayerSpec\(Linear, 3, 3, widht=3\): got an unexpected keyword argument 'widht'; expected what Linear takes",
+        ),
         ({"topology": object()}, "topology is not taken: set \\[parallel\\]"),
         (
             {"activation_checkpoint_interval": 1},
@@ -98,10 +122,31 @@ def test_num_stages_is_checked_against_the_ranks() -> None:
         model.boundaries(3)
 
 
-def test_a_sequential_is_taken_apart_and_a_specification_takes_modules_only() -> None:
+def test_a_sequential_is_taken_apart() -> None:
     assert len(axrt.PipelineModule(nn.Sequential(*LAYERS), functional.mse_loss).layers) == 6
-    with pytest.raises(TypeError, match="takes a subclass of torch.nn.Module"):
-        axrt.LayerSpec(functional.relu)  # type: ignore[arg-type]
+
+
+def test_a_layer_that_cannot_be_built_is_named() -> None:
+    model = axrt.PipelineModule([nn.ReLU(), axrt.LayerSpec(nn.Linear, 3, -3)], functional.mse_loss)
+    with pytest.raises(RuntimeError) as caught:
+        model.sequential(0)
+    assert caught.value.__notes__ == ["while layer 1 of the model was built, LayerSpec(Linear, 3, -3)"]
+
+
+@pytest.mark.parametrize("call", ["parameters", "named_parameters", "state_dict", "to", "cuda", "train", "eval"])
+def test_what_a_module_has_and_a_pipeline_module_has_not_is_told_with_what_there_is(call: str) -> None:
+    model = axrt.PipelineModule(LAYERS, functional.mse_loss)
+    with pytest.raises(AttributeError, match=f"a PipelineModule has no {call}.*; .*axrt.initialize") as caught:
+        getattr(model, call)()
+    assert "\n" not in str(caught.value)
+    assert not hasattr(model, "nonsense")
+    assert copy.deepcopy(model).layers
+
+
+def test_an_optimizer_made_of_parameters_is_answered_with_the_function_that_makes_one() -> None:
+    model = axrt.PipelineModule(LAYERS, functional.mse_loss)
+    with pytest.raises(AttributeError, match="optimizer=lambda named: torch.optim.AdamW"):
+        torch.optim.Adam(model.parameters())  # type: ignore[attr-defined]
 
 
 def test_the_weights_of_a_specification_depend_on_seed_and_place_alone() -> None:
