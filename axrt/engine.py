@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Never, NoReturn, Self
 
 import torch
 
@@ -36,7 +36,16 @@ from axrt.optim.bucket import LrSchedule, Norms, OptimizerFactory, constant, tot
 from axrt.optim.named import lr_schedule as named_schedule
 from axrt.optim.named import optimizer_factory
 from axrt.reader import BatchReader
-from axrt.refusals import check_backend, check_use, checked_sample, refuse_in_a_worker, refuse_shared_parameters, warn_of_equal_readers
+from axrt.refusals import (
+    as_failure,
+    check_arguments,
+    check_backend,
+    check_use,
+    checked_sample,
+    refuse_in_a_worker,
+    refuse_shared_parameters,
+    warn_of_equal_readers,
+)
 from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order, scheduled_by
@@ -158,7 +167,10 @@ class Engine:
         return self._mesh.data
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """This rank's trained parameters by the names of `model.sequential(seed)`."""
+        """This rank's trained parameters by the names of `model.sequential(seed)`; those of all ranks are what that lists.
+
+        A tied weight is listed on every rank that holds a copy, by the name of its first layer, and once on each.
+        """
         return list(self._holding.named_parameters())
 
     @one_at_a_time
@@ -516,6 +528,7 @@ class Engine:
 
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
+        error = as_failure(error)
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
         self._world.fail(error)
@@ -534,6 +547,7 @@ def initialize(
     transport: Transport | None = None,
     observers: Sequence[Observer] = (),
     sample: Any = None,
+    **unknown: Never,
 ) -> Engine:
     """Make the engine of this rank; every rank calls it alike.
 
@@ -548,12 +562,14 @@ def initialize(
         observers: told of every event of this rank's loop.
         sample: a microbatch, (inputs, targets), like those of the training, on the main rank: policy "auto" measures the layers with
             it, `run.compile` compiles them; ignored elsewhere.
+        **unknown: refused, those of DeepSpeed's initialize with what axrt takes instead.
     Raises:
         ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
     """
     refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI
     try:
+        check_arguments(unknown)
         check_use(model, optimizer)
         settings = Config.read(config)
         check_backend(settings.run.compile)
@@ -568,4 +584,4 @@ def initialize(
         world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})
         return Engine(model, factory, schedule, settings, world, transport, observers, sample)
     except BaseException as error:
-        world.fail(error)
+        world.fail(as_failure(error))

@@ -2,14 +2,15 @@
 
 import difflib
 import multiprocessing
+import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from axrt.errors import ConfigError
+from axrt.errors import AxrtError, ConfigError
 from axrt.model.module import PipelineModule
 
 
@@ -28,9 +29,53 @@ def check_use(model: Any, optimizer: Any) -> None:
         raise ConfigError(f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)")
     if optimizer is not None and not callable(optimizer):
         raise ConfigError(
-            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one, "
+            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one of a rank's own parameters, "
             f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
         )
+
+
+_INSTEAD = {  # of DeepSpeed's arguments
+    "args": "config=..., a TOML file, a dict or an axrt.Config",
+    "model_parameters": "optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3), a function that is given them",
+    "training_data": "engine.train_batch(batches) with batches = iter(DataLoader(...)), made once",
+    "collate_fn": "engine.train_batch(batches) with batches = iter(DataLoader(..., collate_fn=...)), made once",
+    "lr_scheduler": "lr_schedule=lambda step: a factor on the learning rate",
+    "config_params": "config=..., a TOML file, a dict or an axrt.Config",
+    "mpu": "[parallel] pipe and data in config",
+    "mesh_param": "[parallel] pipe and data in config",
+    "distributed_port": "nothing: the launcher's environment says it",
+    "dist_init_required": "nothing: the launcher's environment says it",
+}
+
+
+def check_arguments(unknown: Collection[str]) -> None:
+    """Arguments that `initialize` does not take; `ConfigError` where DeepSpeed's does, with what axrt takes instead."""
+    for name in unknown:
+        if name not in _INSTEAD:
+            raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
+        raise ConfigError(f"initialize does not take {name}; expected {_INSTEAD[name]}")
+
+
+def as_failure(error: BaseException) -> BaseException:
+    """What has ended a call of the engine. An exit that claims success is none: the call was not done."""
+    if not isinstance(error, SystemExit) or error.code:
+        return error
+    exit_ = AxrtError(
+        f"sys.exit({error.code if error.code is not None else ''}) was called {_place_of(error)}, within a call of the engine, which was "
+        "not done; expected a call of it between those, or an exception"
+    )
+    exit_.__cause__ = error
+    return exit_
+
+
+def exit_refused(factory: str, error: SystemExit) -> ConfigError:
+    """A factory of models that ends the process instead."""
+    return ConfigError(f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a PipelineModule that is returned")
+
+
+def _place_of(error: BaseException) -> str:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"in {last.name}, {last.filename}:{last.lineno}"
 
 
 def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:

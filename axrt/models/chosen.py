@@ -11,16 +11,24 @@ from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.model import PipelineModule
 from axrt.models.gpt import gpt
+from axrt.refusals import exit_refused
 
 
 def model_of(config: Config) -> PipelineModule:
     """What `[model]` describes.
 
     Raises:
-        ConfigError: `model.factory` cannot be imported, or returns something else.
+        ConfigError: `model.factory` cannot be imported, returns something else, or ends the process.
     """
     if not config.model.factory:
         return gpt(config)
+    try:
+        return _made_by_factory(config)
+    except SystemExit as error:
+        raise exit_refused(config.model.factory, error) from error
+
+
+def _made_by_factory(config: Config) -> PipelineModule:
     module_name, colon, name = config.model.factory.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:

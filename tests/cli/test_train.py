@@ -1,6 +1,7 @@
 """`axrt train` on one rank: what it writes, and what it refuses."""
 
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -135,6 +136,48 @@ def test_a_factory_that_gives_no_model_is_refused(factory: str, text: str) -> No
     result = axrt("tiny.toml", f"model.factory={factory}")
     assert result.exit_code == 2, result.output
     assert text in result.output
+
+
+EXITS = """
+import sys
+import torch
+import axrt
+
+def factory(config):
+    sys.exit(0)
+
+class Built(torch.nn.Module):
+    def __init__(self):
+        sys.exit()
+
+class Run(torch.nn.Module):
+    def forward(self, value):
+        sys.exit(0)
+
+def model_of(kind):
+    def build(config):
+        loss = torch.nn.functional.mse_loss
+        return axrt.PipelineModule([axrt.LayerSpec(kind)], loss)
+    return build
+
+builds, runs = model_of(Built), model_of(Run)
+"""
+
+
+@pytest.mark.parametrize(
+    ("factory", "code", "text"),
+    [
+        ("factory", 2, r"axrt: model.factory = 'exits:factory': sys.exit was called in factory, .*exits.py:7; expected a PipelineModule"),
+        ("builds", 70, r"axrt: sys.exit\(\) was called in __init__, .*exits.py:11, within a call of the engine, which was not done"),
+        ("runs", 70, r"axrt: sys.exit\(0\) was called in forward, .*exits.py:15, within a call of the engine, which was not done"),
+    ],
+)
+def test_an_exit_in_a_model_is_no_success(factory: str, code: int, text: str, in_a_directory: Path) -> None:
+    (in_a_directory / "exits.py").write_text(EXITS)
+    sys.modules.pop("exits", None)
+    result = axrt("tiny.toml", f"model.factory=exits:{factory}")
+    assert result.exit_code == code, result.output
+    assert re.search(text, result.output)
 
 
 def test_a_run_saves_every_so_many_steps_and_at_its_end_and_keeps_the_last() -> None:

@@ -337,6 +337,26 @@ def test_what_is_easily_mistaken_is_refused(model: Any, optimizer: Any, text: st
         axrt.initialize(model, optimizer, transport=LocalWorld(1).alone())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"model_parameters": []}, r"initialize does not take model_parameters; expected optimizer=lambda named: torch.optim.AdamW\("),
+        ({"training_data": []}, r"initialize does not take training_data; expected engine.train_batch\(batches\) with batches = iter"),
+        ({"lr_scheduler": None}, "initialize does not take lr_scheduler; expected lr_schedule=lambda step:"),
+        ({"mpu": None}, r"initialize does not take mpu; expected \[parallel\] pipe and data in config"),
+    ],
+)
+def test_arguments_of_another_library_are_answered_with_what_there_is(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(axrt.ConfigError, match=text) as caught:
+        axrt.initialize(model=perceptron(), transport=LocalWorld(1).alone(), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_arguments_of_nobody_are_refused_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"initialize\(\) got an unexpected keyword argument 'modle'"):
+        axrt.initialize(perceptron(), modle=3, transport=LocalWorld(1).alone())  # type: ignore[arg-type]
+
+
 def test_two_engines_live_in_one_process() -> None:
     with alone() as one, alone(run={"seed": 9}) as other:
         first = [one.train_batch(iter(BATCHES(0))).loss, other.train_batch(iter(BATCHES(0))).loss]
