@@ -222,10 +222,11 @@ class Engine:
         Leaves step, weights and random state alone.
 
         Args:
-            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0; replicas may have different numbers.
+            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0; replicas may have different
+                numbers, and some none.
             outputs: keep what the last layer returns, for the main rank.
         Raises:
-            EmptyEvaluationError: on every rank, if no replica has a microbatch.
+            DataError: on every rank, if no replica has a microbatch; the engine goes on.
         """
         self._generation += 1
         generation, mesh = self._generation, self._mesh

@@ -18,7 +18,7 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from ..engine.models import perceptron
-from ..engine.reference import adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from ..engine.reference import adamw, configured, copies, random_batches, together, train_in_plain_torch, train_on_a_rank
 from ..engine.test_ties import batches as token_batches
 from ..engine.test_ties import tied
 
@@ -64,7 +64,7 @@ def load(
             train(engine, 0, 1, batches)  # something to forget
             assert engine.load_checkpoint(path) == {"epoch": 2, "names": ["a"]}
             assert (engine.step, engine.samples) == (HALF, HALF * MICROBATCHES)
-            return train(engine, HALF, STEPS, batches), {n: p.detach().clone() for n, p in engine.named_parameters()}
+            return train(engine, HALF, STEPS, batches), {n: p.detach().clone() for n, p in copies(engine)}
 
     ranks_loaded = LocalWorld(ranks, seed=2).run(rank_main)
     return ranks_loaded[0][0], {name: tensor for _, parameters in ranks_loaded for name, tensor in parameters.items()}
