@@ -308,7 +308,7 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
     """Lay an override over the sections; what is wrong with it."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
-    if len(override.splitlines()) > 1 or override.endswith(("\n", "\r")):
+    if "\n" in override or "\r" in override:  # TOML would take the first line and a second key with it
         yield f"{override!r} has more than one line; expected section.key=value, one at a time"
         return
     if not (equals and dot and key):
