@@ -342,16 +342,19 @@ class Engine:
         Raises:
             ConfigError: on every rank, if there is no checkpoint, it is of another model or optimizer, or (a `DamagedError`) it is
                 damaged. Nothing is changed.
+            SaveError: on every rank, if what comes after it cannot be set aside; the checkpoint is loaded.
         """
         path = Path(path)
         with self._agreeing():
             if missing_ok and not self._reports.agreed(path.exists):
                 return None
-            manifest = self._checkpoints.load(path, self._holding, missing_ok, for_good)
+            manifest = self._checkpoints.load(path, self._holding, missing_ok)
             if manifest is None:
                 return None
             self.step, self.samples = manifest.step, manifest.samples
             self._begin_again()
+            if for_good:
+                self._checkpoints.begin_from_loaded()
         return manifest.extra
 
     @property

@@ -227,9 +227,9 @@ def all_partial(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones."""
-    whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
-    for old in whole[keep:] if keep else ():
+    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones; `OSError` where that cannot be."""
+    whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")] if keep else []
+    for old in whole[keep:]:
         old.rename(under_way(old))  # what is half removed must not look whole
     for broken in folder.glob(f"step-*{_PARTIAL}"):
-        shutil.rmtree(broken, ignore_errors=True)
+        shutil.rmtree(broken)

@@ -127,23 +127,24 @@ class JobCheckpoints:
 
     def _set_aside(self, folder: Path) -> None:
         """This job has gone back to an older checkpoint here, and writes others of its own."""
-        back = self._went_back.pop(folder.absolute(), None)
-        if back is not None and (paths := _abandoned(folder, back)):
+        back = self._went_back.get(folder.absolute())
+        if back is None:
+            return
+        if paths := _abandoned(folder, back):
             self._say(set_aside(folder, f"after-step-{back.step:08}", paths))
+        del self._went_back[folder.absolute()]
 
     # Loading.
 
-    def load(self, path: Path, holding: Holding, missing_ok: bool, for_good: bool) -> Manifest | None:
+    def load(self, path: Path, holding: Holding, missing_ok: bool) -> Manifest | None:
         """Take weights and optimizer state from the newest checkpoint that a path means and that is undamaged.
 
         Args:
             path: a checkpoint, the folder of some, or a run.
             holding: what this rank has of the model.
             missing_ok: give None where there is none at all, and do not raise.
-            for_good: set aside now, and not with the next save, what comes after it in its folder.
         Raises:
             ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
-            SaveError: on every rank: nothing can be set aside.
         """
         faults: dict[Path, str] = {}
         offered = self._reports.agreed(lambda: [(str(one.path), one.fault) for one in candidates_at(path)])
@@ -151,8 +152,6 @@ class JobCheckpoints:
             manifest = fault or self._try(checkpoint, holding)
             if isinstance(manifest, Manifest):
                 self._has_loaded(path, checkpoint, manifest, faults)
-                if for_good:
-                    self._reports.agreed(partial(self._begin_from, checkpoint.parent))
                 return manifest
             faults[checkpoint] = manifest
         if not offered and missing_ok:
@@ -198,9 +197,15 @@ class JobCheckpoints:
             self._say(f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path")
         self._went_back[folder.absolute()] = _WentBack(manifest.step, tuple(faults))
 
-    def _begin_from(self, folder: Path) -> None:
-        self._lock(folder)
-        self._set_aside(folder)
+    def begin_from_loaded(self) -> None:
+        """Set aside now, and not with the next save, what comes after the checkpoint that was loaded; `SaveError` on every rank."""
+
+        def begin_there(folder: Path) -> None:
+            self._lock(folder)
+            self._set_aside(folder)
+
+        assert self.loaded is not None
+        self._reports.agreed(partial(begin_there, self.loaded.parent))
 
     def close(self) -> None:
         """Let others write where this job has."""

@@ -19,6 +19,8 @@ from axrt.observe.progress import Progress
 from axrt.results import StepResult
 from axrt.scheduler.timeline import Timeline
 
+_BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "microbatch_size"))
+
 
 class Record:
     """Shows and writes what each step has given.
@@ -158,8 +160,8 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         for key, value in keys.items()
         if key in before.get(section, {}) and before[section][key] != value
     ]
-    batch = before["parallel"]["data"] * before["schedule"]["microbatches"] * before["schedule"]["microbatch_size"]
-    return found + ([f"samples a step {batch} -> {now.global_batch}"] if batch != now.global_batch else [])
+    sizes = [before.get(section, {}).get(key, 0) for section, key in _BATCH]
+    return found + ([f"samples a step {math.prod(sizes)} -> {now.global_batch}"] if math.prod(sizes) != now.global_batch else [])
 
 
 def _launch(ranks: int) -> str:

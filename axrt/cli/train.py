@@ -4,6 +4,7 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,7 +161,7 @@ def _resume(engine: Engine) -> Path | None:
 
 def _check_heads(where: Path, config: Config) -> None:
     """No shape tells how many there are."""
-    heads = Manifest.read(where).config["model"]["heads"]
+    heads = Manifest.read(where).config.get("model", {}).get("heads", config.model.heads)
     if heads != config.model.heads:
         raise ConfigError(f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same")
 
@@ -226,7 +227,8 @@ class _Saves:
             return
         check_writable(self.folder)
         if self.newest is not None:
-            name_latest(self.newest)
+            with suppress(OSError):  # it is for people, and the next save will say it again
+                name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""
@@ -245,7 +247,10 @@ class _Saves:
             return
         self.newest = path
         if self._record:
-            prune(self.folder, self._config.keep)
+            try:
+                prune(self.folder, self._config.keep)
+            except OSError as error:
+                self._record.warn(f"step {done}: older checkpoints are not removed: {error}")
             self._record.saved(done)
 
 
