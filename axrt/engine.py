@@ -371,7 +371,7 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._loop.leave()
-        self._heartbeat.stop()
+        self._heartbeat.free()
         self._world.left()
         self._checkpoints.close()
 

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -22,6 +23,8 @@ _ASK, _ANSWER = 1, 2  # tags
 _SIGN = struct.Struct("<di")
 _LONGEST_TICK_S, _TICKS = 1.0, 20.0  # of the patience
 _ASKS_AFTER_S, _SHARE_OF_PATIENCE = 5.0, 0.25
+_ANSWERS = "it answers, and does nothing: a deadlock?"
+_SILENT = "it does not answer: it has died, or is stopped"
 _WORKS = 0.02  # of a core: a display that is drawn anew now and then takes less
 
 
@@ -35,7 +38,10 @@ class Silence:
         """It goes on."""
 
     def stop(self) -> None:
-        """The engine closes."""
+        """Nobody asks or answers any more."""
+
+    def free(self) -> None:
+        """The engine closes, on every rank."""
 
 
 class Heartbeat(Silence):
@@ -80,13 +86,18 @@ class Heartbeat(Silence):
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+
+    def free(self) -> None:
+        self.stop()
         if all(request.Test() for request, _ in self._sending):
             self._comm.Free()
 
     def _told(self, sign: Sign, waited_s: float) -> str:
         whom = " and ".join(f"rank {rank}" for rank in self._waits_for)
-        through = "" if sign.about in self._waits_for else f" for {whom}, which waits"
-        how = "it answers, and does nothing: a deadlock?" if sign.answered else "it does not answer: it has died, or is stopped"
+        if sign.about not in self._waits_for:
+            through, how = f" for {whom}, which waits", "so it is told"
+        else:
+            through, how = "", _ANSWERS if sign.answered else _SILENT
         return (
             f"rank {self._comm.rank} has waited {waited_s:.0f} s{through} for rank {sign.about}, which has shown no sign of life for "
             f"{sign.silent_s:.0f} s ({how}). Longer pauses are allowed by run.patience_s = {self._patience_s:g}, any by 0"
@@ -95,10 +106,13 @@ class Heartbeat(Silence):
     # The thread.
 
     def _run(self) -> None:
+        from mpi4py import MPI
+
         before = time.monotonic()
         while not self._stopped.wait(self._tick_s):
             now = time.monotonic()
-            self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
+            with suppress(MPI.Exception):  # a rank that has died says nothing, which is what counts
+                self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
             before = now
 
     def _beat(self, seconds: float) -> None:

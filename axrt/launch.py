@@ -160,6 +160,7 @@ class MpiWorld(World):
         self._pid = os.getpid()
         self._failed = False
         self._closes: set[Callable[[], None]] = set()
+        self._heartbeats: list[Heartbeat] = []
         self._has_left = False  # the mark of an orderly end
 
     def gathered_on_node(self, mine: T) -> list[T]:
@@ -175,7 +176,8 @@ class MpiWorld(World):
     def heartbeat(self, patience_s: float) -> Silence:
         if not patience_s or self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             return Silence()
-        return Heartbeat(self.comm.Dup(), patience_s)
+        self._heartbeats.append(Heartbeat(self.comm.Dup(), patience_s))
+        return self._heartbeats[-1]
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         flat = {f"{section}.{key}": value for section, keys in settings.items() for key, value in keys.items()}
@@ -245,6 +247,8 @@ class MpiWorld(World):
                 return self.rank == 0
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
+        for heartbeat in self._heartbeats:
+            heartbeat.stop()
         self._mpi.Finalize()
         _exit(code)
 
