@@ -68,9 +68,10 @@ class Attendance:
         if self._now() - self._still_since <= _GRACE_S:
             return set()
         self._still_since = float("inf")
-        return self._owing(lacks)
+        return self.owing(lacks)
 
-    def _owing(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
+    def owing(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
+        """The ranks that owe what is lacking."""
         return {self._rank_of(lack.owed_by) for lack in lacks() if lack.owed_by is not None}
 
     def check(self, lacks: Callable[[], Iterable[Lack]]) -> None:
@@ -80,22 +81,23 @@ class Attendance:
             lacks: what keeps it; asked for only when someone has gone.
         Raises:
             PeerLeftError: a rank that has gone owes something, and has for a while.
-            PeerLostError: one that owes something shows no sign of life.
         """
-        self._heartbeat.waits(lambda: self._owing(lacks))
         gone = self._left | self._elsewhere
         owed = [(self._rank_of(lack.owed_by), str(lack)) for lack in lacks() if lack.owed_by is not None] if gone else []
         self._miss([(rank, text) for rank, text in owed if rank in gone])
 
     def check_owing(self, ranks: Collection[int], what: str) -> None:
         """The same, for a rank that runs nothing and waits for something from ranks of the job."""
-        self.check_alive(ranks)
         gone = self._left | self._elsewhere | self._waiting
         self._miss([(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone])
 
-    def check_alive(self, ranks: Collection[int]) -> None:
-        """The same, where it does not matter in which call they are."""
-        self._heartbeat.waits(lambda: ranks)
+    def check_alive(self, owing: Callable[[], Iterable[int]]) -> None:
+        """This rank can do nothing before these ranks have done something; what is on its way in may never come, either.
+
+        Raises:
+            PeerLostError: one of them shows no sign of life.
+        """
+        self._heartbeat.waits(owing)
 
     def _miss(self, missed: list[tuple[int, str]]) -> None:
         if not missed:

@@ -32,8 +32,11 @@ class _Mistakes(ConfigError):
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)
-        several = f"{len(texts)} mistakes in the configuration:"
-        super().__init__(texts[0] if len(texts) == 1 else "\n  ".join([several, *texts]))
+        super().__init__(_told(texts))
+
+
+def _told(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else "\n  ".join([f"{len(texts)} mistakes in the configuration:", *texts])
 
 
 def _refuse(mistakes: Iterable[str]) -> None:
@@ -202,6 +205,13 @@ class Checkpoint(_Section):
     keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
     resume: str = _key("", "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is one; '' = begin anew")
 
+    def _of_all(self) -> Iterator[str]:
+        if self.resume == "auto" and not self.dir:
+            yield (
+                "checkpoint.resume = 'auto' and checkpoint.dir = '': nothing is saved that the run could go on from; expected a directory, "
+                "or checkpoint.resume = ''"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Run(_Section):
@@ -217,7 +227,7 @@ class Run(_Section):
     )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
-    start_patience_s: float = _key(300.0, "seconds that ranks wait for each other before MPI is up; 0 = for ever", least=0)
+    start_patience_s: float = _key(300.0, "seconds that ranks wait for each other before MPI is up; 0 = for ever", least=0, most=1e6)
     cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))
     eval_every: int = _key(
         0, "steps between validations; one before the first step and one at the end come anyway; 0 = only those", least=0
@@ -278,7 +288,8 @@ class Config:
             config = cls(**sections)
         except _Mistakes as error:
             mistakes += [text for text in error.texts if not _names_any(text, _in_doubt(mistakes))]
-        _refuse(mistakes)
+        if mistakes:
+            raise ConfigError(_told(mistakes))
         return config
 
     def as_dict(self) -> dict[str, dict[str, Any]]:

@@ -329,20 +329,18 @@ class Engine:
             self._checkpoints.save(path, lambda: Manifest.of(*of), mine, self._ranks_of_replica(0))
 
     @one_at_a_time
-    def load_checkpoint(self, path: str | Path, missing_ok: bool = False, for_good: bool = False) -> dict[str, Any] | None:
+    def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
 
         Args:
             path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged one, by the step in its manifest.
             missing_ok: return None, and change nothing, where the directory holds no checkpoint or does not exist; by default that is
                 an error.
-            for_good: what comes after it in its directory is set aside now, and not with the next save.
         Returns:
             The user's `extra`.
         Raises:
             ConfigError: on every rank, if there is no checkpoint, it is of another model or optimizer, or (a `DamagedError`) it is
                 damaged. Nothing is changed.
-            SaveError: on every rank, if what comes after it cannot be set aside; the checkpoint is loaded.
         """
         path = Path(path)
         with self._agreeing():
@@ -353,9 +351,20 @@ class Engine:
                 return None
             self.step, self.samples = manifest.step, manifest.samples
             self._begin_again()
-            if for_good:
-                self._checkpoints.begin_from_loaded()
         return manifest.extra
+
+    @one_at_a_time
+    def own_checkpoints(self, folder: str | Path) -> None:
+        """Make a directory of checkpoints this run's own; every rank calls it. Saving does the same with less haste.
+
+        No other run may write there until `close`, and what comes after the present step there is set aside now.
+
+        Raises:
+            ConfigError: on every rank, if another run writes there.
+            SaveError: on every rank, if it cannot be written to.
+        """
+        with self._agreeing():
+            self._checkpoints.own(Path(folder), self.step)
 
     @property
     def loaded_from(self) -> Path | None:

@@ -53,6 +53,9 @@ class Heartbeat(Silence):
     """
 
     def __init__(self, comm: "MPI.Comm", patience_s: float) -> None:
+        from mpi4py import MPI
+
+        self._mpi = MPI
         self._comm = comm
         self._patience_s = patience_s
         self._tick_s = min(_LONGEST_TICK_S, patience_s / _TICKS)
@@ -61,7 +64,7 @@ class Heartbeat(Silence):
         self._work = _Work()
         self._waits_since: float | None = None
         self._waits_for: tuple[int, ...] = ()
-        self._lost: Sign | None = None
+        self._verdict: tuple[tuple[int, ...], Sign] | None = None  # who was waited for, and the sign of one that is lost
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="axrt heartbeat", daemon=True)
@@ -76,12 +79,13 @@ class Heartbeat(Silence):
             self._waits_since = now
         elif not self._waits_for and now - self._waits_since > self._asks_after_s:
             self._waits_for = tuple(sorted(set(owing())))
-        if self._lost is not None:
-            raise PeerLostError(self._told(self._lost, now - self._waits_since))
+        verdict = self._verdict
+        if verdict is not None and verdict[0] is self._waits_for:  # else it is of a wait that has ended
+            raise PeerLostError(self._told(verdict[1], now - self._waits_since))
 
     def moves(self) -> None:
         if self._waits_since is not None:
-            self._waits_since, self._waits_for, self._lost = None, (), None
+            self._waits_since, self._waits_for, self._verdict = None, (), None
 
     def stop(self) -> None:
         self._stopped.set()
@@ -89,8 +93,9 @@ class Heartbeat(Silence):
 
     def free(self) -> None:
         self.stop()
-        if all(request.Test() for request, _ in self._sending):
-            self._comm.Free()
+        with suppress(self._mpi.Exception):
+            if all(request.Test() for request, _ in self._sending):
+                self._comm.Free()
 
     def _told(self, sign: Sign, waited_s: float) -> str:
         whom = " and ".join(f"rank {rank}" for rank in self._waits_for)
@@ -106,32 +111,27 @@ class Heartbeat(Silence):
     # The thread.
 
     def _run(self) -> None:
-        from mpi4py import MPI
-
         before = time.monotonic()
         while not self._stopped.wait(self._tick_s):
             now = time.monotonic()
-            with suppress(MPI.Exception):  # a rank that has died says nothing, which is what counts
-                self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
+            self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
             before = now
 
     def _beat(self, seconds: float) -> None:
         waits_for = self._waits_for
         self._liveness.pass_time(seconds, waits_for, self._waits_since is not None or self._work.was_done(seconds))
-        self._hear()
+        with suppress(self._mpi.Exception):  # a rank that has died says nothing, which is what counts
+            self._hear()
         for rank in waits_for:
             self._send(rank, _ASK, Sign(0.0, rank))
         lost = self._liveness.lost()
-        if waits_for and waits_for == self._waits_for:  # else it has gone on meanwhile
-            self._lost = lost
+        self._verdict = (waits_for, lost) if lost else None
 
     def _hear(self) -> None:
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-            data = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([data, MPI.BYTE])
+        mpi, status = self._mpi, self._mpi.Status()
+        while (message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
+            data = bytearray(status.Get_count(mpi.BYTE))
+            message.Recv([data, mpi.BYTE])
             if status.Get_tag() == _ASK:
                 self._send(status.Get_source(), _ANSWER, self._liveness.sign())
             else:
@@ -139,11 +139,17 @@ class Heartbeat(Silence):
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
         """Without waiting for it: whoever is stopped receives nothing."""
-        from mpi4py import MPI
-
-        self._sending = [(request, data) for request, data in self._sending if not request.Test()]
+        self._sending = [(request, data) for request, data in self._sending if not self._is_done(request)]
         data = _SIGN.pack(sign.silent_s, sign.about)
-        self._sending.append((self._comm.Isend([data, MPI.BYTE], rank, tag), data))
+        with suppress(self._mpi.Exception):
+            self._sending.append((self._comm.Isend([data, self._mpi.BYTE], rank, tag), data))
+
+    def _is_done(self, request: "MPI.Request") -> bool:
+        """It has been sent, or never will be."""
+        try:
+            return bool(request.Test())
+        except self._mpi.Exception:
+            return True
 
 
 class _Work:
@@ -168,12 +174,11 @@ class _Work:
 
     def _of_children(self) -> float:
         total = 0.0
-        for child in self._process.children(recursive=True):
-            try:
-                times = child.cpu_times()
-            except psutil.Error:
-                continue
-            total += times.user + times.system
+        with suppress(psutil.Error, OSError):
+            for child in self._process.children(recursive=True):
+                with suppress(psutil.Error):
+                    times = child.cpu_times()
+                    total += times.user + times.system
         return total
 
     def _on_disk(self) -> int:

@@ -158,7 +158,7 @@ class MpiWorld(World):
         self._node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.node_rank = self._node.rank
         self._pid = os.getpid()
-        self._failed = False
+        self._failed: threading.Thread | None = None  # in which thread
         self._closes: set[Callable[[], None]] = set()
         self._heartbeats: list[Heartbeat] = []
         self._has_left = False  # the mark of an orderly end
@@ -205,26 +205,28 @@ class MpiWorld(World):
 
         And `os._exit(0)` is no success before every engine has left in order: MPICH's mpirun would take it for one.
         """
-        os._exit = self._exit_hook  # type: ignore[assignment]
+        os._exit = self._exit_hook
         sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = self._thread_failed
         os.register_at_fork(before=_warn_of_fork)
 
-    def _exit_hook(self, code: int) -> NoReturn:
-        if code == 0 and not self._has_left and os.getpid() == self._pid:  # a forked child may end as it likes
+    def _exit_hook(self, status: int) -> NoReturn:
+        if status == 0 and not self._has_left and os.getpid() == self._pid:  # a forked child may end as it likes
             text = f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
             os.write(2, text.encode())
-            code = Exit.FAILED
+            status = Exit.FAILED
             leave_code(Exit.FAILED)
-        _exit(code)
+        _exit(status)
 
     def _thread_failed(self, arguments: threading.ExceptHookArgs) -> None:
         if arguments.exc_type is not SystemExit:  # which ends a thread and nothing else
             self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} has failed"))
 
     def fail(self, error: BaseException) -> NoReturn:
-        if not self._failed:  # the first failure speaks; ending may raise others
-            self._failed = True
+        if self._failed not in (None, threading.current_thread()):
+            time.sleep(_ALL_AGREE_S)  # another thread has failed before and is ending the job, with its code
+        if self._failed is None:  # the first failure speaks; ending may raise others
+            self._failed = threading.current_thread()
             leave_code(exit_code_of(error))
             said = False
             if isinstance(error, ConfigError | EmptyEvaluationError | StopIteration):

@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Any
 
@@ -110,7 +109,6 @@ class Loop:
         self._attendance.begin_call()
         for tell in self._audience.entered:
             tell()
-        check = partial(self._attendance.check_owing, what=what) if in_this_call else self._attendance.check_alive
         with self._compute.current():
             while not until():
                 if self._hear(inf):
@@ -118,8 +116,9 @@ class Loop:
                     continue
                 for tell in self._audience.waiting:
                     tell(lambda: _from(what, owing()), lambda: INPUT)
-                if not self._transport.receiving:
-                    check(owing())
+                self._attendance.check_alive(owing)
+                if in_this_call and not self._transport.receiving:
+                    self._attendance.check_owing(owing(), what)
         self._attendance.moved()
 
     def tell(self, rank: int, parcel: Parcel) -> None:
@@ -258,6 +257,7 @@ class Loop:
         """Nothing has moved and nothing starts here: whoever owes something must still be there."""
         for tell in self._audience.waiting:
             tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
+        self._attendance.check_alive(lambda: self._attendance.owing(state.waiting_for))
         if not self._transport.receiving:
             self._attendance.check(state.waiting_for)
         for rank in self._attendance.to_be_told(state.waiting_for):

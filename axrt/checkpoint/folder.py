@@ -19,6 +19,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -39,18 +40,20 @@ class Candidate:
         path: its directory.
         manifest: None where it cannot be read.
         fault: what is wrong with the manifest, "" where nothing is.
+        is_foreign: it is of a format that this version does not know.
     """
 
     path: Path
     manifest: Manifest | None
     fault: str = ""
+    is_foreign: bool = False
 
     @classmethod
     def at(cls, path: Path) -> "Candidate":
         try:
             return cls(path, Manifest.read(path))
-        except DamagedError as error:
-            return cls(path, None, str(error))
+        except ConfigError as error:
+            return cls(path, None, str(error), not isinstance(error, DamagedError))
 
     @property
     def step(self) -> int:
@@ -67,11 +70,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names.
-
-    Raises:
-        ConfigError: one of them is of another format.
-    """
+    """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names."""
     named = named_latest(folder)
     found = [Candidate.at(path) for path in folder.iterdir() if path.suffix != _PARTIAL and is_checkpoint(path)] if folder.is_dir() else []
     return sorted(found, key=lambda one: (one.step, one.path.name == named, one.path.name), reverse=True)
@@ -172,20 +171,27 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
         replace(manifest, files={name: asdict(files[name]) for name in sorted(files)}).write(directory)
         directory.rename(checkpoint)
         sync(checkpoint.parent)
-        name_latest(checkpoint)
     except OSError as error:
         raise SaveError(f"{error.filename or checkpoint}: {error.strerror}") from None
+    name_latest(checkpoint)
 
 
 def name_latest(checkpoint: Path) -> None:
-    """Let `latest` name a checkpoint; `OSError` where that cannot be written."""
-    if named_latest(checkpoint.parent) != checkpoint.name:
-        write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
+    """Let `latest` name a checkpoint; where that cannot be written it stays as it is: it is for people, and decides nothing."""
+    with suppress(OSError):
+        if named_latest(checkpoint.parent) != checkpoint.name:
+            write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
 
 
 def after(folder: Path, step: int) -> list[Path]:
     """The checkpoints of a folder that come after a step, the newest first; damaged ones too, by their names."""
     return [one.path for one in candidates_in(folder) if one.step > step]
+
+
+def home_of(checkpoint: Path) -> Path:
+    """The folder of the run whose checkpoint it is, or was before it was set aside; one spelling of it."""
+    folder = checkpoint.parent.resolve()
+    return folder.parent if folder.name.startswith(_ASIDE) else folder
 
 
 def set_aside(folder: Path, why: str, paths: Sequence[Path]) -> str:
@@ -226,10 +232,11 @@ def all_partial(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{_PARTIAL}"))
 
 
-def prune(folder: Path, keep: int) -> None:
+def prune(folder: Path, keep: int, just_saved: Path) -> None:
     """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones; `OSError` where that cannot be."""
     whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")] if keep else []
     for old in whole[keep:]:
-        old.rename(under_way(old))  # what is half removed must not look whole
+        if old.name != just_saved.name:
+            old.rename(under_way(old))  # what is half removed must not look whole
     for broken in folder.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(broken)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,21 @@ from axrt.holding import Holding
 from axrt.reports import Reports
 from axrt.scheduler.message import Meaning, Message
 
-from .folder import after, begin, candidates_at, check_name, give_up, is_checkpoint, named_latest, none_in, publish, set_aside, under_way
+from .durable import sync
+from .folder import (
+    after,
+    begin,
+    candidates_at,
+    check_name,
+    give_up,
+    home_of,
+    is_checkpoint,
+    named_latest,
+    none_in,
+    publish,
+    set_aside,
+    under_way,
+)
 from .layers import fault_in, files_of, read_layers, save_layers, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
@@ -21,10 +34,10 @@ _MAIN = 0
 
 
 class _WentBack(NamedTuple):
-    """To which step of a folder's checkpoints, and which of them were damaged, whatever step they say."""
+    """To which step of a folder's checkpoints, and the names of those that were damaged, whatever step they say."""
 
     step: int
-    damaged: tuple[Path, ...]
+    damaged: tuple[str, ...] = ()
 
 
 class JobCheckpoints:
@@ -44,7 +57,7 @@ class JobCheckpoints:
         self._say = say or _to_stderr
         self._saves = 0
         self._locks: dict[Path, DirectoryLock] = {}
-        self._went_back: dict[Path, _WentBack] = {}  # by folder, until this job saves there
+        self._went_back: dict[Path, _WentBack] = {}  # by the folder of a run, until this job saves there
         self.loaded: Path | None = None
 
     # Saving.
@@ -98,11 +111,12 @@ class JobCheckpoints:
 
     def _lock(self, folder: Path) -> None:
         """Keep other runs from writing there until `close`."""
-        folder = folder.absolute()
+        folder = folder.resolve()
         if folder in self._locks:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            sync(folder.parent)
             self._locks[folder] = DirectoryLock(folder)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to") from None
@@ -122,17 +136,17 @@ class JobCheckpoints:
         publish(checkpoint, manifest, records)
 
     def _to_set_aside(self, folder: Path) -> list[Path]:
-        back = self._went_back.get(folder.absolute())
-        return [] if back is None else _abandoned(folder, back)
+        back = self._went_back.get(folder.resolve())
+        if back is None:
+            return []
+        later = after(folder, back.step)
+        return later + [folder / name for name in back.damaged if folder / name not in later and (folder / name).exists()]
 
     def _set_aside(self, folder: Path) -> None:
         """This job has gone back to an older checkpoint here, and writes others of its own."""
-        back = self._went_back.get(folder.absolute())
-        if back is None:
-            return
-        if paths := _abandoned(folder, back):
-            self._say(set_aside(folder, f"after-step-{back.step:08}", paths))
-        del self._went_back[folder.absolute()]
+        if paths := self._to_set_aside(folder):
+            self._say(set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths))
+        self._went_back.pop(folder.resolve(), None)
 
     # Loading.
 
@@ -147,7 +161,7 @@ class JobCheckpoints:
             ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
         """
         faults: dict[Path, str] = {}
-        offered = self._reports.agreed(lambda: [(str(one.path), one.fault) for one in candidates_at(path)])
+        offered = self._reports.agreed(lambda: _offered(path))
         for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
             manifest = fault or self._try(checkpoint, holding)
             if isinstance(manifest, Manifest):
@@ -195,17 +209,22 @@ class JobCheckpoints:
             self._say(f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the newest undamaged one")
         elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
             self._say(f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path")
-        self._went_back[folder.absolute()] = _WentBack(manifest.step, tuple(faults))
+        self._went_back[home_of(checkpoint)] = _WentBack(manifest.step, tuple([path.name for path in faults]))
 
-    def begin_from_loaded(self) -> None:
-        """Set aside now, and not with the next save, what comes after the checkpoint that was loaded; `SaveError` on every rank."""
+    def own(self, folder: Path, step: int) -> None:
+        """Make a folder this run's own: no other run writes there until `close`, and what comes after a step is set aside now.
 
-        def begin_there(folder: Path) -> None:
+        Raises:
+            ConfigError: on every rank: another run writes there.
+            SaveError: on every rank: something cannot be written or moved.
+        """
+
+        def begin_there() -> None:
             self._lock(folder)
+            self._went_back[folder.resolve()] = self._went_back.get(folder.resolve(), _WentBack(step))._replace(step=step)
             self._set_aside(folder)
 
-        assert self.loaded is not None
-        self._reports.agreed(partial(begin_there, self.loaded.parent))
+        self._reports.agreed(begin_there)
 
     def close(self) -> None:
         """Let others write where this job has."""
@@ -214,17 +233,20 @@ class JobCheckpoints:
         self._locks.clear()
 
 
+def _offered(path: Path) -> list[tuple[str, str]]:
+    """(path, what is wrong with the manifest) of each checkpoint that a path means; a foreign one before any other is refused."""
+    candidates = candidates_at(path)
+    if candidates and candidates[0].is_foreign:
+        raise ConfigError(candidates[0].fault)
+    return [(str(one.path), one.fault) for one in candidates]
+
+
 def _outcome(act: Callable[[], Any]) -> Any:
-    """What an act gives, or the text of the `SaveError` that it raises."""
+    """What an act gives, or the text of what kept it from being done: the others wait to hear of it."""
     try:
         return act()
-    except SaveError as error:
+    except (SaveError, ConfigError, OSError) as error:
         return str(error)
-
-
-def _abandoned(folder: Path, back: _WentBack) -> list[Path]:
-    later = after(folder, back.step)
-    return later + [path for path in back.damaged if path not in later and path.exists()]
 
 
 def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, str | None]:

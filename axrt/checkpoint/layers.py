@@ -242,7 +242,8 @@ def _packed(states: Mapping[str, State], frozen: Sequence[str]) -> bytes:
         name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group, "tensors": _specs(state.tensors)}
         for name, state in states.items()
     }
-    return save(tensors, {"parameters": json.dumps(told), "frozen": json.dumps(frozen)})
+    # Sorted: after a load torch keeps state in another order, and equal states have equal files.
+    return save(tensors, {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)})
 
 
 def _specs(tensors: Mapping[str, Tensor]) -> Specs:

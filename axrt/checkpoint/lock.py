@@ -1,13 +1,15 @@
 """One run writes to a directory: a second one is refused by name of host and process.
 
 The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on the same host is simply
-free. What the file says is for people, and for other hosts, where a file system may not pass locks on.
+free. A file system may not pass locks on to other hosts. For them the file says who writes, and its time is renewed as long
+as that one lives: a lock that nobody has renewed for five minutes is taken over.
 """
 
 import fcntl
 import json
 import os
 import socket
+import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +19,7 @@ import psutil
 from axrt.errors import ConfigError
 
 _NAME = ".lock"
-_JOB = "SLURM_JOB_ID"
+_RENEWED_EVERY_S, _STALE_S = 30.0, 300.0
 
 
 class DirectoryLock:
@@ -34,18 +36,19 @@ class DirectoryLock:
         self._path = directory / _NAME
         # Not for writing: that would keep an administrator from making the disk read-only.
         self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._close = weakref.finalize(self, os.close, self._file)
+        self._stopped = threading.Event()
+        self._release = weakref.finalize(self, _release, self._file, self._path, self._stopped)
         try:
             self._take(directory)
         except BaseException:
-            self._close()
+            self._release.detach()
+            os.close(self._file)
             raise
+        threading.Thread(target=_renew, args=(self._path, self._stopped), name="axrt lock", daemon=True).start()
 
     def release(self) -> None:
-        """Let others write there."""
-        with suppress(OSError):
-            os.truncate(self._path, 0)
-        self._close()
+        """Let others write there; the end of the process does that, too."""
+        self._release()
 
     def _take(self, directory: Path) -> None:
         passes_on = True  # the file system keeps locks at all
@@ -58,9 +61,19 @@ class DirectoryLock:
         except OSError:
             passes_on = False
         said = self._said()
-        if said and not _is_mine(said) and _may_live(said, passes_on):
+        if said and not _is_before_me(said) and self._may_live(said, passes_on):
             raise self._refusal(directory, said)
         self._path.write_text(json.dumps(_myself()))
+
+    def _may_live(self, said: dict[str, object], passes_on: bool) -> bool:
+        if said.get("host") != socket.gethostname():
+            return _age_s(self._path) < _STALE_S
+        if passes_on:
+            return False  # the lock was free, and it is given back with its process
+        try:
+            return bool(psutil.Process(int(str(said.get("pid", 0)))).create_time() == said.get("started"))
+        except (psutil.Error, ValueError):
+            return False
 
     def _said(self) -> dict[str, object]:
         try:
@@ -72,7 +85,7 @@ class DirectoryLock:
     def _refusal(self, directory: Path, said: dict[str, object]) -> ConfigError:
         return ConfigError(
             f"{directory} is written to by process {said.get('pid', '?')} on {said.get('host', '?')}; expected one run in a directory. "
-            f"Wait for it, give this run another run.out, or, where that host has died, remove {self._path}"
+            f"Wait for it, or give this run another run.out. If that process has died, wait {_STALE_S:.0f} s, or remove {self._path}"
         )
 
 
@@ -82,21 +95,39 @@ def _myself() -> dict[str, object]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started": psutil.Process().create_time(),
-        "job": os.environ.get(_JOB, ""),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "restart": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
     }
 
 
-def _is_mine(said: dict[str, object]) -> bool:
-    """The same job of Slurm, queued again: it never runs twice at once."""
-    return bool(os.environ.get(_JOB)) and said.get("job") == os.environ[_JOB]
+def _is_before_me(said: dict[str, object]) -> bool:
+    """An earlier start of the same job of Slurm, which queues a job again only when it has ended."""
+    me = _myself()
+    return bool(me["job"]) and said.get("job") == me["job"] and _number(said.get("restart")) < _number(me["restart"])
 
 
-def _may_live(said: dict[str, object], passes_on: bool) -> bool:
-    if said.get("host") != socket.gethostname():
-        return True
-    if passes_on:
-        return False  # the lock was free, and it is given back with its process
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _age_s(path: Path) -> float:
+    """For how long nobody has renewed it, by the clock of the file system."""
+    probe = path.with_name(f"{path.name}-{os.getpid()}")
+    probe.touch()
     try:
-        return bool(psutil.Process(int(str(said.get("pid", 0)))).create_time() == said.get("started"))
-    except (psutil.Error, ValueError):
-        return False
+        return probe.stat().st_mtime - path.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _renew(path: Path, stopped: threading.Event) -> None:
+    while not stopped.wait(_RENEWED_EVERY_S):
+        with suppress(OSError):
+            os.utime(path)
+
+
+def _release(file: int, path: Path, stopped: threading.Event) -> None:
+    stopped.set()
+    with suppress(OSError):
+        os.truncate(path, 0)
+    os.close(file)

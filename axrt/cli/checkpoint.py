@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,7 +30,10 @@ def checkpoint() -> None:
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--json", "as_json", is_flag=True, help="an object a line")
 def list_command(directory: Path, as_json: bool) -> None:
-    """List the checkpoints in DIRECTORY, a run or the folder of some, the newest first."""
+    """List the checkpoints in DIRECTORY, a run or the folder of some, the newest first.
+
+    "whole" is said of what is there as long as it was saved; `axrt checkpoint verify` reads it.
+    """
     rows = [_row(one) for one in _candidates(directory)]
     folder = Path(rows[0]["path"]).parent
     aside = [{**_row(one), "state": "set aside"} for path in all_set_aside(folder) for one in candidates_in(path)]
@@ -93,4 +97,14 @@ def _row(one: Candidate) -> dict[str, str]:
         return {**_empty(one.path), "state": "damaged"}
     mib = sum(record["size_bytes"] for record in one.manifest.files.values()) / _MIB
     values = {"step": one.step, "samples": one.manifest.samples, "saved_at": one.manifest.saved_at, "mib": f"{mib:.1f}"}
-    return {**_empty(one.path), **{key: str(value) for key, value in values.items()}, "state": "whole"}
+    state = "whole" if all(map(partial(_has_size, one.path), one.manifest.files.items())) else "damaged"
+    return {**_empty(one.path), **{key: str(value) for key, value in values.items()}, "state": state}
+
+
+def _has_size(path: Path, file: tuple[str, dict[str, int]]) -> bool:
+    """The file is there, as long as it was; that is quick, and says nothing of what it holds."""
+    name, record = file
+    try:
+        return (path / name).stat().st_size == record["size_bytes"]
+    except OSError:
+        return False

@@ -104,7 +104,8 @@ class Record:
         """A line that is told whatever the display shows."""
         click.echo(f"axrt: {text}", err=True)
 
-    def end(self, done: int, checkpoints: Path | None) -> None:
+    def end(self, done: int, checkpoint: Path | None, is_saved: bool) -> None:
+        """The run ends: so many steps are done, and the newest checkpoint is this one, which has them all or has not."""
         if self._unwritten is not None:
             self._write(self._unwritten)
         try:
@@ -113,9 +114,10 @@ class Record:
             self.failed = True
             self.warn(str(error))
         what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
-        where = f"configuration and metrics are in {self.directory}" + (f", the checkpoint in {checkpoints}" if checkpoints else "")
-        self._show.say(f"{what}; {where}")
-        if done < self._config.run.steps and checkpoints:
+        what += "" if is_saved else ", but not saved"
+        newest = f", {'the' if is_saved else 'the newest'} checkpoint in {checkpoint}" if checkpoint else ""
+        self._show.say(f"{what}; configuration and metrics are in {self.directory}{newest}")
+        if checkpoint and (done < self._config.run.steps or not is_saved):
             self._show.say(f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto")
 
     def _append(self, **values: Any) -> None:

@@ -4,8 +4,8 @@ import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,7 +100,7 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         with show:
             _steps(engine, data, record, saves)
             if record:
-                record.end(engine.step, saves.newest)
+                record.end(engine.step, saves.newest, not saves.failed)
     code = _code(engine, record, saves)
     if record:
         leave_code(code)
@@ -150,9 +150,9 @@ def _resume(engine: Engine) -> Path | None:
     """Load the checkpoint to begin with, and say which it was."""
     config = engine.config
     if config.checkpoint.resume == "auto" and config.checkpoint.dir:
-        engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True, for_good=True)
+        engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True)
     elif config.checkpoint.resume not in ("", "auto"):
-        engine.load_checkpoint(config.checkpoint.resume, for_good=stays(config, Path(config.run.out)))
+        engine.load_checkpoint(config.checkpoint.resume)
     where = engine.loaded_from
     if where is not None and not config.model.factory:
         _on_main(engine, lambda: _check_heads(where, config))
@@ -220,15 +220,11 @@ class _Saves:
         loaded = engine.loaded_from
         if self.folder and loaded and loaded.parent.resolve() == self.folder.resolve():
             self.newest = loaded
-        _on_main(engine, self._begin)
-
-    def _begin(self) -> None:
-        if self.folder is None:
-            return
-        check_writable(self.folder)
-        if self.newest is not None:
-            with suppress(OSError):  # it is for people, and the next save will say it again
-                name_latest(self.newest)
+        if self.folder is not None:
+            _on_main(engine, partial(check_writable, self.folder))
+            engine.own_checkpoints(self.folder)  # last: whatever is refused before leaves it as it was
+        if record and self.newest is not None:
+            name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""
@@ -248,7 +244,7 @@ class _Saves:
         self.newest = path
         if self._record:
             try:
-                prune(self.folder, self._config.keep)
+                prune(self.folder, self._config.keep, path)
             except OSError as error:
                 self._record.warn(f"step {done}: older checkpoints are not removed: {error}")
             self._record.saved(done)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from axrt.checkpoint.durable import write_durably
+from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import Config
 from axrt.errors import ConfigError, SaveError
@@ -48,6 +48,8 @@ class RunFiles:
             self._take()
         resolved = self._config.as_dict()
         resolved["run"]["out"] = str(self.directory)
+        if self._stays:  # whoever has gone back once goes on from there the next time
+            resolved["checkpoint"]["resume"] = "auto"
         try:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
             _cut_off_half_a_line(self.directory / _METRICS)
@@ -61,7 +63,7 @@ class RunFiles:
             raise _refusal(self.directory, error) from None
 
     def record(self, **values: Any) -> None:
-        """Append one line, with the seconds since the run began; on disk at once.
+        """Append one line, with the seconds since the run began; written at once.
 
         Raises:
             SaveError: it cannot be written now. It is kept, and written with the next one.
@@ -127,6 +129,7 @@ def _new_directory(wanted: Path) -> Path:
     while True:
         try:
             directory.mkdir(parents=True)
+            sync(directory.parent)
             return directory
         except FileExistsError:
             number += 1

@@ -87,9 +87,7 @@ class MpiTransport:
         try:
             return self._poll(wait_s)
         except MPI.Exception as error:
-            sources = sorted({one.source for one in self._coming if one.requests} | self._envelopes.keys())
-            whom = " and ".join(f"rank {source}" for source in sources) if sources else "a rank of the job"
-            raise PeerLostError(f"{whom} has gone: MPI can no longer receive from it on rank {self.rank} ({error})") from None
+            raise PeerLostError(f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it ({error})") from None
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
@@ -126,6 +124,12 @@ class MpiTransport:
             self._isend(self._going.popleft())
 
     def _isend(self, going: _Going) -> None:
+        try:
+            self._isend_all(going)
+        except MPI.Exception as error:
+            raise PeerLostError(f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} ({error})") from None
+
+    def _isend_all(self, going: _Going) -> None:
         rank, head, tensors, _ = going
         envelope = seal(head, tensors)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))

@@ -321,7 +321,7 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(tmp_path: Path, s
     load(tmp_path, 1, model=model)
     (tmp_path / "latest").write_text("gone\n")
     assert folders.checkpoint_in(tmp_path) == tmp_path / ("step-2" if whole else "step-1")
-    folders.prune(tmp_path, keep=2)
+    folders.prune(tmp_path, 2, folders.checkpoint_in(tmp_path))
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -365,7 +365,7 @@ def test_a_save_that_fails_on_one_rank_is_told_on_all_and_training_goes_on(tmp_p
 def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step-{step:08}", 1)
-        folders.prune(tmp_path, keep=2)
+        folders.prune(tmp_path, 2, folders.checkpoint_in(tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "latest", "step-00000002", "step-00000003"]
-    folders.prune(tmp_path, keep=0)
+    folders.prune(tmp_path, 0, folders.checkpoint_in(tmp_path))
     assert len(list(tmp_path.iterdir())) == 4

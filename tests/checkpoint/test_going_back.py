@@ -85,6 +85,50 @@ def test_a_damaged_newest_one_makes_way(tmp_path: Path) -> None:
         assert engine.step == 3
 
 
+def test_going_back_to_what_was_set_aside_sets_aside_the_other_branch(tmp_path: Path) -> None:
+    """By another spelling of the folder, too."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    folder = tmp_path / "real"
+    with engine_on() as engine:
+        train_and_save(engine, folder, 4)
+        engine.load_checkpoint(tmp_path / "link" / "step-1")
+        train_and_save(engine, folder, 6)
+        first = folder / "set-aside-after-step-00000001"
+        assert [one.step for one in candidates_in(first)] == [4, 3, 2]
+        engine.load_checkpoint(first / "step-2")
+        train_and_save(engine, folder, 3)
+    assert [one.step for one in candidates_in(folder)] == [3, 2, 1]
+    assert [one.step for one in candidates_in(folder / "set-aside-after-step-00000002")] == [6, 5, 4, 3]
+    assert [one.step for one in candidates_in(first)] == [4, 3, 2]
+
+
+def test_a_latest_that_cannot_be_written_fails_no_save(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 2)
+        engine.load_checkpoint(tmp_path)
+        assert engine.step == 2
+
+
+def test_a_neighbour_of_another_format_is_refused_where_it_is_the_newest_and_harms_no_save(tmp_path: Path) -> None:
+    def rank_main(transport: Transport) -> None:
+        with engine_on(transport) as engine:
+            train_and_save(engine, tmp_path, 2)
+            engine.load_checkpoint(tmp_path / "step-1")
+            if engine.is_main:
+                (tmp_path / "old-0").mkdir()
+                (tmp_path / "old-0" / "manifest.json").write_text('{"format": 1}')
+            train_and_save(engine, tmp_path, 2)
+            engine.load_checkpoint(tmp_path)
+            assert engine.step == 2
+
+    LocalWorld(2).run(rank_main)
+    (tmp_path / "old-0").rename(tmp_path / "old-9")
+    with engine_on() as engine, pytest.raises(axrt.ConfigError, match="old-9/manifest.json is of another format"):
+        engine.load_checkpoint(tmp_path)
+
+
 def test_one_that_says_to_be_older_than_it_is_makes_way_too(tmp_path: Path) -> None:
     """With the manifest of an older one it is damaged, and its own step is not known."""
     with engine_on() as engine:
@@ -145,17 +189,21 @@ def test_a_directory_that_another_process_writes_to_is_refused_by_its_name_until
         engine.save_checkpoint(tmp_path / "a")
 
 
-def test_what_another_host_holds_is_refused_and_the_same_job_of_slurm_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {"host": "another", "pid": 1, "started": 1.0, "job": "17"}
-    (tmp_path / ".lock").write_text(json.dumps(said))
-    with pytest.raises(axrt.ConfigError, match=r"is written to by process 1 on another; .* remove .*\.lock"):
-        DirectoryLock(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "18")
-    with pytest.raises(axrt.ConfigError, match="process 1 on another"):
-        DirectoryLock(tmp_path)
-    monkeypatch.setenv("SLURM_JOB_ID", "17")
-    lock = DirectoryLock(tmp_path)
-    assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
-    lock.release()
+def test_what_another_host_holds_is_refused_until_nobody_renews_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, said = tmp_path / ".lock", {"host": "another", "pid": 1, "started": 1.0, "job": "17", "restart": 0}
+    lock.write_text(json.dumps(said))
+    for job, restart in (("", "0"), ("18", "1"), ("17", "0")):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
+        with pytest.raises(axrt.ConfigError, match=r"is written to by process 1 on another; .* wait 300 s, or remove .*\.lock"):
+            DirectoryLock(tmp_path)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the same job, queued again
+    held = DirectoryLock(tmp_path)
+    assert json.loads(lock.read_text())["pid"] == os.getpid()
+    held.release()
+    assert lock.read_bytes() == b""
     monkeypatch.delenv("SLURM_JOB_ID")
+    lock.write_text(json.dumps(said))
+    os.utime(lock, (lock.stat().st_mtime - 301,) * 2)
     DirectoryLock(tmp_path).release()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

@@ -82,6 +82,8 @@ def test_a_disk_that_stays_full_ends_with_a_code_and_what_was_saved_stands(disk:
     result = axrt("tiny.toml", *RUN, f"run.out={disk / 'out'}")
     assert result.exit_code == 70, result.output
     assert "step 60: no checkpoint (the last one)" in result.output
+    assert "done, but not saved; configuration" in result.output
+    assert "the newest checkpoint in" in result.output
     assert [one.step for one in candidates_in(disk / "out" / "checkpoints")] == [20, 10]
     empty(disk)
     monkeypatch.undo()

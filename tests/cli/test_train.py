@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+
+from ..mpi.mpirun import ROOT
+from ..mpi.mpirun import environment as environment_of_ranks
 
 TINY = """
 [model]
@@ -45,6 +49,10 @@ def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def axrt(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["train", *arguments])
+
+
+def environment() -> dict[str, str]:
+    return environment_of_ranks({"PYTHONPATH": str(ROOT)})
 
 
 def lines(path: str) -> list[dict[str, float]]:
@@ -253,6 +261,45 @@ def test_what_latest_says_decides_nothing_and_is_told_where_it_is_wrong() -> Non
         latest.write_bytes(said)
         assert "at step 4" in axrt("out/config.toml", "checkpoint.resume=auto").output
         assert latest.read_text() == "step-00000004\n"
+
+
+def test_whoever_goes_back_to_what_was_set_aside_has_it_saved_whatever_is_kept() -> None:
+    axrt("tiny.toml", "checkpoint.every=1", "checkpoint.keep=0", "run.steps=4")
+    config, folder = "out/config.toml", Path("out/checkpoints")
+    axrt(config, f"checkpoint.resume={folder}/step-00000001", "run.steps=8")
+    told = axrt(config, f"checkpoint.resume={folder}/set-aside-after-step-00000001/step-00000002", "run.steps=4", "checkpoint.keep=2")
+    assert told.exit_code == 0, told.output
+    assert "at step 2" in told.output
+    assert (folder / "latest").read_text() == "step-00000004\n"
+    assert sorted(path.name for path in folder.glob("step-*")) == ["step-00000003", "step-00000004"]
+    assert len(list((folder / "set-aside-after-step-00000002").iterdir())) == 6
+
+
+def test_whoever_has_gone_back_once_goes_on_from_there() -> None:
+    axrt("tiny.toml", "checkpoint.every=1", "checkpoint.keep=0")
+    axrt("out/config.toml", "checkpoint.resume=out/checkpoints/step-00000002", "run.steps=5")
+    assert "at step 5" in axrt("out/config.toml", "run.steps=6").output
+
+
+def test_to_go_on_and_to_save_nothing_is_refused() -> None:
+    axrt("tiny.toml")
+    result = axrt("out/config.toml", "checkpoint.resume=auto", "checkpoint.dir=")
+    assert result.exit_code == 2
+    assert "nothing is saved that the run could go on from" in result.output
+
+
+def test_a_start_that_is_refused_sets_nothing_aside() -> None:
+    axrt("tiny.toml", "checkpoint.every=1", "checkpoint.keep=0")
+    before = sorted(Path("out/checkpoints").iterdir())
+    result = axrt("out/config.toml", "checkpoint.resume=out/checkpoints/step-00000002", "model.heads=2")
+    assert result.exit_code == 2, result.output
+    assert sorted(Path("out/checkpoints").iterdir()) == before
+
+
+def test_a_run_that_has_ended_leaves_no_lock(in_a_directory: Path) -> None:
+    command = [sys.executable, "-m", "axrt", "train", "tiny.toml", "run.steps=2"]
+    assert subprocess.run(command, cwd=in_a_directory, env=environment(), capture_output=True, check=False).returncode == 0
+    assert [(in_a_directory / name).read_bytes() for name in ("out/.lock", "out/checkpoints/.lock")] == [b"", b""]
 
 
 def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import axrt
+from axrt.heartbeat import Heartbeat
 from axrt.payload import flatten
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
@@ -222,6 +223,32 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
     comm.Barrier()
 
 
+class Deaf:
+    """A communicator over which nothing can be sent any more."""
+
+    def __init__(self, comm: "MPI.Comm") -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def Isend(self, *arguments: Any) -> Any:  # noqa: N802
+        from mpi4py import MPI
+
+        raise MPI.Exception(MPI.ERR_OTHER)
+
+
+def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
+    heartbeat = Heartbeat(Deaf(comm.Dup()), 0.5)  # type: ignore[arg-type]
+    deadline = time.monotonic() + 30
+    with pytest.raises(axrt.PeerLostError, match=rf"rank {comm.rank} has waited .* for rank 0, which has shown no sign of life"):  # noqa: PT012
+        while time.monotonic() < deadline:
+            heartbeat.waits(lambda: [0])
+            time.sleep(0.01)
+    heartbeat.stop()
+    comm.Barrier()
+
+
 def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
     """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by order alone."""
     payloads: list[Any] = []
@@ -245,15 +272,20 @@ class Dozes(torch.autograd.Function):
         return gradient
 
 
-def dozing(x: Tensor) -> Tensor:
-    return Dozes.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+class Dozing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Dozes.apply(x * self.factor)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
     """One microbatch is under way, so each rank waits while another works, for less than a millisecond each time."""
     schedule = {"policy": "axonn", "in_flight": 1, "microbatches": 20}
     config = {"schedule": schedule, "run": {"device": "cpu", "trace_steps": 1}}
-    model = axrt.PipelineModule([dozing] * comm.size, lambda out, target: out.sum())
+    model = axrt.PipelineModule([axrt.LayerSpec(Dozing)] * comm.size, lambda out, target: out.sum())
     engine = axrt.initialize(model, config=config, transport=MpiTransport(comm))
     batches = iter([(torch.ones(4, requires_grad=True), torch.ones(1))] * 40)
     for _ in range(2):

@@ -115,6 +115,15 @@ def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, 
     assert is_open_mpi() or ended.code == 69
 
 
+OVER_THE_NETWORK = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1", "MPIR_CVAR_NOLOCAL": "1"}  # as between nodes
+
+
+def test_a_rank_that_is_stopped_while_a_large_tensor_comes_from_it_is_found() -> None:
+    ended = mpirun(2, ["-m", "tests.mpi.victims", "a_rank_is_stopped_while_it_sends"], timeout_s=60, extra=OVER_THE_NETWORK)
+    assert ended.code != 0
+    assert re.search(r"rank 1 has waited \d+ s for rank 0, which has shown no sign of life", ended.err), ended.err
+
+
 def test_a_save_says_whom_it_waits_for(tmp_path: Path) -> None:
     ended = mpirun(2, ["-m", "tests.mpi.victims", "a_rank_is_stopped_in_a_save"], timeout_s=60, extra={"FOLDER": str(tmp_path)})
     assert ended.code != 0

@@ -250,6 +250,19 @@ def a_rank_is_stopped() -> None:
     _on_rank_1(lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
+def a_rank_is_stopped_while_it_sends() -> None:
+    """Rank 0, in its third forward, with large activations of the first two on their way."""
+    does = axrt.LayerSpec(DoesAt, 3, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    whole = axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 8, 20_000), does, axrt.LayerSpec(nn.Linear, 20_000, 3)], functional.cross_entropy
+    )
+    config = configured(4, parallel={"partition": [0, 2, 3]}, schedule={"policy": "gpipe"}, run={"patience_s": 2.0})
+    batches = random_batches((200, 8), classes=3, microbatches=4)
+    with axrt.initialize(whole, config=config) as e:
+        for step in range(3):
+            e.train_batch(iter(batches(step)))
+
+
 def a_rank_holds_the_interpreter() -> None:
     _on_rank_1(lambda: ctypes.PyDLL(None).sleep(100))
 

@@ -51,11 +51,21 @@ def ended(folder: Path, srun: int, axrt: int | None, told: signal.Signals | None
     return code, (folder / "told").exists() and (folder / "told").read_text() == "requeue 7\n"
 
 
+@pytest.mark.parametrize("key", ["checkpoint.resume=runs/mine/checkpoints/step-00000100", "run.out=elsewhere"])
+def test_what_would_go_back_at_every_start_is_refused(tmp_path: Path, key: str) -> None:
+    ended = subprocess.run(
+        ["bash", str(SCRIPT), "tiny.toml", "runs/mine", "optimizer.lr=1", key], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert "checkpoint.resume and run.out are set by this script; go back by hand, once" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("srun", "axrt", "code", "again"),
     [
         (0, 0, 0, False),  # done
         (143, 0, 0, False),  # done, but a rank was slow to leave
+        (0, None, 0, True),  # nobody has said that all is done
         (2, 2, 2, False),
         (137, 2, 2, False),
         (137, 70, 70, False),  # failed, and srun has killed the others
