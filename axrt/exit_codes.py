@@ -12,7 +12,7 @@ from axrt.errors import ConfigError, DataError, ModelError, PeerLostError
 
 
 class Exit(IntEnum):
-    """The codes; README, docs/reliability.md and docs/slurm.md carry the same table."""
+    """The codes; docs/reliability.md and docs/slurm.md carry the same table."""
 
     DONE = 0  # everything asked for is done
     BAD_INPUT = 2  # the configuration, the data or the model cannot work: starting again meets the same
