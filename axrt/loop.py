@@ -204,6 +204,7 @@ class Loop:
             number = session.state.microbatch_to_read()
             if number is None:
                 return read > 0
+            self._attendance.moved()  # what follows is the user's, and may take long or never end
             for message, payload in session.reader(number):
                 self.post(session, message, payload)
         return True
@@ -216,6 +217,7 @@ class Loop:
                 break
             here = session.state.start(task, more)
             self.task = task
+            self._attendance.moved()  # no more waiting: a task may take long, or never end
             for tell in self._audience.started:
                 tell(task)
             began_s = time.perf_counter()
