@@ -1,8 +1,21 @@
 """Who is alive, by the signs that ranks pass on: simulated, a second a tick."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import pytest
+import torch
+
+import axrt
+from axrt import engine as engine_module
+from axrt.heartbeat import Silence
+from axrt.launch import World
 from axrt.liveness import Liveness, Sign
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .engine.reference import configured, random_batches
 
 PATIENCE_S = 10.0
 
@@ -85,3 +98,51 @@ def test_what_was_known_of_a_rank_is_forgotten_when_nobody_waits_for_it_any_more
     assert liveness.lost() is None
     liveness.pass_time(9.0, {1}, False)
     assert liveness.lost() == Sign(18.0, 1)
+
+
+class Watched(Silence):
+    """Knows whether its rank says that it waits."""
+
+    waiting = False
+
+    def waits(self, owing: Callable[[], Iterable[int]]) -> None:
+        self.waiting = True
+
+    def moves(self) -> None:
+        self.waiting = False
+
+
+class WatchedWorld(World):
+    def heartbeat(self, patience_s: float) -> Silence:
+        mine = heartbeats.mine = Watched()
+        return mine
+
+
+heartbeats = threading.local()  # a rank is a thread here
+
+
+class Looks(torch.nn.Module):
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        assert not heartbeats.mine.waiting
+        return value
+
+
+def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have waited for its input until then; and a deadlock in the task would look like patience."""
+    monkeypatch.setattr(engine_module, "World", WatchedWorld)
+
+    def batches() -> Iterator[Any]:
+        for item in random_batches((4, 8), classes=3, microbatches=8)(0):
+            assert not heartbeats.mine.waiting
+            yield item
+
+    def rank_main(transport: Transport) -> None:
+        layers: list[Any] = [axrt.LayerSpec(torch.nn.Linear, 8, 8), Looks(), Looks(), axrt.LayerSpec(torch.nn.Linear, 8, 3)]
+        model = axrt.PipelineModule(layers, torch.nn.functional.cross_entropy)
+        with axrt.initialize(model, config=configured(4, schedule={"policy": "1f1b"}), transport=transport) as engine:
+            mine = batches()
+            for _ in range(2):
+                engine.train_batch(mine)
+
+    for seed in range(4):
+        LocalWorld(4, seed).run(rank_main)
