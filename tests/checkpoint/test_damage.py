@@ -225,7 +225,9 @@ def test_a_layer_that_was_frozen_when_it_was_saved_begins_to_train_and_buffers_m
         engine.save_checkpoint(tmp_path / "a")
     with trained(freeze=False) as engine:
         engine.load_checkpoint(tmp_path / "a")
+        before = weights_of(engine)["0.weight"]
         engine.train_batch(iter(BATCHES(1)))
+        assert not torch.equal(weights_of(engine)["0.weight"], before)
 
 
 def checkpoint(*arguments: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases 
 @cache
 def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
     out = Path(mkdtemp()) / "results.json"
-    ended = mpirun(ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=900, extra=_variables(device))
+    ended = mpirun(ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=300, extra=_variables(device))
     results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
     for failed in out.parent.glob("*.failed"):
         results[failed.suffixes[-2].lstrip(".")] = failed.read_text()
