@@ -18,7 +18,7 @@ import torch
 
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
-from axrt.holding import TYPES, layers_again
+from axrt.holding import TYPES
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
@@ -27,8 +27,9 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.refusals import checked_sample, refuse_shared_parameters
 from axrt.reports import Reports
 from axrt.schedule import caps_of, scheduled_by
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy, named
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, named
+from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
@@ -36,6 +37,7 @@ _MOST_MICROBATCHES = 4  # times the ranks
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
+_Found = tuple[Schedule, Job]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,10 @@ def settled(
     reports: Reports,
     generator: BorrowedGenerator,
     compiler: Compiler | None,
-) -> tuple[Schedule, list[str]]:
-    """The schedule with a policy that it names, and what else "auto" has found, a line each; every rank calls it, the main one decides.
+) -> tuple[Schedule, Job, list[str]]:
+    """The schedule with a policy that it names, the job that it comes to for the model, and what "auto" has found, a line each.
+
+    Every rank calls it; the main one decides.
 
     Args:
         config: of the run.
@@ -80,10 +84,11 @@ def settled(
     Raises:
         ConfigError: on every rank: there is no sample, or nothing fits.
     """
-    if config.schedule.policy == "":
-        return _by_default(config, model, mesh.pipe), []
     if config.schedule.policy != AUTO:
-        return config.schedule, []
+        schedule, job = (
+            _by_default(config, model, mesh.pipe) if config.schedule.policy == "" else _of(config.schedule, config, model, mesh.pipe)
+        )
+        return schedule, replace(job, replicas=mesh.data), []
     layers: list[LayerCosts] = []
 
     def measured() -> None:
@@ -98,25 +103,23 @@ def settled(
         reports.agreed(measured)
     edge = _measured_edge(reports, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
     policy, in_flight, candidates = reports.agreed(decided)
-    return replace(config.schedule, policy=policy, in_flight=in_flight), candidates
+    schedule, job = _of(replace(config.schedule, policy=policy, in_flight=in_flight), config, model, mesh.pipe)
+    return schedule, replace(job, replicas=mesh.data), candidates
 
 
-def _by_default(config: Config, model: PipelineModule, ranks: int) -> Schedule:
+def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
     """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
-        return replace(config.schedule, policy="1f1b")
+        return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
     refusal = None
     for name, placement in DEFAULTS.items():
         takes_the_cap = not config.schedule.in_flight or name == "adaptive"
         if asked in ("", placement) and takes_the_cap:
             try:
-                one = replace(config.schedule, policy=name)
-                _cut(one, config, model, ranks)
+                return _of(replace(config.schedule, policy=name), config, model, ranks)
             except ConfigError as error:
                 refusal = error
-            else:
-                return one
     raise refusal or _no_default_takes_the_cap(config.schedule)
 
 
@@ -148,7 +151,7 @@ def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[L
     Raises:
         ConfigError: nothing fits.
     """
-    found = [_predicted(config, one, *where, layers, edge) for one, where in _legal(config, model, ranks)]
+    found = [_predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)]
     limit = config.memory.activations_mb or float("inf")
     fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
     if not fitting:
@@ -164,35 +167,33 @@ def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[L
     return [best, *(one for one in fitting if one is not best)]
 
 
-def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[tuple[Schedule, tuple[Policy, Placement, list[int]]]]:
-    """Schedules, each with its policy, its placement, and where the model is cut."""
+def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found]:
+    """Schedules that fit, each with its job."""
     asked = config.schedule
     for name in NAMES:
         for cap in [asked.in_flight] if asked.in_flight else caps_of(name, ranks):
             try:
-                one = replace(asked, policy=name, in_flight=cap)
-                where = _cut(one, config, model, ranks)
+                found = _of(replace(asked, policy=name, in_flight=cap), config, model, ranks)
             except ConfigError:
                 continue
-            if where[1].pipes == 1 or asked.placement:  # two pipes hold all weights twice, which is for the user to want
-                yield one, where
+            if found[1].pipes == 1 or asked.placement:  # two pipes hold all weights twice, which is for the user to want
+                yield found
 
 
-def _cut(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> tuple[Policy, Placement, list[int]]:
-    policy, placement = scheduled_by(schedule, ranks)
-    cuts = model.boundaries(placement.stages, config.parallel.partition)
+def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
+    """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError` where it cannot be."""
+    job = scheduled_by(schedule, ranks)
+    cuts = model.boundaries(job.stages, config.parallel.partition)
     refuse_shared_parameters(model, cuts)
-    return policy, placement, cuts
+    job = replace(job, cuts=tuple(cuts), votes=config.optimizer.clip > 0)
+    return schedule, recomputing(job, config.memory.recompute)
 
 
-def _predicted(
-    config: Config, schedule: Schedule, policy: Policy, placement: Placement, cuts: Sequence[int], layers: Sequence[LayerCosts], edge: Edge
-) -> Candidate:
-    stages = [layers[first:end] for first, end in pairwise(cuts)]
-    again = layers_again(config.memory.recompute, policy, placement, schedule.microbatches, cuts)
+def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge: Edge) -> Candidate:
+    stages = [layers[first:end] for first, end in pairwise(job.cuts)]
     costs = Costs(
         tuple(map(_work, stages)),
-        recomputed={stage: _share(stages[stage], count) for stage, count in again.items()},
+        recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
         task=_TASK_S,
         edge=edge,
         jitter=median(layer.spread for layer in layers),
@@ -200,19 +201,19 @@ def _predicted(
     )
 
     def simulated(microbatches: int) -> tuple[float, float]:
-        line = simulate(placement, policy, microbatches, costs, steps=_STEPS, clips=config.optimizer.clip > 0)
+        line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
         return line.makespan / _STEPS, max(line.stash(kept, recomputed))
 
     def kept(stage: int) -> float:
-        count, first = again.get(stage, 0), cuts[stage]
+        count, first = job.recomputed.get(stage, 0), job.cuts[stage]
         came_in = layers[first - 1].sent_bytes if count and first else 0
         return (came_in + sum(layer.stash_bytes for layer in stages[stage][count:])) / _MIB
 
     def recomputed(stage: int) -> float:
-        return sum(layer.stash_bytes for layer in stages[stage][: again.get(stage, 0)]) / _MIB
+        return sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
 
-    step_s, stash_mib = _at(schedule.microbatches, placement.ranks, simulated)
-    return Candidate(schedule, step_s, schedule.microbatches * costs.of_busiest(placement) / step_s, stash_mib)
+    step_s, stash_mib = _at(job.microbatches, job.ranks, simulated)
+    return Candidate(schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, stash_mib)
 
 
 def _at(microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]) -> tuple[float, float]:

@@ -43,15 +43,13 @@ from axrt.refusals import (
     check_use,
     checked_sample,
     refuse_in_a_worker,
-    refuse_shared_parameters,
     warn_of_equal_readers,
 )
 from axrt.reports import Collected, Reports
 from axrt.results import EvalResult, StepResult
-from axrt.schedule import digest_of_order, scheduled_by
+from axrt.schedule import digest_of_order
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import Nested
 from axrt.scheduler.state import RankState
 from axrt.scheduler.timeline import Timeline
 from axrt.threads import threads_of, usable_cores
@@ -120,13 +118,9 @@ class Engine:
         self._reports = Reports(self._loop, rank, size)
         self._checkpoints = JobCheckpoints(self._reports, rank, self._layers)
         compiler = Compiler(config.run.compile) if config.run.compile else None
-        self.schedule, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator, compiler)
-        self._policy, self._placement = scheduled_by(self.schedule, self._mesh.pipe)
-        cuts = model.boundaries(self._placement.stages, config.parallel.partition)
-        refuse_shared_parameters(model, cuts)
-        self._holding = hold(
-            model, cuts, self._placement, self._mesh, config, self._generator, factory, lr_schedule, self._policy, compiler
-        )
+        self.schedule, self._job, self.candidates = settled(config, model, self._mesh, sample, self._reports, self._generator, compiler)
+        self._evaluation = self._job.evaluation()
+        self._holding = hold(model, self._job, self._mesh, config, self._generator, factory, lr_schedule, compiler)
         self._generation = 0
         self._training = self._new_training()
         self._closed = False
@@ -134,7 +128,7 @@ class Engine:
         world.where = lambda: f"step {self.step}, task {self._loop.task or 'none yet'}"
         self._read_first: dict[int, str] = {}
         self._first_read: Callable[[str], None] | None = self._tell_first_read if self._mesh.data > 1 else None
-        if self._mesh.data * self._placement.pipes > 1:
+        if self._job.pipes > 1:
             self._share_given_weights([place for place, layer in enumerate(model.layers) if isinstance(layer, torch.nn.Module)])
         trained = self._reports.gathered(bool(self._holding.named_parameters()))
         self._trains_nothing = trained is not None and not any(trained)  # the main rank knows; an evaluation needs nothing trained
@@ -149,7 +143,7 @@ class Engine:
     @property
     def reads(self) -> bool:
         """This rank draws the batches of its replica; the others ignore them."""
-        return self._mesh.pipe_rank == self._placement.rank_of(0)
+        return self._mesh.pipe_rank == self._job.placement.rank_of(0)
 
     @property
     def pipe_size(self) -> int:
@@ -197,7 +191,7 @@ class Engine:
                     "iter(loader): anything else would give the same first microbatches in every step"
                 )
             state.ask_step()
-            session.reader = self._reader(self._placement, batches, told=range(self._mesh.data), first=self._first_read)
+            session.reader = self._reader(self._job, batches, self._first_read)
             with self._trace.step():
                 self._loop.run(session, lambda: state.finished or state.cut_short)
             whole = not state.cut_short
@@ -206,9 +200,9 @@ class Engine:
                 self._begin_again()
         if not whole:
             assert state.end is not None
-            microbatches = self.config.schedule.microbatches
+            _, ended = self._job.step_of(state.end)
             raise StopIteration(
-                f"the batches ended after {state.end % microbatches} of the {microbatches} microbatches of step {self.step}, which was "
+                f"the batches ended after {ended} of the {self._job.microbatches} microbatches of step {self.step}, which was "
                 "dropped. Catch StopIteration to go on with another iterator"
             )
         self.step += 1
@@ -230,25 +224,17 @@ class Engine:
         """
         self._generation += 1
         generation, mesh = self._generation, self._mesh
-        along, last = self._placement.first_pipe, self._placement.stages - 1
-        hands = EvaluationHands(self._holding.stages, last, keeps_outputs=outputs)
-        state = RankState(
-            along,
-            Nested(),
-            mesh.pipe_rank,
-            self.config.schedule.microbatches,
-            replica=mesh.data_rank,
-            replicas=mesh.data,
-            trains=False,
-        )
-        reader = self._reader(along, batches, told=(mesh.data_rank,))
+        job, last = self._evaluation, self._evaluation.last_stage
+        hands = EvaluationHands(job, self._holding.stages, keeps_outputs=outputs)
+        state = RankState(job, mesh.pipe_rank, replica=mesh.data_rank)
+        reader = self._reader(job, batches)
         with self._working(), self._holding.evaluating():
             self._loop.run(Session(generation, state, hands, reader), lambda: state.finished)
-            if mesh.pipe_rank == along.rank_of(last):
+            if mesh.pipe_rank == job.placement.rank_of(last):
                 message = Message(Meaning.EVALUATED, last, 0, mesh.data_rank)
                 for rank in range(self._transport.size):
                     self._reports.tell(rank, message, (*hands.losses, hands.outputs * (rank == _MAIN)), generation)
-        last_ranks = [mesh.rank_of(replica, along.rank_of(last)) for replica in range(mesh.data)]
+        last_ranks = [mesh.rank_of(replica, job.placement.rank_of(last)) for replica in range(mesh.data)]
         reports = self._reports.claim(Meaning.EVALUATED, 0, last_ranks, generation=generation)
         what = "the results of an evaluation"
         if state.end == 0 and not any(losses for losses, *_ in self._await(reports, what)):
@@ -266,12 +252,11 @@ class Engine:
 
         A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of different nodes are taken as they are.
         """
-        mesh, microbatches = self._mesh, self.config.schedule.microbatches
         mine = Timeline(
-            mesh.pipe * mesh.data,
-            microbatches,
+            self._job.ranks * self._job.replicas,
+            self._job.microbatches,
             unit="s",
-            title=f"measured: {self._policy.name} on {self._placement.name} placement, {mesh.pipe} ranks, {microbatches} microbatches",
+            title=f"measured: {self._job}",
             schedule=self._scheduled_as(),
             spans=self._trace.spans,
             pauses=self._trace.pauses,
@@ -281,17 +266,17 @@ class Engine:
         return Timeline.merged([Timeline.from_json(part) for part in parts]) if parts else None
 
     def _scheduled_as(self) -> dict[str, Any]:
-        of, mesh = self.schedule, self._mesh
+        of, job = self.schedule, self._job
         return {
             "name": of.policy,
-            "ranks": mesh.pipe,
-            "microbatches": of.microbatches,
-            "placement": self._placement.name,
+            "ranks": job.ranks,
+            "microbatches": job.microbatches,
+            "placement": job.placement.name,
             "chunks": of.chunks,
             "in_flight": of.in_flight,
             "order": of.order,
-            "replicas": mesh.data,
-            "clips": self.config.optimizer.clip > 0,
+            "replicas": job.replicas,
+            "clips": job.votes,
             "recompute": self.config.memory.recompute,
         }
 
@@ -409,35 +394,13 @@ class Engine:
     # Sessions.
 
     def _new_training(self) -> Session:
-        microbatches, mesh = self.config.schedule.microbatches, self._mesh
-        hands = TrainingHands(
-            self._holding,
-            microbatches=microbatches,
-            pipes=mesh.data * self._placement.pipes,
-            of_replica=self._placement.pipes,
-            last_stage=self._placement.stages - 1,
-            clip=self.config.optimizer.clip,
-            tell_norms=self._tell_norms,
-        )
-        state = RankState(
-            self._placement,
-            self._policy,
-            mesh.pipe_rank,
-            microbatches,
-            replica=mesh.data_rank,
-            replicas=mesh.data,
-            buckets=self._holding.holders,
-            recomputes=self._holding.recomputes,
-            clips=self.config.optimizer.clip > 0,
-            first_step=self.step,
-        )
-        self._training_hands = hands
-        return Session(self._generation, state, hands, self._reader(self._placement, None, told=()))
+        job, mesh = self._job, self._mesh
+        hands = self._training_hands = TrainingHands(job, self._holding, self.config.optimizer.clip, self._tell_norms)
+        state = RankState(job, mesh.pipe_rank, replica=mesh.data_rank, buckets=self._holding.holders, first_step=self.step)
+        return Session(self._generation, state, hands, self._reader(job, None))
 
-    def _reader(
-        self, along: Placement, batches: Iterable[Any] | None, told: Iterable[int], first: Callable[[str], None] | None = None
-    ) -> BatchReader:
-        return BatchReader(batches, along, self._mesh.data_rank, told, self.device, self._generator, first)
+    def _reader(self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None) -> BatchReader:
+        return BatchReader(batches, job, self._mesh.data_rank, self.device, self._generator, first)
 
     def _begin_again(self) -> None:
         """Begin the present step under a new generation: what is still under way for the old one means nothing any more."""
@@ -464,7 +427,7 @@ class Engine:
 
     def _share_given_weights(self, given: Sequence[int]) -> None:
         """Modules that are given as they are may differ between processes: every pipe takes the values of the first."""
-        pipes = range(1, self._mesh.data * self._placement.pipes)
+        pipes = range(1, self._job.pipes)
         mine = [(stage, int(place), layer) for stage, of in self._holding.stages.items() for place, layer in of.layers.items()]
         mine = [(stage, place, layer) for stage, place, layer in mine if place in given]
         for stage, place, layer in mine:
@@ -484,13 +447,13 @@ class Engine:
         outcome = self._training_hands.outcome(step)
         norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
         if outcome.norm is None and self.is_main:
-            stages = self._placement.stages
+            stages = self._job.stages
             norms = self._reports.claim(Meaning.STEPPED, step, self._ranks_of_replica(0), wanted=stages, generation=self._generation)
             norm = lambda: float(total_norm(self._await_later(norms, f"the gradient norm of step {step}")))  # noqa: E731
         return StepResult(step=step, loss=outcome.loss, lr=self._holding.lr, skipped=outcome.skipped, _grad_norm=norm)
 
     def _rank_of(self, pipe: int, stage: int) -> int:
-        return self._mesh.rank_of(*self._placement.place_of(pipe, stage))
+        return self._mesh.rank_of(*self._job.placement.place_of(pipe, stage))
 
     def _ranks_of_replica(self, replica: int) -> list[int]:
         return [self._mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._mesh.pipe)]

@@ -16,6 +16,7 @@ from axrt.losses import Losses, check_all_weighted_or_none, mean_loss, total_wei
 from axrt.model.stage import Stage, check_finite
 from axrt.optim.bucket import Bucket, Norms, clip_factor, joined, total_norm
 from axrt.scheduler.bucket import to_holders
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
 
@@ -114,30 +115,17 @@ class TrainingHands:
     """Forward and backward on a stage of this rank, what adds gradients up, and the step of a bucket.
 
     Args:
+        job: of the run.
         holding: stages and buckets of this rank.
-        microbatches: per step and replica.
-        pipes, of_replica: how many there are of all replicas, and of one.
-        last_stage: the number of the stage that computes the loss.
         clip: the largest norm of all gradients; 0: no limit.
         tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have stepped without a vote; those of other
             pipes are the same.
     """
 
-    def __init__(
-        self,
-        holding: Holding,
-        *,
-        microbatches: int,
-        pipes: int,
-        of_replica: int,
-        last_stage: int,
-        clip: float,
-        tell_norms: Callable[[int, int, Norms], None],
-    ) -> None:
+    def __init__(self, job: Job, holding: Holding, clip: float, tell_norms: Callable[[int, int, Norms], None]) -> None:
+        self._job = job
         self._stages, self._buckets, self._pipe_of = holding.stages, holding.buckets, holding.pipes
-        self._microbatches = microbatches
-        self._pipes, self._of_replica = pipes, of_replica
-        self._last_stage = last_stage
+        self._last_stage = job.last_stage
         self._clip = clip
         self._tell_norms = tell_norms
         self._mail = _Mail()
@@ -159,7 +147,7 @@ class TrainingHands:
 
     def put(self, message: Message, payload: Any) -> None:
         if message.meaning is Meaning.LOSS:
-            step, pipe = divmod(message.number, self._pipes)
+            step, pipe = divmod(message.number, self._job.pipes)
             self._steps[step].losses[pipe] = Losses(*payload)
         elif message.meaning is Meaning.VOTE:
             self._steps[message.number].norm = payload
@@ -220,9 +208,9 @@ class TrainingHands:
 
     def _parts(self, stage: int, number: int) -> dict[Message, Any]:
         """After a step's last backward the parts of a stage's shared buckets, for each holder one, by the messages that bring them."""
-        step, microbatch = divmod(number, self._microbatches)
+        step, _ = self._job.step_of(number)
         parts: dict[Message, Any] = {}
-        if microbatch + self._of_replica < self._microbatches:
+        if not self._job.ends_a_step(number):
             return parts
         for bucket in self._buckets[stage]:
             if bucket.shared:
@@ -238,7 +226,7 @@ class TrainingHands:
         return lambda message: joined(norms)
 
     def _vote(self, task: Task) -> Payloads:
-        stages = self._last_stage + 1
+        stages = self._job.stages
         numbers = range(task.microbatch * stages, (task.microbatch + 1) * stages)
         norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
         return lambda message: norm
@@ -275,9 +263,9 @@ class TrainingHands:
         return [self._mail.take(meaning, task.stage, number, task.part) for number in numbers]
 
     def _settle_loss(self, task: Task) -> Payloads:
-        step, microbatch = divmod(task.microbatch, self._microbatches)
+        step, microbatch = self._job.step_of(task.microbatch)
         self._losses.append(self._on_device.pop(task.microbatch).read(f"step {step}, stage {task.stage}, microbatch {microbatch}"))
-        if len(self._losses) == self._microbatches // self._of_replica:
+        if len(self._losses) == self._job.microbatches_a_pipe:
             losses, self._losses = _losses(self._losses), []
             return lambda message: tuple(losses)
         return lambda message: None
@@ -292,14 +280,14 @@ class EvaluationHands:
     """Forwards without a graph; backwards keep the order and carry nothing.
 
     Args:
+        job: the evaluation.
         stages: of this rank, by number, in evaluation mode.
-        last_stage: the number of the stage that computes the loss.
         keeps_outputs: of every microbatch, on the rank that holds the last stage.
     """
 
-    def __init__(self, stages: Mapping[int, Stage], last_stage: int, keeps_outputs: bool) -> None:
+    def __init__(self, job: Job, stages: Mapping[int, Stage], keeps_outputs: bool) -> None:
         self._stages = stages
-        self._last_stage = last_stage
+        self._last_stage = job.last_stage
         self._keeps_outputs = keeps_outputs
         self._mail = _Mail()
         self._made: dict[Task, Payloads] = {}

@@ -1,9 +1,8 @@
 """What a rank holds of the model: its stages, and their parameters in buckets."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import nn
@@ -18,9 +17,7 @@ from axrt.model.stage import Stage
 from axrt.optim.bucket import Bucket, LrSchedule, OptimizerFactory
 from axrt.optim.held import buckets_of
 from axrt.scheduler.bucket import Holder, Holders
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import Policy
-from axrt.scheduler.recompute import most_recomputed, recomputed_layers, recomputed_shares
+from axrt.scheduler.job import Job
 
 _MIB = 1024 * 1024
 TYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -44,11 +41,6 @@ class Holding:
     @property
     def holders(self) -> dict[int, tuple[Holders, ...]]:
         return {stage: tuple(bucket.holders for bucket in buckets) for stage, buckets in self.buckets.items()}
-
-    @property
-    def recomputes(self) -> list[int]:
-        """The stages of which some layers run again before a backward."""
-        return [number for number, stage in self.stages.items() if stage.recomputed]
 
     @property
     def all_buckets(self) -> list[Bucket]:
@@ -95,59 +87,48 @@ class Holding:
             bucket.forget_gradients()
 
 
-def layers_again(recompute: str | int, policy: Policy, placement: Placement, microbatches: int, cuts: Sequence[int]) -> dict[int, int]:
-    """How many layers of each stage run again before a backward, as `memory.recompute` says."""
-    shares = recomputed_shares(policy, placement, microbatches, most_recomputed(recompute))
-    return recomputed_layers(recompute, shares, {stage: end - first for stage, (first, end) in enumerate(pairwise(cuts))})
-
-
 def hold(
     model: PipelineModule,
-    cuts: Sequence[int],
-    placement: Placement,
+    job: Job,
     mesh: Mesh,
     config: Config,
     generator: BorrowedGenerator,
     factory: OptimizerFactory,
     lr_schedule: LrSchedule,
-    policy: Policy,
     compiler: Compiler | None,
 ) -> Holding:
     """Build what this rank holds.
 
     Args:
         model: the whole one.
-        cuts: where it is cut into stages.
-        placement: which rank holds which stage.
+        job: says where the model is cut, and who holds what.
         mesh: this rank's coordinates.
         config: of the run.
         generator: of the device that this rank computes on.
         factory: makes the optimizer of a bucket.
         lr_schedule: the factor on the learning rate.
-        policy: says whether backwards are split, and how many microbatches a rank holds.
         compiler: runs the layers; None: they run as they are.
     """
-    again = layers_again(config.memory.recompute, policy, placement, config.schedule.microbatches, cuts)
     stages, buckets, pipes = {}, {}, {}
-    for stage in placement.stages_of(mesh.pipe_rank):
-        pipes[stage] = mesh.data_rank * placement.pipes + placement.pipe_of(mesh.pipe_rank, stage)
-        first, end = cuts[stage], cuts[stage + 1]
+    for stage in job.placement.stages_of(mesh.pipe_rank):
+        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
+        first, end = job.cuts[stage], job.cuts[stage + 1]
         stages[stage] = Stage(
             [build(model.layers, place, config.run.seed).to(generator.device) for place in range(first, end)],
             first,
-            model.loss_fn if stage == placement.stages - 1 else None,
-            config.schedule.microbatches,
+            model.loss_fn if stage == job.last_stage else None,
+            job.microbatches,
             generator,
             mesh.data_rank,
-            mesh.data,
+            job.replicas,
             TYPES[config.precision.compute],
-            policy.splits,
+            job.splits,
             compiler,
-            again.get(stage, 0),
+            job.recomputed.get(stage, 0),
         )
         named = stages[stage].named_parameters()
         places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-        held = buckets_of(model.layers, cuts, stage, named, mesh.data * placement.pipes, config.memory.bucket_mb * _MIB)
+        held = buckets_of(model.layers, job.cuts, stage, named, job.pipes, config.memory.bucket_mb * _MIB)
         buckets[stage] = tuple(
             Bucket(
                 one,

@@ -9,8 +9,8 @@ import torch
 from axrt.errors import DataError
 from axrt.model.seeds import BorrowedGenerator
 from axrt.payload import flatten, on
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
-from axrt.scheduler.placement import Placement
 from axrt.scheduler.reading import has_ended, has_read
 
 _EXHAUSTED = object()
@@ -21,9 +21,8 @@ class BatchReader:
 
     Args:
         batches: the user's; only the rank that holds stage 0 touches it.
-        placement: says where inputs and targets go.
+        job: says where inputs and targets go, and who must hear of the end: in an evaluation this replica alone.
         replica: whose inputs these are.
-        told: the replicas that must hear of the end.
         device: where inputs go.
         generator: given back to the user while the iterator runs.
         first: told the digest of the first microbatch.
@@ -32,18 +31,17 @@ class BatchReader:
     def __init__(
         self,
         batches: Iterable[Any] | None,
-        placement: Placement,
+        job: Job,
         replica: int,
-        told: Iterable[int],
         device: torch.device,
         generator: BorrowedGenerator,
         first: Callable[[str], None] | None = None,
     ) -> None:
         self._batches = batches
         self._iterator: Any = None
-        self._placement = placement
+        self._placement = job.placement
         self._replica = replica
-        self._told = tuple(told)
+        self._told = range(job.replicas) if job.trains else (replica,)
         self._device = device
         self._generator = generator
         self._first = first

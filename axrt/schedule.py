@@ -1,23 +1,24 @@
-"""What the settings of a schedule come to: a policy and a placement."""
+"""What the settings of a schedule come to: a job, which is a policy on a placement with so many microbatches."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from axrt.config import Schedule
 from axrt.errors import ConfigError
+from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import FIXED, NAMES, Fixed, Policy, named, placement_for
+from axrt.scheduler.policies import FIXED, NAMES, Fixed, named, placement_for
 from axrt.scheduler.simulator import Costs, order_of, simulate
 
 
 def scheduled(
     name: str, ranks: int, microbatches: int, *, placement: str = "", chunks: int = 0, in_flight: int = 0, order: str = ""
-) -> tuple[Policy, Placement]:
-    """The policy of that name, and where its stages are.
+) -> Job:
+    """The policy of that name, and where its stages are; one replica, and of no model yet.
 
     Args:
         name: of a policy, or "fixed".
@@ -37,7 +38,7 @@ def scheduled(
         least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
         if 0 < in_flight < least:
             raise ValueError(f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or more, or 0")
-        return policy, where
+        return Job(where, policy, microbatches)
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
     return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
@@ -48,8 +49,7 @@ class Scheduled(NamedTuple):
 
     name: str
     in_flight: int
-    policy: Policy
-    placement: Placement
+    job: Job
 
 
 def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False) -> Iterator[Scheduled]:
@@ -63,8 +63,7 @@ def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thor
         for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
             for count in chunks:
                 with suppress(ValueError):
-                    policy, where = scheduled(name, ranks, microbatches, chunks=count, in_flight=cap)
-                    yield Scheduled(name, cap, policy, where)
+                    yield Scheduled(name, cap, scheduled(name, ranks, microbatches, chunks=count, in_flight=cap))
 
 
 def caps_of(name: str, ranks: int) -> tuple[int, ...]:
@@ -79,7 +78,7 @@ def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
     return (0, *(cap for cap in range(least, 2 * own + 1, apart) if cap != own))
 
 
-def scheduled_by(settings: Schedule, ranks: int) -> tuple[Policy, Placement]:
+def scheduled_by(settings: Schedule, ranks: int) -> Job:
     """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do not go together."""
     try:
         return scheduled(
@@ -101,12 +100,12 @@ def digest_of_order(settings: Schedule) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
 
 
-def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
+def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> Job:
     """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
-    policy, where = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
-    order = order_of(policy, where, microbatches)
+    job = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
+    order = order_of(job)
     _check_cap(f"the order of {name}", order, cap)
-    return Fixed(order.without_weights(), order.needs, cap, strict=False), where
+    return replace(job, policy=Fixed(order.without_weights(), order.needs, cap, strict=False))
 
 
 def _check_cap(what: str, order: Order, cap: int) -> None:
@@ -114,7 +113,7 @@ def _check_cap(what: str, order: Order, cap: int) -> None:
         raise ValueError(f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0")
 
 
-def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> tuple[Policy, Placement]:
+def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> Job:
     if not file.endswith(".csv"):
         raise ValueError(f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
     try:
@@ -129,9 +128,9 @@ def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks:
             f"expected {ranks} and {microbatches}, as the pipeline has"
         )
     _check_cap(file, order, cap)
-    policy = Fixed(order, order.needs, cap)
+    job = Job(order.placement, Fixed(order, order.needs, cap), microbatches)
     try:
-        simulate(order.placement, policy, microbatches, Costs(pieces=1), steps=2)
+        simulate(job, Costs(pieces=1), steps=2)
     except RuntimeError as error:
         raise ValueError(f"{file}: {error}. Simulated with equal costs; expected an order in which every task gets what it needs") from None
-    return policy, order.placement
+    return job

@@ -12,7 +12,7 @@ from statistics import fmean, pvariance
 
 from .placement import Placement
 from .simulator import Costs, Edge, Work
-from .task import ONCE_A_STEP, Kind, Task
+from .task import Kind, Task
 from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
@@ -123,7 +123,7 @@ def _waited_for(line: Timeline, placement: Placement) -> list[float]:
 
 
 def _step(line: Timeline, task: Task) -> int:
-    return task.microbatch if task.kind in ONCE_A_STEP else task.microbatch // line.microbatches
+    return task.microbatch if task.kind.once_a_step else task.microbatch // line.microbatches
 
 
 def _once_a_step(line: Timeline, kind: Kind) -> float:

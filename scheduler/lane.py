@@ -1,25 +1,24 @@
 """A lane is a row of counters: how far everything has come, of a stage on this rank or of a bucket of that stage.
 
-Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no task objects or
-graphs are kept. A lane of one pipe of several counts that pipe's microbatches only, which are as many apart as there are pipes. Within a
-kind and a lane tasks run in order; the *head* of a kind is the first that has not started. It is ready when every counter that it needs
-has passed its number.
+Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
+task objects or graphs are kept. A lane of one pipe of several counts that pipe's microbatches only,
+which are as many apart as there are pipes. Within a kind and a lane tasks run in order; the *head* of
+a kind is the first that has not started. It is ready when every counter that it needs has passed its
+number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
 
+from .job import Seat
 from .message import Meaning
-from .task import ONCE_A_STEP, Kind
-
-_OF_MICROBATCHES = (frozenset(Kind) - ONCE_A_STEP) | {Meaning.ACTIVATION, Meaning.TARGET, Meaning.GRADIENT}
+from .task import Kind, Task
 
 
 class Gate(Enum):
-    """What opens forwards besides messages: the weights of the step are in place."""
+    """What opens work besides tasks and messages."""
 
-    WEIGHTS = "weights"
+    WEIGHTS = "weights"  # those of the step are in place; counts microbatches
 
     __hash__ = object.__hash__
 
@@ -27,75 +26,127 @@ class Gate(Enum):
 Counter = Kind | Meaning | Gate
 
 
-class Need(NamedTuple):
-    """A counter that a head waits for, and the lane that keeps it."""
-
-    lane: "Lane"
-    counter: Counter
-
-
 class Lane:
-    """One row of counters.
+    """One row of counters; `RankState` adds what the rules name.
 
     Args:
-        name: for the story.
-        per_step: how many of each make a step.
-        meanings: what messages may say to it.
-        kinds: the tasks that run on it.
-        pipe, pipes: which one of how many it belongs to, in its replica.
+        name: how it is called in the story of an error.
+        microbatches: in a step, of all pipes of the replica.
+        pipe, pipes: which one of how many pipes of its replica it counts.
+    Attributes:
+        count: of each counter the number that is next.
+        finished: of each kind the number that finishes next.
+        part: of each kind what the last number of its head is: a bucket or a piece.
+        needs: of each kind the counters that its head needs, each with the lane that keeps it.
     """
 
-    __slots__ = ("count", "early", "finished", "name", "needs", "per_step", "piece", "stride")
+    __slots__ = (
+        "_after",
+        "_early",
+        "_microbatches",
+        "_per_step",
+        "_pipe",
+        "_pipes",
+        "_senders",
+        "_stride",
+        "count",
+        "finished",
+        "name",
+        "needs",
+        "part",
+    )
 
-    def __init__(
-        self,
-        name: str,
-        per_step: Mapping[Counter, int],
-        meanings: Sequence[Meaning],
-        kinds: Sequence[Kind],
-        pipe: int = 0,
-        pipes: int = 1,
-    ) -> None:
+    def __init__(self, name: str, microbatches: int, pipe: int = 0, pipes: int = 1) -> None:
         self.name = name
-        self.per_step = per_step
-        self.needs: dict[Kind, tuple[Need, ...]] = dict.fromkeys(kinds, ())
-        counters: tuple[Counter, ...] = (*kinds, *meanings)
-        self.count = {counter: pipe if counter in _OF_MICROBATCHES else 0 for counter in counters}
-        self.stride = {counter: pipes if counter in _OF_MICROBATCHES else 1 for counter in counters}
-        self.early: dict[Meaning, set[int]] = {meaning: set() for meaning in meanings}
-        self.finished: dict[Kind, int] = {kind: self.count[kind] for kind in kinds}
-        self.piece = 0  # of the weight gradient at the head, which is begun where it is not 0
+        self._microbatches, self._pipe, self._pipes = microbatches, pipe, pipes
+        self.needs: dict[Kind, tuple[tuple[Lane, Counter], ...]] = {}
+        self.count: dict[Counter, int] = {}
+        self.finished: dict[Kind, int] = {}
+        self.part: dict[Kind, int] = {}
+        self._stride: dict[Counter, int] = {}
+        self._per_step: dict[Counter, int] = {}
+        self._early: dict[Meaning, set[int]] = {}
+        self._senders: dict[Meaning, Sequence[Seat]] = {}
+        self._after: dict[Meaning, Kind] = {}
+
+    # What is counted.
+
+    def count_tasks(self, kind: Kind, bucket: int = 0) -> None:
+        """Tasks of a kind run on this lane."""
+        self._count(kind, 1 if kind.once_a_step else None)
+        self.finished[kind] = self.count[kind]
+        self.part[kind] = bucket
+
+    def count_messages(self, meaning: Meaning, senders: Sequence[Seat], after: Kind | None) -> None:
+        """Messages of a meaning come to this lane, from these; see `rules.row.Need`."""
+        self._count(meaning, len(senders) if meaning.counts_steps else None)
+        self._early.setdefault(meaning, set())
+        self._senders[meaning] = senders
+        if after is not None:
+            self._after[meaning] = after
+
+    def count_gate(self, gate: Gate, count: int) -> None:
+        """A gate of this lane is open up to that number."""
+        self._count(gate, None)
+        self.count[gate] = count
+
+    def _count(self, counter: Counter, per_step: int | None) -> None:
+        """So many of each step; None: microbatches."""
+        of_microbatches = per_step is None
+        self.count.setdefault(counter, self._pipe if of_microbatches else 0)
+        self._stride[counter] = self._pipes if of_microbatches else 1
+        self._per_step[counter] = self._microbatches if per_step is None else per_step
 
     def begin_at(self, step: int) -> None:
         """Set every counter as if the first `step` steps had been done."""
         for counter in self.count:
-            self.count[counter] += step * self.per_step[counter]
+            self.count[counter] += step * self._per_step[counter]
         self.finished = {kind: self.count[kind] for kind in self.finished}
 
-    def has(self, meaning: Meaning, number: int) -> bool:
-        return number < self.count[meaning] or number in self.early[meaning]
+    # Messages.
+
+    def step_of(self, meaning: Meaning, number: int) -> int:
+        """The step to which a message belongs."""
+        return number // self._per_step[meaning]
+
+    def refusal(self, meaning: Meaning, number: int) -> str:
+        """Why that message cannot be true here; "" where it can."""
+        if meaning not in self._early:
+            return "is nothing that is waited for"
+        if number < self.count[meaning] or number in self._early[meaning]:
+            return "has come before"
+        if (number - self.count[meaning]) % self._stride[meaning]:
+            return "is of another pipe"
+        after = self._after.get(meaning)
+        if after is not None and number >= self.count[after]:
+            return f"before its {after.label}"
+        return ""
 
     def arrive(self, meaning: Meaning, number: int) -> None:
         """Messages may overtake each other; the counter is the part that has come without a gap."""
-        early = self.early[meaning]
+        early = self._early[meaning]
         if number > self.count[meaning]:
             early.add(number)
             return
-        self.count[meaning] += self.stride[meaning]
+        self.count[meaning] += self._stride[meaning]
         while self.count[meaning] in early:
             early.remove(self.count[meaning])
-            self.count[meaning] += self.stride[meaning]
+            self.count[meaning] += self._stride[meaning]
 
-    def missing(self, kind: Kind) -> Iterator[Need]:
-        """What the head of a kind still needs."""
-        head = self.count[kind]
-        for need in self.needs[kind]:
-            if need.lane.count[need.counter] < _past(kind, head, need):
-                yield need
+    def owner(self, counter: Counter) -> Seat | None:
+        """Who owes the next of what is counted; None where it is work of this rank."""
+        senders = self._senders.get(counter) if isinstance(counter, Meaning) else None
+        return senders[self.count[counter] % len(senders)] if senders else None
+
+    # Tasks.
+
+    def head(self, kind: Kind, stage: int) -> Task:
+        """The next task of a kind that has not started."""
+        return Task(kind, stage, self.count[kind], self.part[kind])
 
     def is_ready(self, kind: Kind) -> bool:
         """The head of a kind has all it needs."""
-        if kind in ONCE_A_STEP:
+        if kind.once_a_step:
             return not any(self.missing(kind))
         head = self.count[kind]
         for lane, counter in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
@@ -103,14 +154,29 @@ class Lane:
                 return False
         return True
 
+    def missing(self, kind: Kind) -> Iterator[tuple["Lane", Counter]]:
+        """What the head of a kind still needs: past its own microbatch, or past all that belong to its step."""
+        past = self.count[kind] + 1
+        for lane, counter in self.needs[kind]:
+            if lane.count[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):
+                yield lane, counter
+
+    def start(self, kind: Kind, more: bool) -> bool:
+        """The head has started; False where it was a piece and more of the same are to come."""
+        if kind.in_pieces:
+            self.part[kind] = self.part[kind] + 1 if more else 0
+            if more:
+                return False
+        self.count[kind] += self._stride[kind]
+        return True
+
+    def finish(self, kind: Kind) -> None:
+        """The first that has not finished has."""
+        self.finished[kind] += self._stride[kind]
+
     def __str__(self) -> str:
-        ran = [f"{kind.value} {self.count[kind]} started {self.finished[kind]} finished" for kind in self.finished]
+        ran = [f"{kind.value} {self.count[kind]} started {finished} finished" for kind, finished in self.finished.items()]
         came = [
-            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "") for meaning, early in self.early.items()
+            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "") for meaning, early in self._early.items()
         ]
         return f"{self.name}: {', '.join(ran)}; came: {', '.join(came)}"
-
-
-def _past(kind: Kind, head: int, need: Need) -> int:
-    """How far a head needs the counter: past its own microbatch, or past all that belong to its step."""
-    return (head + 1) * need.lane.per_step[need.counter] if kind in ONCE_A_STEP else head + 1

@@ -3,34 +3,65 @@
 from enum import Enum
 from typing import NamedTuple
 
+from .task import Counts, Vocabulary
 
-class Meaning(Enum):
-    """What a message says to the stage that it is addressed to, and what its `number` counts."""
 
-    ACTIVATION = "activation"  # the stage before has finished its forward (for stage 0: the reader has read); microbatches
-    TARGET = "target"  # the reader has read what the loss is computed against; microbatches
-    GRADIENT = "gradient"  # the stage after has finished its backward; microbatches
-    LOSS = "loss"  # a pipe's last stage knows the losses of a step; step x pipes + pipe
-    PART = "part"  # a holder of the bucket has its part of this shard's gradient; step x holders + holder
-    SUM = "sum"  # a holder has added up its shard; step x holders + holder
-    NORM = "norm"  # a stage knows the norms of its gradients; step x stages + stage
-    VOTE = "vote"  # the norm of all gradients is known; steps
-    END = "end"  # a reader has no more; how many microbatches there are in all
+class Load(Enum):
+    """What travels with a message, as far as it takes time on the way."""
+
+    WORD = "a few bytes"
+    ACTIVATIONS = "what a stage sends on, or the gradient of it"
+    SHARD = "a holder's shard of a bucket; the message is addressed to the bucket"
+
+
+class Meaning(Vocabulary):
+    """What a message says to the stage that it is addressed to.
+
+    Args:
+        notation: how the meaning prints.
+        counts: what its numbers count. Of microbatches each has one. Of steps each sender has one:
+            step t of sender i of n is number t * n + i (see `rules.row.Need`).
+        load: what travels with it.
+        for_the_host: the host reads its value. It is true when its task has finished, also on the
+            rank of the sender, where other news are true as soon as the task has started.
+    """
+
+    # The stage before has finished its forward; for stage 0: the reader has read.
+    ACTIVATION = "activation", Counts.MICROBATCHES, Load.ACTIVATIONS
+    # The reader has read what the loss is computed against.
+    TARGET = "target", Counts.MICROBATCHES
+    # The stage after has finished its backward.
+    GRADIENT = "gradient", Counts.MICROBATCHES, Load.ACTIVATIONS
+    # A pipe's last stage knows the losses of a step.
+    LOSS = "loss", Counts.STEPS, Load.WORD, True
+    # A holder of the bucket has its part of this shard's gradient.
+    PART = "part", Counts.STEPS, Load.SHARD
+    # A holder has added up its shard.
+    SUM = "sum", Counts.STEPS, Load.SHARD
+    # A stage knows the norms of its gradients.
+    NORM = "norm", Counts.STEPS, Load.WORD, True
+    # The norm of all gradients is known.
+    VOTE = "vote", Counts.STEPS
+    # A reader has no more; the number says how many microbatches there are in all.
+    END = "end", Counts.MICROBATCHES
 
     # To a rank, not to a stage of it: nothing waits for these to run, so the brain does not hear of them.
-    VALUES = "values"  # what the weights of a layer are to begin with; the layer
-    READ = "read"  # a reader has read its first microbatch
-    STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; the step
-    EVALUATED = "evaluated"  # a replica has evaluated, with these losses
-    TOLD = "told"  # the main rank has something for every rank
-    SAVED = "saved"  # the sender has written its part of a checkpoint
-    WAITS = "waits"  # the sender has waited long for something that this rank owes it
-    LEAVE = "leave"  # the sender has closed its engine and sends nothing more
+    VALUES = "values", Counts.STEPS  # what the weights of a layer are to begin with; the layer
+    READ = "read", Counts.STEPS  # a reader has read its first microbatch
+    STEPPED = "stepped", Counts.STEPS  # a stage has stepped, its gradients had these norms; the step
+    EVALUATED = "evaluated", Counts.STEPS  # a replica has evaluated, with these losses
+    TOLD = "told", Counts.STEPS  # the main rank has something for every rank
+    SAVED = "saved", Counts.STEPS  # the sender has written its part of a checkpoint
+    WAITS = "waits", Counts.STEPS  # the sender has waited long for something that this rank owes it
+    LEAVE = "leave", Counts.STEPS  # the sender has closed its engine and sends nothing more
 
-    __hash__ = object.__hash__
+    def __init__(self, notation: str, counts: Counts, load: Load = Load.WORD, for_the_host: bool = False) -> None:
+        self.counts_steps = counts is Counts.STEPS
+        self.load = load
+        self.of_a_bucket = load is Load.SHARD
+        self.for_the_host = for_the_host
 
 
-OF_A_BUCKET = frozenset({Meaning.PART, Meaning.SUM})
 TO_A_RANK = frozenset(
     {
         Meaning.VALUES,
@@ -63,5 +94,5 @@ class Message(NamedTuple):
     bucket: int = 0
 
     def __str__(self) -> str:
-        bucket = f" bucket {self.bucket}" if self.meaning in OF_A_BUCKET else ""
+        bucket = f" bucket {self.bucket}" if self.meaning.of_a_bucket else ""
         return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (f" of pipe {self.pipe}" if self.pipe else "")

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from .placement import PLACEMENTS, Placement, placed
 from .plan import Plan
-from .task import ONCE_A_STEP, Kind, Task
+from .task import Kind, Task
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
             task = Task.parse(word)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-        if task.kind in ONCE_A_STEP or task.kind is Kind.RECOMPUTE or task.part:
+        if task.kind.once_a_step or task.kind is Kind.RECOMPUTE or task.part:
             raise ValueError(f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)")
         yield task
 

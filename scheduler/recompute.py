@@ -1,7 +1,10 @@
 """How much of a stage's forward runs again before its backward, so that it need not keep what that part computed."""
 
+from dataclasses import replace
+from itertools import pairwise
 from math import ceil
 
+from .job import Job
 from .placement import Placement
 from .policies.policy import Policy
 
@@ -20,6 +23,13 @@ def recomputed_shares(policy: Policy, placement: Placement, microbatches: int, m
     kept = {rank: min(1.0, (1 - most) * max(besides) / others) for rank, others in enumerate(besides) if others > 0}
     shares = {stage: 1 - kept.get(placement.rank_of(stage), 1.0) for stage in range(placement.stages)}
     return {stage: share for stage, share in shares.items() if share > 0}
+
+
+def recomputing(job: Job, recompute: str | int) -> Job:
+    """The job with its recomputed layers, as `memory.recompute` says; its cuts say how many layers a stage has."""
+    shares = recomputed_shares(job.policy, job.placement, job.microbatches, most_recomputed(recompute))
+    layers = {stage: end - first for stage, (first, end) in enumerate(pairwise(job.cuts))}
+    return replace(job, recomputed=recomputed_layers(recompute, shares, layers))
 
 
 def recomputed_layers(recompute: str | int, shares: dict[int, float], layers: dict[int, int]) -> dict[int, int]:

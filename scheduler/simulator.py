@@ -13,17 +13,15 @@ from math import exp
 from random import Random
 from typing import NamedTuple
 
+from .job import Job
 from .linger import LINGER, Linger
-from .message import Meaning, Message
+from .message import Load, Meaning, Message
 from .order import Order
 from .placement import Placement
-from .policies.policy import Policy
 from .reading import has_ended, has_read
 from .state import END, RankState
-from .task import ONCE_A_STEP, Kind, Task
+from .task import Kind, Task
 from .timeline import Pause, Span, Timeline
-
-_SIZED = frozenset({Meaning.ACTIVATION, Meaning.GRADIENT, Meaning.PART, Meaning.SUM})
 
 
 class Work(NamedTuple):
@@ -69,7 +67,7 @@ class Costs:
         jitter: sigma of a lognormal factor on every duration; its median is 1.
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
-        recomputed: the share of a stage's forward that runs again before its backward.
+        recomputed: for stages that run again before a backward, the share of the forward that does; 1 where nothing is said.
         pieces: of a weight gradient.
         linger: how long a rank waits, at most, before a weight gradient that is early, as a share of that; where it has one piece.
         seed: of all that varies.
@@ -118,13 +116,13 @@ class _Durations:
             slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
             forward, back, weight, _ = costs.of_stage(placement, stage)
             self._base[Kind.FORWARD, stage] = slow * forward
-            self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 0.0)
+            self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
             self._base[Kind.INPUT, stage] = slow * back
             self._base[Kind.WEIGHT, stage] = slow * weight
 
     def of(self, task: Task) -> float:
         kind, stage, _, part = task
-        if kind in ONCE_A_STEP:
+        if kind.once_a_step:
             return {Kind.STEP: self._costs.step, Kind.REDUCE: self._costs.reduce}.get(kind, 0.0)
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
@@ -155,28 +153,12 @@ class _Durations:
 class _Simulation:
     """The brains, the clock, and what is under way. A place is a rank of the job: those of replica 0, then those of replica 1, ..."""
 
-    def __init__(
-        self, placement: Placement, policy: Policy, microbatches: int, costs: Costs, replicas: int, clips: bool, trains: bool
-    ) -> None:
-        self._placement, self._costs = placement, costs
-        self._durations = [_Durations(costs, placement, pipe) for pipe in range(replicas * placement.pipes)]
-        self.end = None if trains else microbatches
-        self.states = [
-            RankState(
-                placement,
-                policy,
-                rank,
-                microbatches,
-                replica=replica,
-                replicas=replicas,
-                recomputes=costs.recomputed,
-                clips=clips,
-                trains=trains,
-            )
-            for replica in range(replicas)
-            for rank in range(placement.ranks)
-        ]
-        self.line = Timeline(len(self.states), microbatches)
+    def __init__(self, job: Job, costs: Costs) -> None:
+        self._placement, self._costs = job.placement, costs
+        self._durations = [_Durations(costs, job.placement, pipe) for pipe in range(job.pipes)]
+        self.end = None if job.trains else job.microbatches
+        self.states = [RankState(job, rank, replica=replica) for replica in range(job.replicas) for rank in range(job.ranks)]
+        self.line = Timeline(len(self.states), job.microbatches)
         self._running: list[Task | None] = [None] * len(self.states)
         self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
@@ -274,14 +256,14 @@ class _Simulation:
         if source == to:
             return now
         latency, bandwidth = self._costs.edges.get((source, to), self._costs.edge)
-        if message.meaning not in _SIZED or bandwidth == float("inf"):
+        if message.meaning.load is Load.WORD or bandwidth == float("inf"):
             return now + latency
         free = self._edge_free[source, to] = max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
         return free + latency
 
     def _size(self, message: Message) -> float:
-        if message.meaning in (Meaning.PART, Meaning.SUM):
-            return self._costs.bucket / len(self._durations)  # a shard
+        if message.meaning.load is Load.SHARD:
+            return self._costs.bucket / len(self._durations)
         sender = message.stage - (message.meaning is Meaning.ACTIVATION)
         return self._costs.of_stage(self._placement, sender).sent
 
@@ -299,35 +281,25 @@ class _Simulation:
         heapq.heappush(self._events, (when, self._counter, place, what))
 
 
-def simulate(
-    placement: Placement,
-    policy: Policy,
-    microbatches: int,
-    costs: Costs,
-    *,
-    steps: int = 1,
-    replicas: int = 1,
-    clips: bool = False,
-    barrier: bool = False,
-    evaluate: bool = False,
-) -> Timeline:
-    """Run a schedule on made-up time.
+def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False) -> Timeline:
+    """Run a job on made-up time.
 
     Args:
-        placement, policy: the schedule.
-        microbatches: per step and replica.
+        job: a training, or an evaluation of one step's microbatches.
         costs: how long everything takes.
-        steps: one after the other.
-        replicas: of the pipeline; the timeline has a row for each rank of each.
-        clips: steps wait for a vote on the norm of all gradients.
+        steps: one after the other; 1 of an evaluation.
         barrier: a step begins when all ranks have done the one before.
-        evaluate: forwards only, of one step's microbatches.
+    Returns:
+        A row for each rank of each replica.
     Raises:
+        ValueError: a stage recomputes by its costs and not by the job.
         RuntimeError: no rank can move and something is left to do; the text names what is missing where.
     """
-    line = _Simulation(placement, policy, microbatches, costs, replicas, clips, trains=not evaluate).run(steps, barrier)
-    line.ideal = microbatches * steps * costs.of_busiest(placement)
-    line.title = f"{policy.name} on {placement.name} placement, {placement.ranks} ranks, {microbatches} microbatches"
+    if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
+        raise ValueError(f"the costs of stages {unknown} have a share that is recomputed; expected them in the job's recomputed too")
+    line = _Simulation(job, costs).run(steps, barrier)
+    line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
+    line.title = str(job)
     last = [0.0] * line.ranks
     for span in line.spans:
         last[span.rank] = max(last[span.rank], span.end)
@@ -335,9 +307,9 @@ def simulate(
     return line
 
 
-def order_of(policy: Policy, placement: Placement, microbatches: int) -> Order:
-    """The order in which a policy runs on a steady machine where forward, input gradient and weight gradient take equally long."""
-    rows: list[list[Task]] = [[] for _ in range(placement.ranks)]
-    for span in simulate(placement, policy, microbatches, Costs(pieces=1)).computing():
+def order_of(job: Job) -> Order:
+    """The order in which a job runs on a steady machine where forward, input gradient and weight gradient take equally long."""
+    rows: list[list[Task]] = [[] for _ in range(job.ranks)]
+    for span in simulate(job, Costs(pieces=1)).computing():
         rows[span.rank].append(span.task)
-    return Order(placement, microbatches, tuple(map(tuple, rows)))
+    return Order(job.placement, job.microbatches, tuple(map(tuple, rows)))

@@ -14,25 +14,63 @@ from typing import NamedTuple, Self
 _NOTATION = re.compile(r"([A-Za-z]+)(\d+)\.(\d+)(?:/(\d+))?")
 
 
-class Kind(Enum):
-    """What a task does; the value is how it prints."""
+class Counts(Enum):
+    """What the numbers of a kind of work, or of messages, count."""
 
-    FORWARD = "F"
-    RECOMPUTE = "R"  # the forward again, where only its input was kept; before the backward
-    BACKWARD = "B"  # whole, or
-    INPUT = "I"  # the gradient of what came in, which the stage before waits for, and
-    WEIGHT = "W"  # that of the weights, which nobody waits for until the step ends
-    REDUCE = "reduce"  # add up this holder's shard of a bucket's gradient
-    NORM = "norm"  # the norms of a stage's gradients
-    VOTE = "vote"  # the norm of all gradients, from those of the stages
-    STEP = "step"  # the optimizer's, of a bucket
+    MICROBATCHES = "microbatches"
+    STEPS = "steps"
+
+
+class Part(Enum):
+    """What the last number of a task says."""
+
+    NONE = "nothing"
+    BUCKET = "the bucket of the stage"
+    PIECE = "the piece of the work; other work may run between two pieces"
+
+
+class Vocabulary(Enum):
+    """Words with the facts about them as columns; the first column is how a word prints."""
 
     # Members are singletons, and Enum's own hash, written in Python, is a third of the cost of a pick.
     __hash__ = object.__hash__
 
+    def __new__(cls, notation: str, *columns: object) -> Self:
+        word = object.__new__(cls)
+        word._value_ = notation
+        return word
 
-ONCE_A_STEP = frozenset({Kind.REDUCE, Kind.NORM, Kind.VOTE, Kind.STEP})
-OF_A_BUCKET = frozenset({Kind.REDUCE, Kind.STEP})
+
+class Work(Vocabulary):
+    """A vocabulary of kinds of work.
+
+    Args:
+        notation: how the kind prints.
+        label: its name in words.
+        counts: what its numbers count.
+        part: what its last number says.
+    """
+
+    def __init__(self, notation: str, label: str, counts: Counts, part: Part = Part.NONE) -> None:
+        self.label = label
+        self.part = part
+        self.once_a_step = counts is Counts.STEPS
+        self.of_a_bucket = part is Part.BUCKET
+        self.in_pieces = part is Part.PIECE
+
+
+class Kind(Work):
+    """What a task does. What it needs and what follows from it stands in `rules`."""
+
+    FORWARD = "F", "forward", Counts.MICROBATCHES
+    RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
+    BACKWARD = "B", "backward", Counts.MICROBATCHES  # whole; or in two:
+    INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
+    WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
+    REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all holders' gradients
+    NORM = "norm", "norms of a stage's gradients", Counts.STEPS
+    VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
+    STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
 
 
 class Task(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from .task import ONCE_A_STEP, Kind, Task
+from .task import Kind, Task
 
 
 class Span(NamedTuple):
@@ -58,7 +58,7 @@ class Timeline:
 
     def computing(self) -> Iterator[Span]:
         """Forwards and backwards."""
-        return (span for span in self.spans if span.task.kind not in ONCE_A_STEP)
+        return (span for span in self.spans if not span.task.kind.once_a_step)
 
     @cached_property
     def makespan(self) -> float:
@@ -148,7 +148,7 @@ class Timeline:
     def from_step(self, step: int) -> Self:
         """The same without the steps before that one, from the start of its first task on."""
         first = step * self.microbatches
-        spans = [span for span in self.spans if span.task.microbatch >= (step if span.task.kind in ONCE_A_STEP else first)]
+        spans = [span for span in self.spans if span.task.microbatch >= (step if span.task.kind.once_a_step else first)]
         zero = min(span.start for span in spans)
         kept = [Span(rank, task, start - zero, end - zero) for rank, task, start, end in spans]
         pauses = [Pause(rank, cause, max(start, zero) - zero, end - zero) for rank, cause, start, end in self.pauses if end > zero]

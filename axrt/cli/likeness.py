@@ -12,8 +12,7 @@ from rich.table import Table
 
 from axrt.schedule import Scheduled, candidates, scheduled
 from axrt.scheduler.fit import fitted, recut
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import Policy
+from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.simulator import Costs, Work, simulate
 from axrt.scheduler.state import CAUSES
@@ -29,17 +28,12 @@ class Run:
 
     Args:
         line: some whole steps.
-        policy, placement: of the run.
-        replicas: of the pipeline.
-        clips: steps waited for a vote.
+        job: of the run.
         recompute: `memory.recompute` of the run.
     """
 
     line: Timeline
-    policy: Policy
-    placement: Placement
-    replicas: int
-    clips: bool
+    job: Job
     recompute: str | int
 
     @classmethod
@@ -61,20 +55,20 @@ class Run:
         of = dict(line.schedule)
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            policy, placement = scheduled(**of)
+            job = replace(scheduled(**of), replicas=replicas, votes=clips)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{file}: its schedule is not as a run writes it ({error}); expected the timeline of a run") from None
-        return cls(line, policy, placement, replicas, clips, recompute)
+        return cls(line, job, recompute)
 
     @property
     def steps(self) -> int:
-        return len({span.task.microbatch // self.line.microbatches for span in self.line.computing()})
+        return len({self.job.step_of(span.task.microbatch)[0] for span in self.line.computing()})
 
-    def predicted(self, policy: Policy, placement: Placement, costs: Costs) -> list[Timeline]:
+    def predicted(self, job: Job, costs: Costs) -> list[Timeline]:
         """As many steps, after one that warms up, for a few seeds of what varies."""
-        run = {"steps": self.steps + 1, "replicas": self.replicas, "clips": self.clips}
+        job = replace(job, replicas=self.job.replicas, votes=self.job.votes, recomputed=dict.fromkeys(costs.recomputed, 1))
         seeds = range(_SEEDS if costs.jitter else 1)
-        lines = [simulate(placement, policy, self.line.microbatches, replace(costs, seed=seed), **run) for seed in seeds]  # type: ignore[arg-type]
+        lines = [simulate(job, replace(costs, seed=seed), steps=self.steps + 1) for seed in seeds]
         return [replace(line.from_step(1), unit=self.line.unit) for line in lines]
 
 
@@ -84,9 +78,9 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
     Raises:
         ValueError: the timeline is not of whole steps.
     """
-    costs = fitted(run.line, run.placement)
-    lines = run.predicted(run.policy, run.placement, costs)
-    found = {"policy": run.policy.name, "placement": run.placement.name, "measured": _figures([run.line], 0.0, run.steps)}
+    costs = fitted(run.line, run.job.placement)
+    lines = run.predicted(run.job, costs)
+    found = {"policy": run.job.policy.name, "placement": run.job.placement.name, "measured": _figures([run.line], 0.0, run.steps)}
     found["predicted"] = _figures(lines, costs.task, run.steps)
     found["fitted"] = {
         "task": costs.task,
@@ -95,7 +89,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "step": costs.step,
         "reduce": costs.reduce,
         "pieces": costs.pieces,
-        "stages": [costs.of_stage(run.placement, stage)._asdict() for stage in range(run.placement.stages)],
+        "stages": [costs.of_stage(run.job.placement, stage)._asdict() for stage in range(run.job.stages)],
     }
     title = f"predicted: {lines[0].title}"
     return found, costs, replace(lines[0], title=title)
@@ -104,7 +98,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
 def what_if(run: Run, costs: Costs) -> list[dict[str, Any]]:
     """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest first."""
     of = run.line.schedule
-    now = _outcome(run, Scheduled(of["name"], of["in_flight"], run.policy, run.placement), costs)
+    now = _outcome(run, Scheduled(of["name"], of["in_flight"], run.job), costs)
     others = [_outcome(run, one, _costs_on(one, costs, run)) for one in candidates(of["ranks"], of["microbatches"])]
     fresh = [one for one in others if (one["policy"], one["in_flight"]) != (now["policy"], now["in_flight"])]
     for one in (now, *fresh):
@@ -113,24 +107,25 @@ def what_if(run: Run, costs: Costs) -> list[dict[str, Any]]:
 
 
 def _outcome(run: Run, one: Scheduled, costs: Costs) -> dict[str, Any]:
-    lines = run.predicted(one.policy, one.placement, costs)
+    where = one.job.placement
+    lines = run.predicted(one.job, costs)
     return {
         "policy": one.name,
         "in_flight": one.in_flight,
-        "placement": one.placement.name,
-        "chunks": one.placement.chunks,
+        "placement": where.name,
+        "chunks": where.chunks,
         "step": statistics.fmean(line.makespan for line in lines) / run.steps,
-        "held": max(max(line.held) for line in lines) * one.placement.share,
-        "copies": one.placement.pipes,
-        "is_this_run": one.policy is run.policy,
+        "held": max(max(line.held) for line in lines) * where.share,
+        "copies": where.pipes,
+        "is_this_run": one.job is run.job,
     }
 
 
 def _costs_on(one: Scheduled, costs: Costs, run: Run) -> Costs:
     """The costs of the run's model where it is cut as another schedule wants it; where the run recomputed, so does that."""
     assert not isinstance(costs.work, Work)
-    where, share = one.placement, one.placement.share / run.placement.share
-    again = recomputed_shares(one.policy, where, run.line.microbatches, most_recomputed(run.recompute))
+    where, share = one.job.placement, one.job.placement.share / run.job.placement.share
+    again = recomputed_shares(one.job.policy, where, run.job.microbatches, most_recomputed(run.recompute))
     if isinstance(run.recompute, int):  # so many layers: what they are of a stage is known of this run only
         again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
     return replace(

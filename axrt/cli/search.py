@@ -37,10 +37,10 @@ class Tried(NamedTuple):
         of = self.of
         return {
             "policy": of.name,
-            "placement": of.placement.name,
-            "chunks": of.placement.chunks,
+            "placement": of.job.placement.name,
+            "chunks": of.job.placement.chunks,
             "in_flight": of.in_flight,
-            "copies": of.placement.pipes,
+            "copies": of.job.placement.pipes,
             **{key: getattr(self, key) for key in ("makespan", "least", "held", "utilisation")},
         }
 
@@ -58,8 +58,8 @@ def search(
     found = []
     for one in candidates(ranks, microbatches, _CHUNKS, thorough=True):
         costs, line = run(one)
-        least = least_makespan(one.placement, costs, microbatches, steps)
-        found.append(Tried(one, line.makespan, least, max(line.held) * one.placement.share, line.utilisation))
+        least = least_makespan(one.job.placement, costs, microbatches, steps)
+        found.append(Tried(one, line.makespan, least, max(line.held) * one.job.placement.share, line.utilisation))
     fitting = [one for one in found if not most_held or one.held <= most_held + 1e-9]
     return sorted(fitting, key=lambda one: (one.makespan, one.held)), min((one.least for one in found), default=0.0)
 
@@ -73,8 +73,10 @@ def show(found: list[Tried], least: float, rows: int = 12) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for one in found[:rows]:
         of = one.of
-        counts = (str(of.in_flight or ""), f"{one.makespan:.2f}", f"{one.utilisation:.3f}", f"{one.held:g}", str(of.placement.pipes))
-        table.add_row(of.name, f"{of.placement.name} x{of.placement.chunks}", *counts, f"{100 * (one.makespan / one.least - 1):.1f} %")
+        counts = (str(of.in_flight or ""), f"{one.makespan:.2f}", f"{one.utilisation:.3f}", f"{one.held:g}", str(of.job.placement.pipes))
+        table.add_row(
+            of.name, f"{of.job.placement.name} x{of.job.placement.chunks}", *counts, f"{100 * (one.makespan / one.least - 1):.1f} %"
+        )
     Console(width=max(112, Console().width), highlight=False).print(table)
     best = found[0]
     click.echo(

@@ -4,6 +4,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,9 +19,10 @@ from axrt.cli.search import show as show_search
 from axrt.exit_codes import Exit
 from axrt.observe.picture import draw
 from axrt.schedule import Scheduled, scheduled
+from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
-from axrt.scheduler.placement import PLACEMENTS, Placement
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Policy
+from axrt.scheduler.placement import PLACEMENTS
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
@@ -163,14 +165,14 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
     for name in NAMES if policy == "all" else (policy,):
         try:
             takes_the_cap = policy != "all" or name in CAPPED
-            rule, where, line = _simulated(name, options if takes_the_cap else {**options, "in_flight": 0})
+            job, line = _simulated(name, options if takes_the_cap else {**options, "in_flight": 0})
         except ValueError as error:
             misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
-        found.append(_figures(rule, where, line, options, stash_mib))
+        found.append(_figures(job, line, options, stash_mib))
         _write(files["picture"], lambda: draw(line))  # noqa: B023
         _write(files["timeline"], line.to_json)
-        _write(files["write_order"], lambda: str(order_of(rule, where, options["microbatches"])))  # noqa: B023
+        _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
     if policy != "all" and misfits:
         _refuse(misfits[0])
     if as_json:
@@ -216,8 +218,8 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
 
 def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
     def run(one: Scheduled) -> tuple[Costs, Timeline]:
-        costs = _costs(one.policy, one.placement, options)
-        return costs, _run(one.policy, one.placement, costs, options)
+        costs = _costs(one.job, options)
+        return costs, _run(one.job, costs, options)
 
     found, least = search(options["ranks"], options["microbatches"], options["steps"], most_held, run)
     if not found:
@@ -243,9 +245,9 @@ def _check(options: dict[str, Any]) -> None:
         _refuse(f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1")
 
 
-def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, Timeline]:
+def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
     """`ValueError` where the options do not go together."""
-    rule, where = scheduled(
+    job = scheduled(
         name,
         options["ranks"],
         options["microbatches"],
@@ -254,10 +256,10 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Policy, Placement, T
         in_flight=options["in_flight"],
         order=options["order"],
     )
-    return rule, where, _run(rule, where, _costs(rule, where, options), options)
+    return job, _run(job, _costs(job, options), options)
 
 
-def _costs(rule: Policy, where: Placement, options: dict[str, Any]) -> Costs:
+def _costs(job: Job, options: dict[str, Any]) -> Costs:
     forward, back, weight = options["costs"]
     return Costs(
         Work(forward, back, weight, sent=options["transfer"]),
@@ -269,30 +271,30 @@ def _costs(rule: Policy, where: Placement, options: dict[str, Any]) -> Costs:
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
-        recomputed=_recomputed(rule, where, options),
+        recomputed=_recomputed(job, options),
         pieces=options["pieces"],
         linger=options["linger"],
         seed=options["seed"],
     )
 
 
-def _run(rule: Policy, where: Placement, costs: Costs, options: dict[str, Any]) -> Timeline:
-    run = {name: options[name] for name in ("steps", "replicas", "barrier")}
-    return simulate(where, rule, options["microbatches"], costs, clips=options["clip"], **run)
+def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
+    job = replace(job, replicas=options["replicas"], recomputed=dict.fromkeys(costs.recomputed, 1), votes=options["clip"])
+    return simulate(job, costs, steps=options["steps"], barrier=options["barrier"])
 
 
-def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
+def _figures(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
     return {
-        "policy": rule.name,
-        "placement": where.name,
-        "ranks": where.ranks,
-        "microbatches": options["microbatches"],
-        "chunks": where.chunks,
+        "policy": job.policy.name,
+        "placement": job.placement.name,
+        "ranks": job.ranks,
+        "microbatches": job.microbatches,
+        "chunks": job.placement.chunks,
         "makespan": line.makespan,
         "span": line.span,
         "in_flight": line.in_flight,
         "held": line.held,
-        "stash_mib": _stash(rule, where, line, options, stash_mib),
+        "stash_mib": _stash(job, line, options, stash_mib),
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
@@ -300,15 +302,15 @@ def _figures(rule: Policy, where: Placement, line: Timeline, options: dict[str, 
     }
 
 
-def _stash(rule: Policy, where: Placement, line: Timeline, options: dict[str, Any], stash_mib: float) -> list[float]:
+def _stash(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) -> list[float]:
     """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is not counted."""
-    again = _recomputed(rule, where, options)
-    whole = stash_mib * where.share
+    again = _recomputed(job, options)
+    whole = stash_mib * job.placement.share
     return line.stash(lambda stage: whole * (1 - again.get(stage, 0.0)), lambda stage: whole * again.get(stage, 0.0))
 
 
-def _recomputed(rule: Policy, where: Placement, options: dict[str, Any]) -> dict[int, float]:
-    return recomputed_shares(rule, where, options["microbatches"], most_recomputed(options["recompute"]))
+def _recomputed(job: Job, options: dict[str, Any]) -> dict[int, float]:
+    return recomputed_shares(job.policy, job.placement, job.microbatches, most_recomputed(options["recompute"]))
 
 
 def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:

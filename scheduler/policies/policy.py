@@ -41,6 +41,7 @@ are recomputed and wait, and the first of those wants nothing but its gradient, 
 from abc import abstractmethod
 from typing import NamedTuple, Protocol
 
+from ..message import Meaning
 from ..placement import Placement
 from ..task import Kind, Task
 
@@ -79,6 +80,10 @@ class View(Protocol):
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
+        ...
+
+    def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
+        """The stage has heard that for this microbatch and all before it."""
         ...
 
 

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -40,8 +41,8 @@ def rows(ranks: int) -> list[tuple[str, str, int]]:
 
 
 def ran(name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False) -> Timeline:
-    policy, placement = scheduled(name, ranks, 2 * ranks, in_flight=cap)
-    return simulate(placement, policy, 2 * ranks, costs, steps=steps, clips=clips)
+    job = replace(scheduled(name, ranks, 2 * ranks, in_flight=cap), votes=clips, recomputed=dict.fromkeys(costs.recomputed, 1))
+    return simulate(job, costs, steps=steps)
 
 
 def published(ranks: int) -> None:
@@ -49,7 +50,7 @@ def published(ranks: int) -> None:
     print("| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|")
     for label, name, cap in rows(ranks):
         line, far = ran(name, cap, ranks, Costs()), ran(name, cap, ranks, Costs(edge=Edge(latency=0.25)))
-        share = scheduled(name, ranks, 2 * ranks, in_flight=cap)[1].share
+        share = scheduled(name, ranks, 2 * ranks, in_flight=cap).placement.share
         stash = f"{max(line.in_flight) * share:g} | {max(line.held) * share:g}"
         print(f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |", flush=True)
 
@@ -87,7 +88,8 @@ def recomputed(ranks: int) -> None:
     shown = {name: CONDITIONS[name] for name in ("steady", "jitter 0.5", "latency 0.25")}
     print("| policy | " + " | ".join(shown) + " |\n|---|" + "---|" * len(shown))
     for name in RECOMPUTING:
-        again = recomputed_shares(*scheduled(name, ranks, 2 * ranks), 2 * ranks)
+        job = scheduled(name, ranks, 2 * ranks)
+        again = recomputed_shares(job.policy, job.placement, job.microbatches)
         values = [utilisation(name, 0, ranks, {**costs, "recomputed": again}, clips) for costs, clips in shown.values()]
         print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |", flush=True)
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear, Vee
 from axrt.scheduler.policies import NAMES, named
 from axrt.scheduler.recompute import recomputed_shares
@@ -151,7 +152,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `axrt train` leaves it."""
     directory = tmp_path_factory.mktemp("run")
     policy, costs = named("1f1b"), Costs((Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3)), edge=Edge(1e-4))
-    line = simulated(Linear(2), policy, 8, costs, steps=4).from_step(1)
+    line = simulated(Job(Linear(2), policy, 8), costs, steps=4).from_step(1)
     line.schedule = {"name": "1f1b", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "none"}
     (directory / "timeline.json").write_text(line.to_json())
@@ -194,14 +195,17 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
 
 def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path: Path) -> None:
     work = (Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3))
-    line = simulated(Linear(2), named("zb-h1"), 8, Costs(work, step=4e-3, recomputed={0: 0.5}), steps=4).from_step(1)
+    line = simulated(Job(Linear(2), named("zb-h1"), 8, recomputed={0: 1}), Costs(work, step=4e-3, recomputed={0: 0.5}), steps=4).from_step(
+        1
+    )
     line.schedule = {"name": "zb-h1", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "stage-aware:0.5"}
     (tmp_path / "timeline.json").write_text(line.to_json())
     found = json.loads(simulate("--like", str(tmp_path), "--what-if", "--json").output)["what_if"]
     halves = tuple(Work(*(seconds / 2 for seconds in of[:3])) for of in work for _ in range(2))
     costs = Costs(halves, step=2e-3, recomputed=recomputed_shares(named("zb-v"), Vee(2), 8, 0.5))
-    expected = simulated(Vee(2), named("zb-v"), 8, costs, steps=4).from_step(1).makespan / 3
+    job = Job(Vee(2), named("zb-v"), 8, recomputed=dict.fromkeys(costs.recomputed, 1))
+    expected = simulated(job, costs, steps=4).from_step(1).makespan / 3
     assert next(one["step"] for one in found if one["policy"] == "zb-v") == pytest.approx(expected, rel=5e-3)
 
 

@@ -11,6 +11,7 @@ import axrt
 from axrt.config import Schedule
 from axrt.observe.picture import draw
 from axrt.schedule import digest_of_order
+from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Vee
 from axrt.scheduler.policies import named
 from axrt.scheduler.simulator import Costs, order_of, simulate
@@ -34,7 +35,7 @@ def on_ranks(ranks: int, schedule: dict[str, Any]) -> Outcome:
 
 def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     reference, file = train_in_plain_torch(perceptron(), BATCHES, STEPS), tmp_path / "order.csv"
-    file.write_text(str(order_of(named("zb-v"), Vee(3), MICROBATCHES)))
+    file.write_text(str(order_of(Job(Vee(3), named("zb-v"), MICROBATCHES))))
     assert on_ranks(3, {"policy": "fixed", "order": str(file)}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "zb-v", "in_flight": 8}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "breadth-first", "chunks": 2}) == reference
@@ -106,7 +107,7 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
 
 
 def test_what_a_timeline_says_is_the_same_after_it_was_written() -> None:
-    line = simulate(Vee(2), named("adaptive"), 4, Costs(jitter=0.3), steps=2)
+    line = simulate(Job(Vee(2), named("adaptive"), 4), Costs(jitter=0.3), steps=2)
     again = Timeline.from_json(line.to_json())
     assert again == line
     assert (again.makespan, again.held, again.in_flight, again.idle()) == (line.makespan, line.held, line.in_flight, line.idle())

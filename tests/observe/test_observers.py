@@ -4,6 +4,7 @@ import pytest
 
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.progress import Live, Plain, Quiet, progress_for
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import named
@@ -11,7 +12,7 @@ from axrt.scheduler.state import RankState
 
 
 def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
-    state = RankState(Linear(3), named("1f1b"), 1, microbatches=1)
+    state = RankState(Job(Linear(3), named("1f1b"), 1), 1)
     state.ask_step()
     now, said = [0.0], list[str]()
 

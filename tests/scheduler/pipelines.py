@@ -4,6 +4,7 @@ from collections.abc import Collection
 from random import Random
 
 from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
@@ -21,7 +22,7 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
     if number is None:
         return []
     if number == end:
-        return has_ended(state.placement, range(state.replicas) if state.trains else (state.replica,), number)
+        return has_ended(state.placement, range(state.job.replicas) if state.job.trains else (state.replica,), number)
     return list(has_read(state.placement, state.replica, number))
 
 
@@ -57,22 +58,11 @@ class Pipeline:
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
-        stages, pipes = self.placement.stages, replicas * self.placement.pipes
+        self.job = Job(self.placement, policy, microbatches, replicas, recomputed=dict.fromkeys(recomputes, 1), votes=clips, trains=trains)
+        stages, pipes = self.placement.stages, self.job.pipes
+        self.buckets = {stage: held_on(stage, stages, pipes, buckets, tied) for stage in range(stages)}
         self.states = [
-            RankState(
-                self.placement,
-                policy,
-                rank,
-                microbatches,
-                replica=replica,
-                replicas=replicas,
-                buckets={stage: held_on(stage, stages, pipes, buckets, tied) for stage in self.placement.stages_of(rank)},
-                recomputes=recomputes,
-                clips=clips,
-                trains=trains,
-            )
-            for replica in range(replicas)
-            for rank in range(ranks)
+            RankState(self.job, rank, replica=replica, buckets=self.buckets) for replica in range(replicas) for rank in range(ranks)
         ]
         for state in self.states:
             for _ in range(steps if trains else 0):
@@ -88,7 +78,7 @@ class Pipeline:
 
     def end_of(self, state: RankState) -> int | None:
         """Where its reader ends: each replica's somewhere else, of training within one step."""
-        if self.end is None or not state.trains:
+        if self.end is None or not state.job.trains:
             return self.end
         return min(self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1)
 

@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 import pytest
 
+from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER, Linger
+from axrt.scheduler.message import Meaning
 from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import named
@@ -30,6 +32,9 @@ class Seen(NamedTuple):
         raise AssertionError("not asked")
 
     def forwards_left(self, task: Task) -> bool:
+        raise AssertionError("not asked")
+
+    def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         raise AssertionError("not asked")
 
 
@@ -73,7 +78,7 @@ def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_
 ) -> None:
     def makespan(**changes: object) -> float:
         costs = Costs(pieces=1, **changes)  # type: ignore[arg-type]
-        return simulate(Vee(ranks), named(policy), microbatches, costs, steps=8).makespan
+        return simulate(Job(Vee(ranks), named(policy), microbatches), costs, steps=8).makespan
 
     slow = {"edge": Edge(0.02), "task": 0.03}
     assert makespan(**slow) < 0.98 * makespan(**slow, linger=0.0)
@@ -81,7 +86,7 @@ def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_
 
 
 def test_a_rank_that_waits_says_that_no_input_has_come() -> None:
-    line = simulate(Vee(4), named("zb-v"), 8, Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2)
+    line = simulate(Job(Vee(4), named("zb-v"), 8), Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2)
     assert all(pause.end > pause.start for pause in line.pauses)
     assert {pause.cause for pause in line.pauses} == {"input", "end", "room"}
 
@@ -100,7 +105,7 @@ def test_a_rank_waits_a_share_of_what_is_early() -> None:
 @pytest.mark.parametrize("latency", [0.1, 0.25])
 def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float) -> None:
     hasty, patient = (
-        simulate(Vee(8), named("adaptive"), 16, Costs(pieces=1, edge=Edge(latency), linger=share), steps=8).makespan
+        simulate(Job(Vee(8), named("adaptive"), 16), Costs(pieces=1, edge=Edge(latency), linger=share), steps=8).makespan
         for share in (0, LINGER)
     )
     assert patient < 1.02 * hasty
@@ -108,5 +113,5 @@ def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float)
 
 def test_pieces_are_not_waited_for() -> None:
     costs = {"pieces": 4, "edge": Edge(0.02)}
-    with_and_without = [simulate(Vee(4), named("zb-v"), 8, Costs(**costs, linger=share)).spans for share in (0, LINGER)]  # type: ignore[arg-type]
+    with_and_without = [simulate(Job(Vee(4), named("zb-v"), 8), Costs(**costs, linger=share)).spans for share in (0, LINGER)]  # type: ignore[arg-type]
     assert with_and_without[0] == with_and_without[1]

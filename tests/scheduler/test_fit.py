@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from axrt.scheduler.bound import least_makespan
 from axrt.scheduler.fit import fitted, recut
+from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, named
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
@@ -21,7 +22,7 @@ WORK = (Work(1, 2, 0.5), Work(2, 1, 1), Work(1, 1, 2), Work(1.5, 1, 1))
 
 def test_a_simulated_run_gives_its_costs_back() -> None:
     costs = Costs(WORK, edge=Edge(0.25), step=0.3, recomputed={0: 0.5, 1: 1.0}, pieces=3)
-    found = fitted(simulate(Linear(4), named("zb-h1"), 8, costs, steps=3), Linear(4))
+    found = fitted(simulate(Job(Linear(4), named("zb-h1"), 8, recomputed={0: 1, 1: 2}), costs, steps=3), Linear(4))
     for stage, work in enumerate(WORK):
         assert found.of_stage(Linear(4), stage)[:3] == pytest.approx(work[:3])
     assert (found.edge.latency, found.step, found.pieces, found.task) == pytest.approx((0.25, 0.3, 3, 0.0))
@@ -30,7 +31,7 @@ def test_a_simulated_run_gives_its_costs_back() -> None:
 
 
 def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
-    line = simulate(Linear(4), named("1f1b"), 16, Costs(WORK, jitter=0.3, seed=1), steps=8)
+    line = simulate(Job(Linear(4), named("1f1b"), 16), Costs(WORK, jitter=0.3, seed=1), steps=8)
     found = fitted(line, Linear(4))
     assert found.jitter == pytest.approx(0.3, rel=0.1)
     for stage, work in enumerate(WORK):
@@ -41,7 +42,7 @@ def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
 
 
 def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
-    line = simulate(Linear(2), named("zb-h1"), 16, Costs(jitter=0.5), steps=6)
+    line = simulate(Job(Linear(2), named("zb-h1"), 16), Costs(jitter=0.5), steps=6)
     found = fitted(line, Linear(2))
     taken = [span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD and span.task.stage == 1]
     assert found.of_stage(Linear(2), 1).forward * exp(found.jitter**2 / 2) == pytest.approx(sum(taken) / len(taken))
@@ -52,8 +53,8 @@ def test_what_is_fitted_predicts_the_run_it_is_from(name: str) -> None:
     policy = named(name)
     placement, microbatches = fitting(policy, 4, 8, 2)
     work = tuple(Work(1 + 0.1 * stage, 1.2, 0.8) for stage in range(placement.stages))
-    whole = simulate(placement, policy, microbatches, Costs(work, edge=Edge(0.1), step=0.2), steps=4).from_step(1)
-    again = simulate(placement, policy, microbatches, fitted(whole, placement), steps=4).from_step(1)
+    whole = simulate(Job(placement, policy, microbatches), Costs(work, edge=Edge(0.1), step=0.2), steps=4).from_step(1)
+    again = simulate(Job(placement, policy, microbatches), fitted(whole, placement), steps=4).from_step(1)
     assert again.makespan == pytest.approx(whole.makespan, rel=0.02)
     assert again.held == whole.held
 
@@ -73,7 +74,7 @@ def test_the_loop_is_what_lies_between_tasks_and_a_message_what_its_receiver_wai
 
 
 def test_steps_are_cut_out_with_their_pauses() -> None:
-    line = simulate(Linear(2), named("1f1b"), 4, Costs(step=1.0, edge=Edge(0.5)), steps=3)
+    line = simulate(Job(Linear(2), named("1f1b"), 4), Costs(step=1.0, edge=Edge(0.5)), steps=3)
     rest = line.from_step(1)
     assert {span.task.microbatch // 4 for span in rest.computing()} == {1, 2}
     assert {span.task.microbatch for span in rest.spans if span.task.kind is Kind.STEP} == {1, 2}
@@ -83,13 +84,13 @@ def test_steps_are_cut_out_with_their_pauses() -> None:
 
 
 def test_what_is_done_again_is_not_what_a_rank_must_compute() -> None:
-    line = simulate(Linear(2), named("gpipe"), 4, Costs(recomputed={0: 1.0, 1: 1.0}))
+    line = simulate(Job(Linear(2), named("gpipe"), 4, recomputed={0: 1, 1: 1}), Costs())
     parts = [Timeline(2, 4, spans=[span for span in line.spans if span.rank == rank]) for rank in range(2)]
     assert Timeline.merged(parts).ideal == line.ideal == 4 * 3
 
 
 def test_a_timeline_without_a_stage_is_refused() -> None:
-    line = simulate(Linear(2), named("1f1b"), 4, Costs())
+    line = simulate(Job(Linear(2), named("1f1b"), 4), Costs())
     with pytest.raises(ValueError, match=r"no forwards and backwards of stages \[2, 3\]"):
         fitted(line, Vee(2))
 
@@ -120,16 +121,16 @@ def test_no_schedule_beats_the_bound(
     placement, microbatches = fitting(policy, ranks, microbatches, 2)
     costs = Costs(Work(*work), edge=Edge(latency), recomputed=dict.fromkeys(range(placement.stages), 0.5) if again else {})
     assert (
-        simulate(placement, policy, microbatches, costs, steps=steps).makespan
+        simulate(Job(placement, policy, microbatches, recomputed=dict.fromkeys(costs.recomputed, 1)), costs, steps=steps).makespan
         >= least_makespan(placement, costs, microbatches, steps) - 1e-9
     )
 
 
 def test_the_bound_is_met_where_nothing_can_be_better() -> None:
-    assert least_makespan(Linear(1), Costs(), 8) == 24 == simulate(Linear(1), named("1f1b"), 8, Costs()).makespan
+    assert least_makespan(Linear(1), Costs(), 8) == 24 == simulate(Job(Linear(1), named("1f1b"), 8), Costs()).makespan
     assert least_makespan(Vee(4), Costs(), 8) == 24 + 1.5  # rank 3 waits for three half forwards
     assert least_makespan(Bidirectional(4), Costs(), 8) == 25  # ranks 1 and 2 wait for one forward
-    assert simulate(Bidirectional(4), named("dualpipe"), 8, Costs()).makespan == 25
+    assert simulate(Job(Bidirectional(4), named("dualpipe"), 8), Costs()).makespan == 25
 
 
 def test_the_bound_counts_the_way_there_and_back_and_slow_ranks() -> None:

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Looped, Vee
 from axrt.scheduler.policies import NAMES, Fixed, named, placement_for
 from axrt.scheduler.simulator import Costs, order_of, simulate
-from axrt.scheduler.task import ONCE_A_STEP, Kind, Task
+from axrt.scheduler.task import Kind, Task
 
 from .pipelines import Pipeline, run_in_random_order
 from .test_policies import fitting
@@ -27,9 +28,9 @@ def followed(of: Order) -> Fixed:
 
 def ran(policy: Fixed, microbatches: int) -> list[list[str]]:
     """What each rank ran in one step, weight gradients by their last pieces."""
-    line = simulate(policy.order.placement, policy, microbatches, Costs(pieces=1))
+    line = simulate(Job(policy.order.placement, policy, microbatches), Costs(pieces=1))
     ranks = range(policy.order.placement.ranks)
-    return [[str(span.task) for span in line.spans if span.rank == rank and span.task.kind not in ONCE_A_STEP] for rank in ranks]
+    return [[str(span.task) for span in line.spans if span.rank == rank and not span.task.kind.once_a_step] for rank in ranks]
 
 
 def test_what_runs_is_what_was_written() -> None:
@@ -95,9 +96,9 @@ def test_the_order_of_a_policy_is_as_good_as_the_policy(name: str) -> None:
     """And so every published row is met by a file."""
     rule, m = named(name), 8
     placement = placement_for(rule, 4, m)
-    given = order_of(rule, placement, m)
+    given = order_of(Job(placement, rule, m))
     assert Order.parse(str(given), placement.name, placement.chunks) == given
-    fixed, free = (simulate(placement, policy, m, Costs(pieces=1)) for policy in (followed(given), rule))
+    fixed, free = (simulate(Job(placement, policy, m), Costs(pieces=1)) for policy in (followed(given), rule))
     assert (fixed.makespan, fixed.span, fixed.in_flight, fixed.held) == (free.makespan, free.span, free.in_flight, free.held)
 
 
@@ -107,7 +108,7 @@ def test_a_pipe_may_run_a_whole_step_before_the_other() -> None:
     rows = [[f"{kind}{stage}.{n}" for stage, pipe in of_rank for kind in "FB" for n in range(pipe, 16, 2)] for of_rank in lanes]
     turns = Order.parse("".join(",".join(row) + "\n" for row in rows))
     assert turns.placement.name == "bidirectional"
-    assert simulate(turns.placement, followed(turns), 16, Costs()).makespan >= 48
+    assert simulate(Job(turns.placement, followed(turns), 16), Costs()).makespan >= 48
 
 
 def test_what_is_done_again_is_no_part_of_an_order() -> None:
@@ -124,7 +125,7 @@ def test_an_order_as_a_plan_ends_under_any_order_of_events_and_keeps_its_cap(
 ) -> None:
     rule = named(name)
     placement, microbatches = fitting(rule, ranks, microbatches, chunks)
-    plan = order_of(rule, placement, microbatches)
+    plan = order_of(Job(placement, rule, microbatches))
     floating = plan.without_weights()
     with_slack = Fixed(floating, plan.needs, max(plan.needs) + room, strict=False)
     for policy in (followed(plan), with_slack, followed(floating)):
@@ -138,10 +139,10 @@ def test_an_order_as_a_plan_ends_under_any_order_of_events_and_keeps_its_cap(
 def test_running_ahead_of_an_order_pays_where_things_vary() -> None:
     rule = named("zb-h2")
     placement = placement_for(rule, 4, 16)
-    whole = order_of(rule, placement, 16)
+    whole = order_of(Job(placement, rule, 16))
     plan = whole.without_weights()
     costs = Costs(jitter=0.5, seed=3)
-    strict, free = (simulate(placement, Fixed(plan, whole.needs, 12, strict), 16, costs, steps=4).makespan for strict in (True, False))
+    strict, free = (simulate(Job(placement, Fixed(plan, whole.needs, 12, strict), 16), costs, steps=4).makespan for strict in (True, False))
     assert free < strict
 
 
@@ -161,6 +162,6 @@ def test_a_rank_whose_line_leaves_weight_gradients_out_needs_room_for_what_is_in
 def test_a_policys_order_as_a_plan_is_hardly_worse_than_the_policy_on_a_steady_machine(name: str) -> None:
     rule = named(name)
     placement = placement_for(rule, 8, 16)
-    plan = order_of(rule, placement, 16)
-    free = simulate(placement, rule, 16, Costs(), steps=4).makespan
-    assert simulate(placement, Fixed(plan.without_weights(), plan.needs, strict=False), 16, Costs(), steps=4).makespan <= 1.02 * free
+    plan = order_of(Job(placement, rule, 16))
+    free = simulate(Job(placement, rule, 16), Costs(), steps=4).makespan
+    assert simulate(Job(placement, Fixed(plan.without_weights(), plan.needs, strict=False), 16), Costs(), steps=4).makespan <= 1.02 * free

@@ -142,13 +142,13 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
         if state.policy.splits:
             every = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
         for stage, pipe in state.pipe_of.items():
-            votes = state.clips and pipe == 0
+            votes = state.job.votes and pipe == 0
             pipes = state.placement.pipes
-            kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state.lanes[stage].needs)
+            kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._lanes[stage].needs)
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
-            for bucket, holders in enumerate(state.holders[stage]):
+            for bucket, holders in enumerate(pipeline.buckets[stage]):
                 of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
             everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             everything |= {Task(kind, stage, step, part) for kind, part in of_step for step in range(steps)}
@@ -249,7 +249,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
     for state, ran in zip(pipeline.states, pipeline.ran, strict=True):
-        for stage in state.lanes:
+        for stage in state.pipe_of:
             assert [task.microbatch for task in ran if task.kind is Kind.STEP and task.stage == stage] == list(range(steps - 1))
 
 

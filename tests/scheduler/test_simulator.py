@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
@@ -31,14 +32,10 @@ def ran(
     **costs: Any,
 ) -> Timeline:
     policy = named(name, cap)
-    return simulate(
-        placement_for(policy, ranks, microbatches, chunks=chunks),
-        policy,
-        microbatches,
-        Costs(edge=Edge(latency), **costs),
-        steps=steps,
-        clips=clips,
-    )
+    placement = placement_for(policy, ranks, microbatches, chunks=chunks)
+    recomputed = dict.fromkeys(costs.get("recomputed", ()), 1)
+    job = Job(placement, policy, microbatches, recomputed=recomputed, votes=clips)
+    return simulate(job, Costs(edge=Edge(latency), **costs), steps=steps)
 
 
 # Makespan, largest span, in flight and held on each rank, for p = 4 and m = 8 with tF = tI = tW = 1: what the published generators give.
@@ -112,7 +109,7 @@ def test_a_late_gradient_lets_the_next_forward_run() -> None:
 def test_two_pipes_follow_the_published_formulas(ranks: int) -> None:
     """Chimera with tF = tB, N = D: 2N + D - 2 slots; DualPipe: a bubble of (P/2 - 1)(tF&B + tB - 3tW), tF&B being tF + tB here."""
     policy, p = named("chimera"), ranks
-    slots = simulate(placement_for(policy, p, p), policy, p, Costs(Work(1, 1, 0))).makespan
+    slots = simulate(Job(placement_for(policy, p, p), policy, p), Costs(Work(1, 1, 0))).makespan
     assert slots <= 2 * p + p - 2
     m = 4 * p
     bubble = (p // 2 - 1) * (3 + 2 - 3)
@@ -184,7 +181,7 @@ def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     recomputed = dict.fromkeys(range(placement.stages), again) if again else {}
     costs = Costs(Work(*work), edge=Edge(latency), jitter=jitter, recomputed=recomputed, seed=seed)
-    line = simulate(placement, policy, microbatches, costs, steps=steps, clips=clips)
+    line = simulate(Job(placement, policy, microbatches, recomputed=dict.fromkeys(recomputed, 1), votes=clips), costs, steps=steps)
     for rank in range(placement.ranks):
         mine = [span for span in line.spans if span.rank == rank]
         assert all(one.end <= next_one.start + 1e-9 for one, next_one in pairwise(mine))
@@ -201,7 +198,7 @@ def test_one_microbatch_goes_down_and_back() -> None:
     for name in NAMES:
         policy, p = named(name), 4
         placement, m = fitting(policy, p, 1, 2)
-        makespan = simulate(placement, policy, m, Costs()).makespan
+        makespan = simulate(Job(placement, policy, m), Costs()).makespan
         if name in ("1f1b", "axonn", "eager-1f1b", "gpipe"):
             assert makespan == p * 3
         elif name.startswith("zb-h"):
@@ -227,9 +224,9 @@ def test_policies_meet_the_same_durations() -> None:
 
 def test_a_straggler_and_hiccups_take_their_time() -> None:
     policy = named("1f1b")
-    slow = simulate(Linear(4), policy, 8, Costs(stragglers={2: 1.5}))
+    slow = simulate(Job(Linear(4), policy, 8), Costs(stragglers={2: 1.5}))
     assert slow.makespan > 1.3 * ran("1f1b").makespan
-    assert simulate(Linear(4), policy, 8, Costs(hiccups=(0.1, 6.0))).makespan > ran("1f1b").makespan
+    assert simulate(Job(Linear(4), policy, 8), Costs(hiccups=(0.1, 6.0))).makespan > ran("1f1b").makespan
 
 
 def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
@@ -239,7 +236,7 @@ def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
 
 
 def test_an_evaluation_takes_its_forwards_and_the_way_through() -> None:
-    line = simulate(Linear(4), Nested(), 9, Costs(Work(input=0, weight=0)), evaluate=True)
+    line = simulate(Job(Linear(4), Nested(), 9, trains=False), Costs(Work(input=0, weight=0)))
     assert line.makespan == 9 + 4 - 1
 
 
@@ -282,18 +279,18 @@ def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> No
 
 def test_costs_may_differ_between_stages_and_edges() -> None:
     policy, work = named("gpipe"), (Work(1, 1, 1), Work(2, 2, 1), Work(1, 3, 0))
-    line = simulate(Linear(3), policy, 1, Costs(work))
+    line = simulate(Job(Linear(3), policy, 1), Costs(work))
     durations = {str(span.task): span.end - span.start for span in line.computing()}
     assert durations == {"F0.0": 1, "F1.0": 2, "F2.0": 1, "B0.0": 2, "B1.0": 3, "B2.0": 3}
     assert line.ideal == 5
-    far = simulate(Linear(3), policy, 1, Costs(work, edges={(1, 2): Edge(latency=4)}))
+    far = simulate(Job(Linear(3), policy, 1), Costs(work, edges={(1, 2): Edge(latency=4)}))
     assert far.makespan == line.makespan + 4
 
 
 def test_messages_on_an_edge_wait_for_each_other_and_not_for_those_of_other_edges() -> None:
     """The last rank's backwards are done at once, so four gradients of size 1 leave together, one a time unit."""
     costs = Costs((Work(1, 0, 0, sent=0), Work(1, 0, 0, sent=1), Work(1, 0, 0)), edges={(2, 1): Edge(2.0, 1.0)})
-    line = simulate(Linear(3), named("gpipe"), 4, costs)
+    line = simulate(Job(Linear(3), named("gpipe"), 4), costs)
     starts = [span.start for span in line.spans if span.task.kind is Kind.BACKWARD and span.task.stage == 1]
     assert starts == [6 + 1 + 2 + number for number in range(4)]
 
@@ -301,7 +298,7 @@ def test_messages_on_an_edge_wait_for_each_other_and_not_for_those_of_other_edge
 def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
     alone = ran("1f1b", 2, 4, steps=2)
     costs = Costs(reduce=1.0, step=0.5, bucket=4.0, edge=Edge(0.0, 2.0))
-    line = simulate(Linear(2), named("1f1b"), 4, costs, steps=2, replicas=2)
+    line = simulate(Job(Linear(2), named("1f1b"), 4, replicas=2), costs, steps=2)
     assert line.ranks == 4
     assert sum(span.task.kind is Kind.REDUCE for span in line.spans) == 2 * 4
     # Half a bucket to the other replica, the sum of half a bucket back: each takes 1; then the step.
@@ -310,7 +307,7 @@ def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
 
 def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_before() -> None:
     policy, m = named("zb-h2"), 8
-    line = simulate(Linear(4), policy, m, Costs(), steps=3, barrier=True)
+    line = simulate(Job(Linear(4), policy, m), Costs(), steps=3, barrier=True)
     for step in range(2):
         ends = [span.end for span in line.spans if span.task.microbatch // m == step and span.task.kind is not Kind.STEP]
         begins = [span.start for span in line.computing() if span.task.microbatch // m == step + 1]
@@ -320,17 +317,17 @@ def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_befo
 
 def test_an_activation_is_as_large_as_the_stage_before_says() -> None:
     costs = Costs((Work(1, 1, 0, sent=3), Work(1, 1, 0, sent=9)), edges={(0, 1): Edge(0.0, 1.0)})
-    line = simulate(Linear(2), named("gpipe"), 1, costs)
+    line = simulate(Job(Linear(2), named("gpipe"), 1), costs)
     assert [span.start for span in line.spans if span.task.kind is Kind.FORWARD] == [0, 1 + 3]
 
 
 def test_replicas_evaluate_each_to_its_own_end() -> None:
-    line = simulate(Linear(2), Nested(), 4, Costs(Work(1, 0, 0), stragglers={0: 3.0}), evaluate=True, replicas=2)
+    line = simulate(Job(Linear(2), Nested(), 4, trains=False, replicas=2), Costs(Work(1, 0, 0), stragglers={0: 3.0}))
     assert sum(span.task.kind is Kind.FORWARD for span in line.spans) == 2 * 2 * 4
 
 
 def test_idle_time_is_what_no_task_takes_until_the_makespan() -> None:
-    line = simulate(Linear(3), named("zb-h1"), 4, Costs(reduce=2.0, step=1.0, edge=Edge(2.0)), replicas=2)
+    line = simulate(Job(Linear(3), named("zb-h1"), 4, replicas=2), Costs(reduce=2.0, step=1.0, edge=Edge(2.0)))
     assert line.idle() == pytest.approx([sum(line.idle(cause)[rank] for cause in (INPUT, ROOM, END)) for rank in range(6)])
     for rank in range(6):
         busy = sum(min(span.end, line.makespan) - span.start for span in line.spans if span.rank == rank and span.start < line.makespan)
@@ -350,8 +347,8 @@ def test_one_forward_one_backward_alternates_where_durations_vary(seed: int) -> 
             row += [Task(Kind.FORWARD, rank, number + ahead)] * (number + ahead < m)
         rows.append(tuple(row))
     order, costs = Order(Linear(p), m, tuple(rows)), Costs(jitter=0.5, seed=seed)
-    strict = simulate(Linear(p), Fixed(order, order.needs), m, costs, steps=8).makespan
-    assert simulate(Linear(p), named("1f1b"), m, costs, steps=8).makespan == pytest.approx(strict, rel=0.03)
+    strict = simulate(Job(Linear(p), Fixed(order, order.needs), m), costs, steps=8).makespan
+    assert simulate(Job(Linear(p), named("1f1b"), m), costs, steps=8).makespan == pytest.approx(strict, rel=0.03)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -359,5 +356,5 @@ def test_adaptive_overtakes_only_without_room_and_so_is_zb_v_on_a_steady_machine
     """With a message's time and the loop's own; an input gradient that took the last place but one cost a forward its turn."""
     costs = Costs(task=0.03, edge=Edge(0.02), pieces=1)
     places = {name: placement_for(named(name), ranks, 2 * ranks) for name in ("adaptive", "zb-v")}
-    lines = {name: simulate(place, named(name), 2 * ranks, costs, steps=8) for name, place in places.items()}
+    lines = {name: simulate(Job(place, named(name), 2 * ranks), costs, steps=8) for name, place in places.items()}
     assert lines["adaptive"].makespan == lines["zb-v"].makespan

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
 from axrt.scheduler.policies import named
@@ -12,7 +13,7 @@ from axrt.scheduler.task import Kind, Task
 
 
 def state_of(rank: int, ranks: int = 3, microbatches: int = 2, policy: str = "1f1b") -> RankState:
-    state = RankState(Linear(ranks), named(policy), rank, microbatches)
+    state = RankState(Job(Linear(ranks), named(policy), microbatches), rank)
     state.ask_step()
     return state
 
@@ -121,22 +122,22 @@ def test_an_illegal_message_is_refused_with_the_lanes_story_and_changes_nothing(
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
     run(state, "F1.0")
-    before = str(state.lanes[1])
+    before = str(state._lanes[1])
     with pytest.raises(IllegalMove, match=story):
         state.deliver(message)
-    assert str(state.lanes[1]) == before
+    assert str(state._lanes[1]) == before
 
 
 @pytest.mark.parametrize("task", ["F1.1", "B1.0", "step1.0", "F0.0"])
 def test_only_a_ready_head_starts_and_only_what_started_finishes(task: str) -> None:
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
-    before = str(state.lanes[1])
+    before = str(state._lanes[1])
     with pytest.raises(IllegalMove, match="cannot start"):
         state.start(Task.parse(task))
     with pytest.raises(IllegalMove, match="cannot finish"):
         state.finish(Task.parse(task))
-    assert str(state.lanes[1]) == before
+    assert str(state._lanes[1]) == before
 
 
 def test_what_is_waited_for_is_named_with_the_rank_that_owes_it() -> None:
@@ -171,7 +172,7 @@ def test_the_end_is_told_once() -> None:
 
 
 def test_a_state_may_begin_at_any_step() -> None:
-    state = RankState(Linear(3), named("1f1b"), 1, microbatches=2, first_step=5)
+    state = RankState(Job(Linear(3), named("1f1b"), 2), 1, first_step=5)
     state.ask_step()
     state.deliver(activation(1, 10))
     assert run(state, "F1.10") == [activation(2, 10)]
@@ -233,7 +234,7 @@ def test_why_nothing_runs_is_told() -> None:
 
 
 def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
-    state = RankState(Looped(2, 2), named("breadth-first"), 1, 1, replicas=2)
+    state = RankState(Job(Looped(2, 2), named("breadth-first"), 1, replicas=2), 1)
     state.ask_step()
 
     def runs(task: str) -> None:
@@ -262,7 +263,7 @@ def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
 
 
 def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> None:
-    state = RankState(Linear(3), named("merak"), 0, 8, recomputes=(0,))
+    state = RankState(Job(Linear(3), named("merak"), 8, recomputed={0: 1}), 0)
     state.ask_step()
     for number in range(3):
         state.deliver(activation(0, number))
@@ -276,7 +277,7 @@ def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_an
 
 
 def test_a_recomputation_that_is_not_wanted_yet_is_no_cap() -> None:
-    state = RankState(Linear(3), named("merak"), 0, 8, recomputes=(0,))
+    state = RankState(Job(Linear(3), named("merak"), 8, recomputed={0: 1}), 0)
     state.ask_step()
     for number in range(4):
         state.deliver(activation(0, number))
@@ -287,13 +288,13 @@ def test_a_recomputation_that_is_not_wanted_yet_is_no_cap() -> None:
 
 
 def test_a_microbatch_of_the_other_pipe_is_refused() -> None:
-    state = RankState(Bidirectional(2), named("chimera"), 0, 4)
+    state = RankState(Job(Bidirectional(2), named("chimera"), 4), 0)
     state.ask_step()
     assert state.pipe_of == {0: 0, 1: 1}
     with pytest.raises(IllegalMove, match="activation 1 for stage 0 is of another pipe"):
         state.deliver(Message(Meaning.ACTIVATION, 0, 1))
     with pytest.raises(IllegalMove, match="holds stages"):
         state.deliver(Message(Meaning.ACTIVATION, 1, 1))
-    up = RankState(Bidirectional(2), named("chimera"), 1, 4)
+    up = RankState(Job(Bidirectional(2), named("chimera"), 4), 1)
     up.ask_step()
     assert str(next(lack for lack in up.waiting_for() if lack.task == Task.parse("F0.1"))) == "F0.1 lacks activation from rank 0"

@@ -32,8 +32,8 @@ def contestant(
         cap: `schedule.in_flight`.
     """
     microbatches = settings["schedule"]["microbatches"]
-    policy, placement = scheduled(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
-    pipeline = model(placement.stages)
+    job = scheduled(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
+    pipeline = model(job.stages)
     config = {**settings, "schedule": {**settings["schedule"], "policy": name, "in_flight": cap}, "run": {"device": "cpu"}}
     engine = axrt.initialize(pipeline, optimizer, config=config, transport=MpiTransport(MPI.COMM_WORLD))
     layers: Sequence[nn.Module] = [layer for layer in pipeline.layers if isinstance(layer, nn.Module)]
@@ -41,5 +41,5 @@ def contestant(
     def step() -> None:
         engine.train_batch(batches)
 
-    tasks = (3 if policy.splits else 2) * placement.chunks * microbatches
-    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, policy.splits, layers)
+    tasks = (3 if job.splits else 2) * job.placement.chunks * microbatches
+    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, job.splits, layers)

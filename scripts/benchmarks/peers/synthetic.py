@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -89,10 +90,10 @@ def _row(case: Case, contestant: Contestant, seed: int, took: Took, loop: Loop) 
 
 def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
     policy_name, _, held = name.partition(", ")
-    policy, placement = scheduled(policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0)
+    job = scheduled(policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0)
     work = Work(RANK_S, RANK_S, RANK_S)
     costs = Costs(work=work, task=loop.task, step=loop.task, edge=Edge(loop.message), jitter=case.jitter, pieces=1, seed=seed)
-    line = simulate(placement, policy, case.microbatches, costs, steps=case.steps, clips=case.clips)
+    line = simulate(replace(job, votes=case.clips), costs, steps=case.steps)
     return 3 * RANK_S * case.microbatches * case.steps / line.makespan
 
 

@@ -1,0 +1,33 @@
+"""Forwards without gradients.
+
+    head   needs                                          then
+    -----  ---------------------------------------------  --------------------------
+    F s.n  activation n; on the last stage target n too   activation n to stage s+1
+    B s.n  F s.n has started; gradient n but on the       gradient n to stage s-1
+           last stage
+
+A B computes nothing, and a gradient carries nothing. They keep order, caps and bounds those of a
+training.
+"""
+
+from collections.abc import Iterator
+
+from ..task import Kind
+from .pipeline import gradient, in_order, inputs, sent_back, sent_on
+from .row import Row, StageHere, nothing
+
+
+def evaluation(here: StageHere) -> Iterator[Row]:
+    """The rows of a stage."""
+    admits, turn = here.job.policy.admits, in_order(here)
+    then = nothing if here.is_last else lambda task: sent_on(here, task)
+    yield Row(Kind.FORWARD, inputs(here), turn, then, admitted=admits, in_flight=1, held=1)
+    yield Row(
+        Kind.BACKWARD,
+        gradient(here),
+        turn,
+        lambda task: sent_back(here, task),
+        admitted=admits,
+        in_flight=-1,
+        held=-1,
+    )

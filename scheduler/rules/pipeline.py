@@ -1,0 +1,115 @@
+"""Forwards and backwards of a training.
+
+    head   needs                                           then
+    -----  ----------------------------------------------  ---------------------------------------
+    F s.n  activation n; on the last stage target n too;   activation n to stage s+1; the last
+           the weights of step n // m                      stage's last of a step: a loss to every
+                                                           stage of every pipe
+    B s.n  F s.n has started, or R s.n where the stage     gradient n to stage s-1; the last of a
+           recomputes; gradient n but on the last stage    step: a part of each shared bucket to
+                                                           each of its holders
+    I s.n  as B                                            gradient n to stage s-1
+    W s.n  I s.n has started                               as B without the gradient
+
+B where the policy leaves backwards whole, I and W where it splits them.
+"""
+
+from collections.abc import Iterator
+
+from ..lane import Gate
+from ..message import Meaning, Message
+from ..task import Kind, Task
+from .replicas import parts
+from .row import Need, Row, StageHere, Turn, numbered
+
+
+def pipeline(here: StageHere) -> Iterator[Row]:
+    """The rows of a stage."""
+    policy = here.job.policy
+
+    def sent_back_with_parts(task: Task) -> list[Message]:
+        return [*sent_back(here, task), *parts(here, task)]
+
+    yield Row(
+        Kind.FORWARD,
+        (*inputs(here), Need(Gate.WEIGHTS)),
+        in_order(here),
+        lambda task: losses(here, task) if here.is_last else sent_on(here, task),
+        admitted=policy.admits,
+        in_flight=1,
+        held=1,
+    )
+    if not here.job.splits:
+        yield Row(
+            Kind.BACKWARD,
+            gradient(here),
+            in_order(here),
+            sent_back_with_parts,
+            admitted=policy.admits,
+            in_flight=-1,
+            held=-1,
+        )
+        return
+    yield Row(
+        Kind.INPUT,
+        gradient(here),
+        in_order(here),
+        lambda task: sent_back(here, task),
+        admitted=policy.admits,
+        in_flight=-1,
+    )
+    yield Row(
+        Kind.WEIGHT,
+        (Need(Kind.INPUT),),
+        in_order(here, 3),
+        lambda task: parts(here, task),
+        admitted=policy.admits,
+        early=policy.is_early,
+        fills=True,
+        held=-1,
+    )
+
+
+def in_order(here: StageHere, level: int = 1) -> Turn:
+    """In the order of the policy."""
+    key = here.job.policy.key
+    return lambda task, view: (level, *key(task, view))
+
+
+def inputs(here: StageHere) -> tuple[Need, ...]:
+    """What a forward computes on."""
+    pipe, stage = here.seat
+    reader = here.job.reader_of(pipe)
+    before = reader if here.is_first else here.seat._replace(stage=stage - 1)
+    activation = Need(Meaning.ACTIVATION, (before,))
+    return (activation, Need(Meaning.TARGET, (reader,))) if here.is_last else (activation,)
+
+
+def gradient(here: StageHere) -> tuple[Need, ...]:
+    """What a backward begins with."""
+    made = Need(Kind.RECOMPUTE if here.recomputes else Kind.FORWARD)
+    if here.is_last:
+        return (made,)
+    after = here.seat._replace(stage=here.seat.stage + 1)
+    return made, Need(Meaning.GRADIENT, (after,), after=Kind.FORWARD)
+
+
+def sent_on(here: StageHere, task: Task) -> list[Message]:
+    """To the next stage, that its input is there."""
+    return [Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch, here.seat.pipe)]
+
+
+def sent_back(here: StageHere, task: Task) -> list[Message]:
+    """To the stage before, that its gradient is there."""
+    if here.is_first:
+        return []
+    return [Message(Meaning.GRADIENT, task.stage - 1, task.microbatch, here.seat.pipe)]
+
+
+def losses(here: StageHere, task: Task) -> list[Message]:
+    """After the last forward of a step, to every stage of every pipe: the losses are known."""
+    if not here.job.ends_a_step(task.microbatch):
+        return []
+    step, _ = here.job.step_of(task.microbatch)
+    number = numbered(step, range(here.job.pipes), here.seat.pipe)
+    return [Message(Meaning.LOSS, stage, number, pipe) for pipe, stage in here.job.seats()]

@@ -1,0 +1,35 @@
+"""Forwards that run again before their backward (activation checkpointing).
+
+    head   needs              then
+    -----  -----------------  -------------------------------
+    R s.n  F s.n has started  nothing; B s.n or I s.n needs it
+
+No policy is asked. R fills time: it comes after forwards and backwards and before weight gradients,
+unless its backward lacks nothing else; then it takes that backward's turn. The policy says how many
+may be ahead of their backwards.
+"""
+
+from collections.abc import Iterator
+
+from ..message import Meaning
+from ..policies.policy import View
+from ..task import Kind, Task
+from .row import Need, Row, StageHere
+
+
+def recomputation(here: StageHere) -> Iterator[Row]:
+    """The row of a stage that recomputes."""
+    policy, back = here.job.policy, here.back
+
+    def turn(task: Task, view: View) -> tuple[int, ...]:
+        stage, number = task.stage, task.microbatch
+        if here.is_last or view.has_come(Meaning.GRADIENT, stage, number):
+            return (1, *policy.key(Task(back, stage, number), view))
+        return (2, number, -stage)
+
+    def admitted(task: Task, view: View) -> bool:
+        ahead = view.started(Kind.RECOMPUTE, task.stage) - view.started(back, task.stage)
+        return ahead < policy.recomputes_ahead
+
+    if here.recomputes:
+        yield Row(Kind.RECOMPUTE, (Need(Kind.FORWARD),), turn, admitted=admitted, fills=True)

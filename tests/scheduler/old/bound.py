@@ -1,0 +1,44 @@
+"""What no schedule can beat: every rank waits for its first activation, does its work, and others wait for its last gradient."""
+
+from itertools import pairwise
+
+from .placement import Placement
+from .simulator import Costs, Work
+
+
+def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps: int = 1) -> float:
+    """A lower bound on the time of so many steps under any policy, on a steady machine.
+
+    For each rank: the way of the first activation to it, all its work, and then either nothing (weight gradients may end it), or, weight
+    gradients aside, the way of its last input gradient to the first stage.
+    """
+    bounds = []
+    for rank in range(placement.ranks):
+        mine = [(stage, placement.pipe_of(rank, stage)) for stage in placement.stages_of(rank)]
+        share = microbatches * steps / placement.pipes
+        arrival = min(_way(placement, costs, stage, pipe, forward=True) for stage, pipe in mine)
+        departure = min(_way(placement, costs, stage, pipe, forward=False) for stage, pipe in mine)
+        work = [_on(placement, costs, stage, pipe) for stage, pipe in mine]
+        again = [costs.recomputed.get(stage, 0.0) * of.forward for (stage, _), of in zip(mine, work, strict=True)]
+        critical = share * (sum(of.forward + of.input for of in work) + sum(again))
+        bounds.append(arrival + critical + max(share * sum(of.weight for of in work), departure))
+    return max(bounds)
+
+
+def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: bool) -> float:
+    """Of the first activation to a stage, or of its last input gradient to the first stage."""
+    work = [_on(placement, costs, one, pipe) for one in range(stage)]
+    return sum(of.forward if forward else of.input for of in work) + costs.edge.latency * _hops(placement, stage, pipe)
+
+
+def _on(placement: Placement, costs: Costs, stage: int, pipe: int) -> Work:
+    """What a stage costs on its rank, in the first replica."""
+    slow = costs.stragglers.get(placement.rank_of(stage, pipe), 1.0)
+    forward, back, weight, sent = costs.of_stage(placement, stage)
+    return Work(slow * forward, slow * back, slow * weight, sent)
+
+
+def _hops(placement: Placement, stage: int, pipe: int) -> int:
+    """How often a microbatch changes ranks on its way to a stage."""
+    ranks = [placement.rank_of(one, pipe) for one in range(stage + 1)]
+    return sum(one != after for one, after in pairwise(ranks))

@@ -1,0 +1,140 @@
+"""The cost table of a run, taken from its timeline: what each stage took, what the loop took between tasks, what a message took.
+
+The simulator adds the loop's cost to every task and the latency to every message, so both are measured as what is left: the loop's where a
+rank had something else to do at once, a message's where its receiver was waiting for it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import exp, log
+from statistics import fmean, pvariance
+
+from .placement import Placement
+from .simulator import Costs, Edge, Work
+from .task import ONCE_A_STEP, Kind, Task
+from .timeline import Span, Timeline
+
+_BACK = (Kind.BACKWARD, Kind.INPUT)
+_Took = dict[tuple[Kind, int], list[float]]
+
+
+def fitted(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
+    """The costs with which a simulation should come to the timeline of a run.
+
+    Args:
+        line: of a run: spans and pauses of some whole steps.
+        placement: of its stages.
+        seed: of the jitter that the simulation draws.
+    Raises:
+        ValueError: a stage has no forwards or backwards in it.
+    """
+    took = _took(line)
+    lacking = [stage for stage in range(placement.stages) if not took[Kind.FORWARD, stage] or not any(took[k, stage] for k in _BACK)]
+    if lacking:
+        raise ValueError(f"the timeline has no forwards and backwards of stages {lacking}; expected those of whole steps")
+    jitter = _jitter(took)
+    usual = {lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times}  # the median of a lognormal with that mean
+    between = fmean(_between_tasks(line) or [0.0])
+    return Costs(
+        tuple(_work(usual, stage) for stage in range(placement.stages)),
+        reduce=_once_a_step(line, Kind.REDUCE),
+        step=_once_a_step(line, Kind.STEP),
+        task=between,
+        edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
+        jitter=jitter,
+        recomputed={
+            stage: usual[Kind.RECOMPUTE, stage] / usual[Kind.FORWARD, stage]
+            for stage in range(placement.stages)
+            if (Kind.RECOMPUTE, stage) in usual
+        },
+        pieces=_pieces(line),
+        seed=seed,
+    )
+
+
+def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
+    """The same model in another number of stages, as if each stage's layers could be cut anywhere."""
+    have = len(work)
+    found = []
+    for stage in range(stages):
+        first, end = stage * have / stages, (stage + 1) * have / stages
+        parts = [(max(0.0, min(end, one + 1) - max(first, one)), work[one]) for one in range(have)]
+        forward, back, weight = (sum(share * of[kind] for share, of in parts) for kind in range(3))
+        found.append(Work(forward, back, weight, work[-1].sent))
+    return tuple(found)
+
+
+def _took(line: Timeline) -> _Took:
+    """Of each kind and stage, what each microbatch took, its pieces together."""
+    whole: dict[tuple[int, Kind, int, int], float] = defaultdict(float)
+    for rank, (kind, stage, number, _), start, end in line.computing():
+        whole[rank, kind, stage, number] += end - start
+    took: _Took = defaultdict(list)
+    for (_, kind, stage, _), seconds in whole.items():
+        took[kind, stage].append(seconds)
+    return took
+
+
+def _work(usual: dict[tuple[Kind, int], float], stage: int) -> Work:
+    """Of whole backwards half is taken to be the input's gradient: nothing in them says which."""
+    whole = usual.get((Kind.BACKWARD, stage), 0.0)
+    back, weight = usual.get((Kind.INPUT, stage), whole / 2), usual.get((Kind.WEIGHT, stage), whole / 2)
+    return Work(usual[Kind.FORWARD, stage], back, weight)
+
+
+def _jitter(took: _Took) -> float:
+    """Sigma of the logarithm of what forwards and input gradients take, over lanes; whole backwards are sums, and vary less."""
+    lanes = [times for (kind, _), times in took.items() if kind in (Kind.FORWARD, Kind.INPUT) and len(times) > 1]
+    variances = [pvariance([log(max(seconds, 1e-9)) for seconds in times]) for times in lanes]
+    return fmean(variances) ** 0.5 if variances else 0.0
+
+
+def _by_rank(line: Timeline) -> Iterator[list[Span]]:
+    for rank in range(line.ranks):
+        yield sorted((span for span in line.spans if span.rank == rank), key=lambda span: span.start)
+
+
+def _between_tasks(line: Timeline) -> list[float]:
+    """From the end of a task to the start of the next within a step, where the rank did not wait."""
+    waits = defaultdict(list)
+    for rank, _, start, _ in line.pauses:
+        waits[rank].append(start)
+    found = []
+    for rank, spans in enumerate(_by_rank(line)):
+        for one, after in pairwise(spans):
+            same_step = _step(line, one.task) == _step(line, after.task)
+            if same_step and not any(one.end <= start <= after.start for start in waits[rank]):
+                found.append(after.start - one.end)
+    return found
+
+
+def _waited_for(line: Timeline, placement: Placement) -> list[float]:
+    """From the end of a task to the start of the one on another rank that waited for it."""
+    ended = {(span.task.kind, span.task.stage, span.task.microbatch): span for span in line.spans}
+    found = []
+    for spans in _by_rank(line):
+        for one, after in pairwise(spans):
+            kind, stage, number, _ = after.task
+            source = ended.get((kind, stage - 1 if kind is Kind.FORWARD else stage + 1, number)) if kind in (Kind.FORWARD, *_BACK) else None
+            if source is not None and source.rank != after.rank and one.end < source.end <= after.start:
+                found.append(after.start - source.end)
+    return found
+
+
+def _step(line: Timeline, task: Task) -> int:
+    return task.microbatch if task.kind in ONCE_A_STEP else task.microbatch // line.microbatches
+
+
+def _once_a_step(line: Timeline, kind: Kind) -> float:
+    """What a stage's tasks of that kind take in a step, all its buckets together."""
+    whole: dict[tuple[int, int, int], float] = defaultdict(float)
+    for rank, task, start, end in line.spans:
+        if task.kind is kind:
+            whole[rank, task.stage, task.microbatch] += end - start
+    return fmean(whole.values()) if whole else 0.0
+
+
+def _pieces(line: Timeline) -> int:
+    counts = Counter((rank, task.stage, task.microbatch) for rank, task, _, _ in line.spans if task.kind is Kind.WEIGHT)
+    return round(fmean(counts.values())) if counts else Costs().pieces

@@ -1,0 +1,145 @@
+"""An order: which task of a step each rank runs first, second, and so on; read from a file, or taken from a policy.
+
+As text it is a table of comma-separated values, one line a rank, in the notation of tasks, microbatches numbered within the step:
+
+    F0.0,F0.1,B0.0,B0.1
+    F1.0,B1.0,F1.1,B1.1
+
+Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say nothing.
+"""
+
+import csv
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from .placement import PLACEMENTS, Placement, placed
+from .plan import Plan
+from .task import ONCE_A_STEP, Kind, Task
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checked order.
+
+    Args:
+        placement: of its stages.
+        microbatches: per step.
+        rows: of each rank, its tasks.
+    """
+
+    placement: Placement
+    microbatches: int
+    rows: tuple[tuple[Task, ...], ...]
+
+    @cached_property
+    def plans(self) -> tuple[Plan, ...]:
+        return tuple(map(Plan, self.rows))
+
+    @property
+    def splits(self) -> bool:
+        """Backwards are input gradients and weight gradients."""
+        return any(task.kind is Kind.INPUT for row in self.rows for task in row)
+
+    @cached_property
+    def needs(self) -> tuple[int, ...]:
+        """The most that each rank must hold so that none gets stuck: in flight where weight gradients go anywhere, else held."""
+        return tuple(map(_most_held, self.rows))
+
+    def without_weights(self) -> "Order":
+        """The same with weight gradients that go wherever there is time."""
+        rows = tuple(tuple(task for task in row if task.kind is not Kind.WEIGHT) for row in self.rows)
+        return Order(self.placement, self.microbatches, rows)
+
+    def __str__(self) -> str:
+        return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
+
+    @classmethod
+    def parse(cls, text: str, placement: str = "", chunks: int = 0) -> "Order":
+        """Read and check an order.
+
+        Args:
+            text: as in the head of this file.
+            placement, chunks: where the stages are; "", 0: as the first of all placements in which every rank holds its own tasks.
+        Raises:
+            ValueError: the text is no order; it names the line and what was expected there.
+        """
+        lines = [(number, _words(line)) for number, line in enumerate(text.splitlines(), 1) if not line.startswith("#")]
+        lines = [(number, words) for number, words in lines if words]
+        if not lines:
+            raise ValueError("the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0")
+        rows = [tuple(_tasks(number, words)) for number, words in lines]
+        if {Kind.BACKWARD, Kind.INPUT} <= {task.kind for row in rows for task in row}:
+            raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
+        where = _placement(rows, placement, chunks)
+        microbatches = 1 + max(task.microbatch for row in rows for task in row)
+        for rank, (number, _) in enumerate(lines):
+            lanes = {stage: range(where.pipe_of(rank, stage), microbatches, where.pipes) for stage in where.stages_of(rank)}
+            _check(number, rows[rank], lanes)
+        return cls(where, microbatches, tuple(rows))
+
+
+def _words(line: str) -> list[str]:
+    """The cells of a line, as spreadsheets write it too: quoted, and with empty ones at the end."""
+    cells = [cell.strip() for row in csv.reader([line]) for cell in row]
+    while cells and not cells[-1]:
+        cells.pop()
+    return cells
+
+
+def _tasks(number: int, words: list[str]) -> Iterator[Task]:
+    for word in words:
+        try:
+            task = Task.parse(word)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if task.kind in ONCE_A_STEP or task.kind is Kind.RECOMPUTE or task.part:
+            raise ValueError(f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)")
+        yield task
+
+
+def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placement:
+    """One in which every rank holds the stages that its line names."""
+    stages = [tuple(sorted({task.stage for task in row})) for row in rows]
+    for one in [placed(name, len(rows), chunks)] if name else _all_placements(len(rows), len(stages[0])):
+        if [one.stages_of(rank) for rank in range(len(rows))] == stages:
+            return one
+    fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
+    raise ValueError(
+        f"lines with stages {[list(of) for of in stages]} do not fit {fits}; expected first the tasks of rank 0, then those of "
+        "rank 1, and so on, each with the stages that the rank holds"
+    )
+
+
+def _all_placements(ranks: int, chunks: int) -> Iterator[Placement]:
+    for name in PLACEMENTS:
+        with suppress(ValueError):  # it takes other numbers of ranks
+            yield placed(name, ranks, chunks if name == "looped" else 0)
+
+
+def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
+    """Each kind on each stage has every microbatch of its pipe once and in order, a backward after its forward."""
+    done: dict[tuple[Kind, int], int] = {}
+    for task in row:
+        kind, stage, microbatch, _ = task
+        due = done.get((kind, stage), lanes[stage].start)
+        if microbatch != due:
+            what = "stands there twice" if microbatch < due else f"comes before {Task(kind, stage, due)}"
+            raise ValueError(f"line {number}: {task} {what}; expected each microbatch once, in order")
+        before = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}.get(kind)
+        if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
+            raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
+        done[kind, stage] = due + lanes[stage].step
+    split = any(task.kind is Kind.INPUT for task in row)
+    for stage, microbatches in lanes.items():
+        for kind in (Kind.FORWARD, Kind.INPUT if split else Kind.BACKWARD, *([Kind.WEIGHT] * any(k is Kind.WEIGHT for k, _ in done))):
+            due = done.get((kind, stage), microbatches.start)
+            if due in microbatches:
+                raise ValueError(f"line {number} ends without {Task(kind, stage, due)}; there are {microbatches.stop} microbatches")
+
+
+def _most_held(row: tuple[Task, ...]) -> int:
+    frees = {Kind.WEIGHT} & {task.kind for task in row} or {Kind.INPUT, Kind.BACKWARD}
+    return max(accumulate((task.kind is Kind.FORWARD) - (task.kind in frees) for task in row))

@@ -1,0 +1,95 @@
+"""Which task first, and which forward may start: one small module a family, and their names."""
+
+from ..placement import Placement, placed
+from .axonn import AxoNN
+from .bidirectional import Chimera, DualPipe
+from .gpipe import GPipe
+from .looped import BreadthFirst, Interleaved, InterleavedZeroBubble
+from .nested import Nested
+from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
+from .planned import Adaptive, Fixed, VMin, ZeroBubbleV
+from .policy import Bounds, Policy, View
+from .recomputing import Merak, Varuna
+from .vee import DualPipeV, VHalf
+from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
+
+__all__ = ["CAPPED", "FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
+
+_PLAIN = (
+    OneForwardOneBackward(),
+    BreadthFirst(),
+    Chimera(),
+    DualPipe(),
+    EagerOneForwardOneBackward(),
+    GPipe(),
+    Interleaved(),
+    InterleavedZeroBubble(),
+    Merak(),
+    VHalf(),
+    VMin(),
+    Varuna(),
+    ZeroBubbleH1(),
+    ZeroBubbleH2(),
+    ZeroBubbleV(),
+)
+_CAPPED = (Adaptive, AxoNN, DualPipeV)
+CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take in_flight
+NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
+
+
+FIXED = Fixed.name  # follows an order that is given, see axrt.schedule
+
+
+def named(name: str, in_flight: int = 0) -> Policy:
+    """The policy of that name.
+
+    Args:
+        name: one of `NAMES`.
+        in_flight: the cap, for policies that take one; 0 is the policy's own.
+    Raises:
+        ValueError: no such policy, or one that does not take a cap.
+    """
+    for kind in _CAPPED:
+        if kind.name == name:
+            return kind(in_flight)
+    for policy in _PLAIN:
+        if policy.name == name:
+            if in_flight:
+                takes = " or ".join(CAPPED)
+                raise ValueError(
+                    f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy {takes}, or set in_flight = 0"
+                )
+            return policy
+    if name == FIXED:
+        raise ValueError("policy fixed needs an order; expected the name of a CSV file, or of a policy")
+    raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}")
+
+
+def placement_for(policy: Policy, ranks: int, microbatches: int, placement: str = "", chunks: int = 0) -> Placement:
+    """Where the policy's stages are.
+
+    Args:
+        policy: to be followed.
+        ranks: of a pipeline.
+        microbatches: per step.
+        placement: by name; "": the policy's own.
+        chunks: stages a rank; 0: the placement's own.
+    Raises:
+        ValueError: policy, placement, chunks and microbatches do not go together; with the nearest that do.
+    """
+    if placement and placement not in policy.placements:
+        raise ValueError(
+            f"policy {policy.name} is made for placement {policy.placements[0]}, not {placement}; set placement = {policy.placements[0]!r}"
+        )
+    if policy.name in (Interleaved.name, InterleavedZeroBubble.name) and microbatches % ranks:
+        fits = (microbatches // ranks + 1) * ranks
+        raise ValueError(
+            f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, not {microbatches}, or policy breadth-first"
+        )
+    where = placed(placement or policy.placements[0], ranks, chunks)
+    if microbatches % where.pipes:
+        raise ValueError(
+            f"placement {where.name} has {where.pipes} pipes, and each takes as many microbatches; set microbatches = {microbatches + 1}, "
+            f"not {microbatches}"
+        )
+    return where

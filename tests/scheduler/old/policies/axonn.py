@@ -1,0 +1,31 @@
+"""The rule of AxoNN: a limit where microbatches enter, and nothing else."""
+
+from dataclasses import dataclass
+
+from ..placement import Placement
+from ..task import Kind, Task
+from .policy import Bounds, Policy, View
+
+
+@dataclass(frozen=True, slots=True)
+class AxoNN(Policy):
+    """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than `limit` are in flight.
+
+    Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the last.
+    Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to G_inter).
+    """
+
+    limit: int = 0  # microbatches in the pipeline; 0: as many as there are ranks
+    name = "axonn"
+    splits = False
+    placements = ("linear",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return task.kind is not Kind.FORWARD or view.rank > 0 or view.in_flight < (self.limit or view.ranks)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        most = 1 if rank == placement.ranks - 1 else self.limit or placement.ranks
+        return Bounds(most, most)

@@ -1,0 +1,35 @@
+"""Caps that grow with the stage: for any placement, whatever the order of events."""
+
+from dataclasses import dataclass
+
+from ..placement import Placement
+from ..task import Kind, Task
+from .policy import Bounds, Policy, View
+
+
+def has_room(forward: Task, view: View, top: int) -> bool:
+    """Fewer are held than the cap of the forward's stage: `top` for the rank's deepest, one less for each shallower one."""
+    return view.held < top - sum(stage > forward.stage for stage in view.placement.stages_of(view.rank))
+
+
+@dataclass(frozen=True, slots=True)
+class Nested(Policy):
+    """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start while fewer than 2p + c are in flight.
+
+    The rule of evaluations, which have no backwards to compute: their news come back at once, and no rank waits for room.
+    Bound: 2p + v - 1.
+    """
+
+    name = "nested"
+    splits = False
+    placements = ("linear", "looped", "vee")
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return (task.kind is Kind.FORWARD, -task.stage, task.microbatch)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return task.kind is not Kind.FORWARD or has_room(task, view, 2 * view.ranks + view.placement.chunks - 1)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        most = 2 * placement.ranks + placement.chunks - 1
+        return Bounds(most, most)

@@ -1,0 +1,193 @@
+"""Along a plan: one acyclic order of forwards and input gradients. Weight gradients go wherever there is time: the plan, where it names
+them, only says when one comes early, so early that the rank had better wait a moment for what is due.
+"""
+
+from dataclasses import dataclass
+
+from ..order import Order
+from ..placement import Placement
+from ..plan import Plan, v_min_plan, zb_v_plan
+from ..task import Kind, Task
+from .policy import Bounds, Policy, View
+
+
+def _due(plan: Plan, view: View) -> int:
+    """The place of the first task of the plan that has not started, weight gradients aside."""
+    return min([plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes])
+
+
+def _place(plan: Plan, task: Task, view: View) -> int:
+    return plan.place(task.kind, task.stage, task.microbatch // view.placement.pipes)
+
+
+def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
+    """What may be due in the plan's order, then the rest, of the shallowest stage first: its next forward comes first."""
+    if (task.stage, task.kind) in plan.due_lanes:
+        return (0, _place(plan, task, view))
+    return (1, task.stage, task.microbatch)
+
+
+def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
+    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer than slack are, and backwards for room,
+    or, where there is slack, while a backward is due: then they take no forward's place.
+
+    Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
+    """
+    if (task.stage, task.kind) not in plan.due_lanes:
+        return True
+    is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
+    if is_forward and view.held >= cap:
+        return False
+    if _place(plan, task, view) == due:
+        return True
+    a_weight_gradient_waits = view.held > view.in_flight
+    if slack is None or a_weight_gradient_waits:
+        return False
+    if is_forward:
+        return _forwards_ahead(plan, due, view) < slack
+    return view.held >= cap or (slack > 0 and plan.kind_at(due) is not Kind.FORWARD)
+
+
+def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
+    """By the plan other things come before this weight gradient, and it is not wanted for room."""
+    if (task.stage, task.kind) not in plan.lanes:
+        return False
+    due = _due(plan, view)
+    wants_room = view.held >= cap and plan.kind_at(due) is Kind.FORWARD
+    return not wants_room and _place(plan, task, view) > due
+
+
+def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
+    """How many have started ahead of the plan."""
+    stages = view.placement.stages_of(view.rank)
+    return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage) for stage in stages)
+
+
+def _zb_v(view: View) -> Plan:
+    return zb_v_plan(view.ranks, view.rank, view.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV(Policy):
+    """The critical order of zb-v, strictly; weight gradients fill, and make room where a forward lacks it.
+
+    Bound: 2p in flight and held, chunks of half a rank's layers: the memory of 1f1b.
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (ZB-V).
+    """
+
+    name = "zb-v"
+    splits = True
+    placements = ("vee",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(_zb_v(view), task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return _admits(_zb_v(view), task, view, cap=2 * view.ranks)
+
+    def is_early(self, task: Task, view: View) -> bool:
+        return _is_early(_zb_v(view), task, view, cap=2 * view.ranks)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(2 * placement.ranks, 2 * placement.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class VMin(Policy):
+    """Forwards and input gradients strictly by their place in a repeating pattern; weight gradients fill, and make room.
+
+    Bound: p chunks in flight and held (2 on one rank): a third to a half of 1f1b's memory.
+    Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
+    """
+
+    name = "v-min"
+    splits = True
+    placements = ("vee",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(_v_min(view), task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        return _admits(_v_min(view), task, view, cap=max(2, view.ranks))
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(max(2, placement.ranks), max(2, placement.ranks))
+
+
+def _v_min(view: View) -> Plan:
+    return v_min_plan(view.ranks, view.rank, view.microbatches)
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Policy):
+    """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
+
+    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where there is none, or,
+    with a cap above 2p, while another input gradient is due.
+    Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
+    Source: axrt's own; docs/schedules.md compares it.
+    """
+
+    cap: int = 0  # chunks held on a rank; 0: 2p
+    name = "adaptive"
+    splits = True
+    placements = ("vee",)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(_zb_v(view), task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        cap = self._cap(view.ranks)
+        return _admits(_zb_v(view), task, view, cap, slack=cap - 2 * view.ranks)
+
+    def is_early(self, task: Task, view: View) -> bool:
+        return _is_early(_zb_v(view), task, view, self._cap(view.ranks))
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
+
+    def _cap(self, ranks: int) -> int:
+        return max(self.cap, 2 * ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed(Policy):
+    """A given order: strictly, or as a plan with the slack that a cap leaves.
+
+    Bound: what the order itself holds, or the cap where that is more.
+    Source: whoever gave the order.
+
+    Args:
+        order: of all ranks.
+        needs: the most that each rank must hold for it.
+        cap: chunks held on a rank; 0: what the order needs.
+        strict: nothing that the order names runs ahead of what is due.
+    """
+
+    order: Order
+    needs: tuple[int, ...]
+    cap: int = 0
+    strict: bool = True
+    name = "fixed"
+
+    @property
+    def splits(self) -> bool:
+        return self.order.splits
+
+    @property
+    def placements(self) -> tuple[str, ...]:
+        return (self.order.placement.name,)
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(self.order.plans[view.rank], task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        cap = self._cap(view.rank)
+        slack = None if self.strict else cap - self.needs[view.rank]
+        return _admits(self.order.plans[view.rank], task, view, cap, slack)
+
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        return Bounds(self._cap(rank), self._cap(rank))
+
+    def _cap(self, rank: int) -> int:
+        return max(self.cap, self.needs[rank])

@@ -1,0 +1,343 @@
+"""What a schedule would do: discrete events that drive the very brains and policies that the runtime runs.
+
+A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message with a tensor waits for
+those before it on the same edge, takes its size over the bandwidth, and then, like any message, the latency. What varies (jitter,
+hiccups) is drawn for each stage and kind in the order of microbatches, so that every policy meets the same durations.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import exp
+from random import Random
+from typing import NamedTuple
+
+from .linger import LINGER, Linger
+from .message import Meaning, Message
+from .order import Order
+from .placement import Placement
+from .policies.policy import Policy
+from .reading import has_ended, has_read
+from .state import END, RankState
+from .task import ONCE_A_STEP, Kind, Task
+from .timeline import Pause, Span, Timeline
+
+_SIZED = frozenset({Meaning.ACTIVATION, Meaning.GRADIENT, Meaning.PART, Meaning.SUM})
+
+
+class Work(NamedTuple):
+    """What a microbatch costs on a stage.
+
+    Args:
+        forward, input, weight: durations; a whole backward takes both gradients.
+        sent: the size of what the stage sends on, and gets a gradient of.
+    """
+
+    forward: float = 1.0
+    input: float = 1.0
+    weight: float = 1.0
+    sent: float = 0.0
+
+
+class Edge(NamedTuple):
+    """From one rank to another.
+
+    Args:
+        latency: of a message.
+        bandwidth: size per time; infinite by default.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+
+
+_UNIT, _AT_ONCE = Work(), Edge()
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Durations, in any unit.
+
+    Args:
+        work: of a rank: each of its chunks does the part that their number says; or of each stage.
+        reduce: adding up a holder's part of a bucket; only where there are replicas.
+        step: of the optimizer on a bucket.
+        task: added to every forward and backward, for the loop itself.
+        edge: between ranks; `edges` has those that differ, by (from, to), numbered over all replicas.
+        bucket: the size of a bucket's gradient.
+        jitter: sigma of a lognormal factor on every duration; its median is 1.
+        hiccups: (share, factor): so many tasks take so much longer.
+        stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
+        recomputed: the share of a stage's forward that runs again before its backward.
+        pieces: of a weight gradient.
+        linger: how long a rank waits, at most, before a weight gradient that is early, as a share of that; where it has one piece.
+        seed: of all that varies.
+    """
+
+    work: Work | tuple[Work, ...] = _UNIT
+    reduce: float = 0.0
+    step: float = 0.0
+    task: float = 0.0
+    edge: Edge = _AT_ONCE
+    edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
+    bucket: float = 0.0
+    jitter: float = 0.0
+    hiccups: tuple[float, float] = (0.0, 1.0)
+    stragglers: dict[int, float] = field(default_factory=dict)
+    recomputed: dict[int, float] = field(default_factory=dict)
+    pieces: int = 4
+    linger: float = LINGER
+    seed: int = 0
+
+    def of_stage(self, placement: Placement, stage: int) -> Work:
+        """What a microbatch costs there."""
+        if not isinstance(self.work, Work):
+            return self.work[stage]
+        forward, back, weight, sent = self.work
+        return Work(forward * placement.share, back * placement.share, weight * placement.share, sent)
+
+    def of_busiest(self, placement: Placement) -> float:
+        """What a microbatch costs on the rank that has most to do; of several pipes on average, since it goes through one."""
+        of_ranks = [sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank)) for rank in range(placement.ranks)]
+        return max(of_ranks) / placement.pipes
+
+
+class _Durations:
+    """How long tasks take on a pipe, drawn once for each stage, kind and microbatch."""
+
+    def __init__(self, costs: Costs, placement: Placement, pipe: int) -> None:
+        self._costs = costs
+        self._pipe = pipe
+        replica, of_replica = divmod(pipe, placement.pipes)
+        self._streams: dict[tuple[Kind, int], Random] = {}
+        self._factors: dict[tuple[Kind, int], float] = {}
+        self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
+        self._base: dict[tuple[Kind, int], float] = {}
+        for stage in range(placement.stages):
+            slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
+            forward, back, weight, _ = costs.of_stage(placement, stage)
+            self._base[Kind.FORWARD, stage] = slow * forward
+            self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 0.0)
+            self._base[Kind.INPUT, stage] = slow * back
+            self._base[Kind.WEIGHT, stage] = slow * weight
+
+    def of(self, task: Task) -> float:
+        kind, stage, _, part = task
+        if kind in ONCE_A_STEP:
+            return {Kind.STEP: self._costs.step, Kind.REDUCE: self._costs.reduce}.get(kind, 0.0)
+        if kind is Kind.BACKWARD:
+            parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
+            return self._costs.task + parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
+        if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
+            factor = self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
+            return self._costs.task + self._base[kind, stage] / self._costs.pieces * factor
+        return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
+
+    def usual(self, piece: Task) -> float:
+        """What a piece of a weight gradient takes where nothing varies."""
+        return self._costs.task + self._base[piece.kind, piece.stage] / self._costs.pieces
+
+    def _factor(self, kind: Kind, stage: int) -> float:
+        if not self._varies:
+            return 1.0
+        lane = (kind, stage)
+        stream = self._streams.get(lane)
+        if stream is None:
+            of_pipe = f" {self._pipe}" if self._pipe else ""
+            stream = self._streams[lane] = Random(f"{self._costs.seed} {kind.value} {stage}{of_pipe}")
+        share, slow = self._costs.hiccups
+        factor = exp(self._costs.jitter * stream.gauss(0, 1))
+        self._factors[lane] = factor * slow if stream.random() < share else factor
+        return self._factors[lane]
+
+
+class _Simulation:
+    """The brains, the clock, and what is under way. A place is a rank of the job: those of replica 0, then those of replica 1, ..."""
+
+    def __init__(
+        self, placement: Placement, policy: Policy, microbatches: int, costs: Costs, replicas: int, clips: bool, trains: bool
+    ) -> None:
+        self._placement, self._costs = placement, costs
+        self._durations = [_Durations(costs, placement, pipe) for pipe in range(replicas * placement.pipes)]
+        self.end = None if trains else microbatches
+        self.states = [
+            RankState(
+                placement,
+                policy,
+                rank,
+                microbatches,
+                replica=replica,
+                replicas=replicas,
+                recomputes=costs.recomputed,
+                clips=clips,
+                trains=trains,
+            )
+            for replica in range(replicas)
+            for rank in range(placement.ranks)
+        ]
+        self.line = Timeline(len(self.states), microbatches)
+        self._running: list[Task | None] = [None] * len(self.states)
+        self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
+        self._counter = 0
+        self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._lingers = [Linger(costs.linger) for _ in self.states]
+        self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
+
+    def run(self, asked: int, barrier: bool) -> Timeline:
+        """So many steps; under a barrier a step begins when all ranks have done the one before."""
+        now = 0.0
+        for _ in range(asked if barrier else 1):
+            for state in self.states:
+                for _ in range(0 if self.end is not None else 1 if barrier else asked):
+                    state.ask_step()
+            now = self._run_all(now)
+        return self.line
+
+    def _run_all(self, now: float) -> float:
+        touched: Iterable[int] = range(len(self.states))
+        while True:
+            self._read()
+            for place in sorted(touched):
+                if self._running[place] is None:
+                    self._start(place, now)
+            if not self._events:
+                break
+            now = self._events[0][0]
+            moved: set[int] = set()
+            while self._events and self._events[0][0] <= now:
+                _, _, place, what = heapq.heappop(self._events)
+                moved.add(place)
+                if isinstance(what, Task):
+                    moved |= self._finish(place, what, now)
+                elif what is not None:
+                    self.states[place].deliver(what)
+            touched = moved
+        stuck = [str(lack) for state in self.states if not state.finished for lack in state.waiting_for()]
+        if stuck:
+            raise RuntimeError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
+        return now
+
+    def _read(self) -> None:
+        """Readers are never late."""
+        for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
+            while (number := first.microbatch_to_read()) is not None:
+                ended = number == self.end
+                said = has_ended(self._placement, [first.replica], number) if ended else has_read(self._placement, first.replica, number)
+                for message in said:
+                    self.states[self._place_of(message)].deliver(message)
+
+    def _start(self, place: int, now: float) -> None:
+        state = self.states[place]
+        task = state.pick()
+        if task is None or self._holds_back(place, task, now):
+            if self._idle_since[place] is None:
+                self._idle_since[place] = (now, state.why_idle())
+            return
+        self._lingers[place].end()
+        self._end_pause(place, now)
+        state.start(task, more=self._has_more(task))
+        self._running[place] = task
+        end = now + self._durations[state.pipe_of[task.stage]].of(task)
+        self.line.spans.append(Span(place, task, now, end))
+        self._push(end, place, task)
+
+    def _has_more(self, task: Task) -> bool:
+        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
+
+    def _holds_back(self, place: int, task: Task, now: float) -> bool:
+        """The task is early and the rank waits for what is due."""
+        state, linger = self.states[place], self._lingers[place]
+        if not self._costs.linger or not state.is_early(task, more=self._has_more(task)):
+            return False
+        begins = linger.until is None
+        holds_back = linger.holds_back(now, self._durations[state.pipe_of[task.stage]].usual(task))
+        if begins and linger.until is not None:
+            self._push(linger.until, place, None)
+        return holds_back
+
+    def _finish(self, place: int, task: Task, now: float) -> set[int]:
+        """The places that have heard of it at once."""
+        self._running[place] = None
+        heard = set()
+        for message in self.states[place].finish(task):
+            to = self._place_of(message)
+            when = self._arrival(place, to, message, now)
+            if when <= now:
+                self.states[to].deliver(message)
+                heard.add(to)
+            else:
+                self._push(when, to, message)
+        return heard
+
+    def _arrival(self, source: int, to: int, message: Message, now: float) -> float:
+        if source == to:
+            return now
+        latency, bandwidth = self._costs.edges.get((source, to), self._costs.edge)
+        if message.meaning not in _SIZED or bandwidth == float("inf"):
+            return now + latency
+        free = self._edge_free[source, to] = max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
+        return free + latency
+
+    def _size(self, message: Message) -> float:
+        if message.meaning in (Meaning.PART, Meaning.SUM):
+            return self._costs.bucket / len(self._durations)  # a shard
+        sender = message.stage - (message.meaning is Meaning.ACTIVATION)
+        return self._costs.of_stage(self._placement, sender).sent
+
+    def _place_of(self, message: Message) -> int:
+        replica, rank = self.states[0].place_of(message)
+        return replica * self._placement.ranks + rank
+
+    def _end_pause(self, place: int, now: float) -> None:
+        pause, self._idle_since[place] = self._idle_since[place], None
+        if pause is not None and now > pause[0]:
+            self.line.pauses.append(Pause(place, pause[1], pause[0], now))
+
+    def _push(self, when: float, place: int, what: Message | Task | None) -> None:
+        self._counter += 1
+        heapq.heappush(self._events, (when, self._counter, place, what))
+
+
+def simulate(
+    placement: Placement,
+    policy: Policy,
+    microbatches: int,
+    costs: Costs,
+    *,
+    steps: int = 1,
+    replicas: int = 1,
+    clips: bool = False,
+    barrier: bool = False,
+    evaluate: bool = False,
+) -> Timeline:
+    """Run a schedule on made-up time.
+
+    Args:
+        placement, policy: the schedule.
+        microbatches: per step and replica.
+        costs: how long everything takes.
+        steps: one after the other.
+        replicas: of the pipeline; the timeline has a row for each rank of each.
+        clips: steps wait for a vote on the norm of all gradients.
+        barrier: a step begins when all ranks have done the one before.
+        evaluate: forwards only, of one step's microbatches.
+    Raises:
+        RuntimeError: no rank can move and something is left to do; the text names what is missing where.
+    """
+    line = _Simulation(placement, policy, microbatches, costs, replicas, clips, trains=not evaluate).run(steps, barrier)
+    line.ideal = microbatches * steps * costs.of_busiest(placement)
+    line.title = f"{policy.name} on {placement.name} placement, {placement.ranks} ranks, {microbatches} microbatches"
+    last = [0.0] * line.ranks
+    for span in line.spans:
+        last[span.rank] = max(last[span.rank], span.end)
+    line.pauses += [Pause(place, END, end, line.makespan) for place, end in enumerate(last) if end < line.makespan]
+    return line
+
+
+def order_of(policy: Policy, placement: Placement, microbatches: int) -> Order:
+    """The order in which a policy runs on a steady machine where forward, input gradient and weight gradient take equally long."""
+    rows: list[list[Task]] = [[] for _ in range(placement.ranks)]
+    for span in simulate(placement, policy, microbatches, Costs(pieces=1)).computing():
+        rows[span.rank].append(span.task)
+    return Order(placement, microbatches, tuple(map(tuple, rows)))

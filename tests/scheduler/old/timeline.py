@@ -1,0 +1,188 @@
+"""A timeline: which rank has run what, and when; of a simulation or of a real run, kept in one format."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+from .task import ONCE_A_STEP, Kind, Task
+
+
+class Span(NamedTuple):
+    """One task on a rank, from its start to its end."""
+
+    rank: int
+    task: Task
+    start: float
+    end: float
+
+
+class Pause(NamedTuple):
+    """A rank with nothing to run, and why when that began: one of `state.CAUSES`."""
+
+    rank: int
+    cause: str
+    start: float
+    end: float
+
+
+def _start(span: Span) -> float:
+    return span.start
+
+
+@dataclass
+class Timeline:
+    """What has run when; not to be changed once one of its figures has been asked for.
+
+    Args:
+        ranks: how many; rows.
+        microbatches: per step; tasks number them on over the steps.
+        ideal: what a rank must compute, by which utilisation is measured; 0 where nobody knows.
+        unit: of time.
+        title: what it is of.
+        schedule: of a run: what `axrt.schedule.scheduled` takes, and replicas, clips.
+        spans: by start.
+        pauses: where nothing could run.
+    """
+
+    ranks: int
+    microbatches: int
+    ideal: float = 0.0
+    unit: str = ""
+    title: str = ""
+    schedule: dict[str, Any] = field(default_factory=dict)
+    spans: list[Span] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+
+    def computing(self) -> Iterator[Span]:
+        """Forwards and backwards."""
+        return (span for span in self.spans if span.task.kind not in ONCE_A_STEP)
+
+    @cached_property
+    def makespan(self) -> float:
+        """The end of the last forward or backward; 0 where there is none."""
+        return max((span.end for span in self.computing()), default=0.0)
+
+    @property
+    def span(self) -> list[float]:
+        """For each rank, from its first start to its last end."""
+        first, last = [float("inf")] * self.ranks, [0.0] * self.ranks
+        for rank, _, start, end in self.computing():
+            first[rank], last[rank] = min(first[rank], start), max(last[rank], end)
+        return [end - start for start, end in zip(first, last, strict=True)]
+
+    def idle(self, cause: str = "") -> list[float]:
+        """For each rank the time without a task until the makespan; or as much of it as has that cause.
+
+        In real runs causes add up to less: what the loop itself takes between tasks has none.
+        """
+        makespan = self.makespan
+        if cause:
+            return self._until_makespan((pause.rank, pause.start, pause.end) for pause in self.pauses if pause.cause == cause)
+        busy = self._until_makespan((span.rank, span.start, span.end) for span in self.spans)
+        return [makespan - of_rank for of_rank in busy]
+
+    def _until_makespan(self, intervals: Iterable[tuple[int, float, float]]) -> list[float]:
+        total = [0.0] * self.ranks
+        for rank, start, end in intervals:
+            total[rank] += max(0.0, min(end, self.makespan) - max(start, 0.0))
+        return total
+
+    @property
+    def utilisation(self) -> float:
+        return self.ideal / self.makespan
+
+    @property
+    def tasks(self) -> int:
+        return sum(1 for _ in self.computing())
+
+    # What is kept, counted from the spans: a forward adds, and what frees it takes away when it ends.
+
+    @property
+    def in_flight(self) -> list[int]:
+        """The most on each rank, in microbatches of a stage: forward started, backward (or input gradient) not finished."""
+        return [int(most) for most in self._most(lambda span: span.task.kind in (Kind.BACKWARD, Kind.INPUT))]
+
+    @property
+    def held(self) -> list[int]:
+        """The same until the weight gradient has finished: what memory sees."""
+        return [int(most) for most in self._most(self.ends_a_backward)]
+
+    def stash(self, of_stage: Callable[[int], float], recomputed: Callable[[int], float] = lambda stage: 0.0) -> list[float]:
+        """The most that each rank holds, where a microbatch holds so much on a stage; and from when it is recomputed so much more."""
+        return self._most(self.ends_a_backward, of_stage, recomputed)
+
+    def ends_a_backward(self, span: Span) -> bool:
+        """The span is a whole backward, or the last piece of a weight gradient."""
+        kind, stage, number, part = span.task
+        return kind is Kind.BACKWARD or (kind is Kind.WEIGHT and part == self._last_pieces[stage, number])
+
+    @cached_property
+    def _last_pieces(self) -> dict[tuple[int, int], int]:
+        pieces: dict[tuple[int, int], int] = defaultdict(int)
+        for _, task, _, _ in self.spans:
+            if task.kind is Kind.WEIGHT:
+                pieces[task.stage, task.microbatch] = max(pieces[task.stage, task.microbatch], task.part)
+        return pieces
+
+    def _most(
+        self,
+        frees: Callable[[Span], bool],
+        of_stage: Callable[[int], float] = lambda stage: 1.0,
+        recomputed: Callable[[int], float] = lambda stage: 0.0,
+    ) -> list[float]:
+        now, most = [0.0] * self.ranks, [0.0] * self.ranks
+        for span in self.computing():
+            rank, task = span.rank, span.task
+            if task.kind is Kind.FORWARD:
+                now[rank] += of_stage(task.stage)
+            if task.kind is Kind.RECOMPUTE:
+                now[rank] += recomputed(task.stage)
+            most[rank] = max(most[rank], now[rank])
+            if frees(span):
+                now[rank] -= of_stage(task.stage) + recomputed(task.stage)
+        return most
+
+    def from_step(self, step: int) -> Self:
+        """The same without the steps before that one, from the start of its first task on."""
+        first = step * self.microbatches
+        spans = [span for span in self.spans if span.task.microbatch >= (step if span.task.kind in ONCE_A_STEP else first)]
+        zero = min(span.start for span in spans)
+        kept = [Span(rank, task, start - zero, end - zero) for rank, task, start, end in spans]
+        pauses = [Pause(rank, cause, max(start, zero) - zero, end - zero) for rank, cause, start, end in self.pauses if end > zero]
+        return replace(self, spans=kept, pauses=pauses)
+
+    # Of several ranks, and on disk.
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self]) -> Self:
+        """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is done again aside, is its ideal."""
+        zero = min((span.start for part in parts for span in part.spans), default=0.0)
+        spans = sorted((Span(rank, task, start - zero, end - zero) for part in parts for rank, task, start, end in part.spans), key=_start)
+        pauses = [Pause(rank, cause, start - zero, end - zero) for part in parts for rank, cause, start, end in part.pauses]
+        whole = replace(parts[0], spans=spans, pauses=pauses)
+        busy = [0.0] * whole.ranks
+        for span in whole.computing():
+            busy[span.rank] += (span.end - span.start) * (span.task.kind is not Kind.RECOMPUTE)
+        whole.ideal = max(busy)
+        return whole
+
+    def to_json(self) -> str:
+        """One object; spans are [rank, task, start, end], pauses [rank, cause, start, end]."""
+        told = asdict(self) | {
+            "spans": [[rank, str(task), start, end] for rank, task, start, end in self.spans],
+            "pauses": [list(pause) for pause in self.pauses],
+        }
+        return json.dumps(told)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read it back; ``ValueError`` says what is not as `to_json` writes it."""
+        try:
+            told = json.loads(text)
+            spans = [Span(rank, Task.parse(task), start, end) for rank, task, start, end in told.pop("spans")]
+            return cls(spans=spans, pauses=[Pause(*pause) for pause in told.pop("pauses")], **told)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate --timeline") from None
