@@ -18,7 +18,7 @@ from axrt.optim.bucket import Bucket, Norms, clip_factor, joined, total_norm
 from axrt.scheduler.bucket import to_holders
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 
 Payloads = Callable[[Message], Any]  # what goes with each message that follows from a task
 
@@ -133,7 +133,7 @@ class TrainingHands:
         self._on_device: dict[int, _OnDevice] = {}
         self._losses: list[tuple[float, float | None]] = []
         self._steps: dict[int, _Step] = defaultdict(_Step)
-        self._run: dict[Kind, Callable[[Task], Payloads]] = {
+        self._run: dict[AnyKind, Callable[[Task], Payloads]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
             Kind.BACKWARD: self._backward,

@@ -22,10 +22,11 @@ from axrt.hands import Hands
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
 from axrt.observe.observer import Audience, Observer
-from axrt.scheduler.linger import Linger
+from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import TO_A_RANK, Meaning, Message
+from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.state import INPUT, RankState
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
@@ -78,8 +79,7 @@ class Loop:
         self._for_later: dict[int, list[Parcel]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._attendance = Attendance(lambda place: mesh.rank_of(*place), heartbeat)
-        self._linger = Linger()
-        self._took_s: dict[int, float] = {}  # a weight gradient, by stage; to run, or on a GPU to launch
+        self._linger = Linger(LINGER if transport.takes_time else 0.0)
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
@@ -211,34 +211,27 @@ class Loop:
 
     def _start(self, session: Session) -> bool:
         started = False
-        while self._compute.idle and (task := session.state.pick()):
-            more = session.hands.follows(task)
-            if self._holds_back(session, task, more):
-                break
-            here = session.state.start(task, more)
+        while self._compute.idle and (task := self._pick(session)):
+            here = session.state.start(task, session.hands.follows(task))
             self.task = task
             self._attendance.moved()  # no more waiting: a task may take long, or never end
             for tell in self._audience.started:
                 tell(task)
             began_s = time.perf_counter()
-            self._linger.end()
             made = self._compute.start(task, session.hands.run)
-            if task.kind is Kind.WEIGHT:
-                self._took(task.stage, time.perf_counter() - began_s)
+            if task.kind.in_pieces:
+                self._linger.took(task, time.perf_counter() - began_s)
             for message in here:
                 session.hands.put(message, made(message))
             started = True
         return started
 
-    def _took(self, stage: int, seconds: float) -> None:
-        """One that was held up counts no more than twice the one before."""
-        self._took_s[stage] = min(seconds, 2 * self._took_s.get(stage, seconds))
-
-    def _holds_back(self, session: Session, task: Task, more: bool) -> bool:
-        """The task is early, and what is due should come any moment: it is not started yet."""
-        if not self._transport.takes_time or self._compute.busy or not session.state.is_early(task, more):
-            return False
-        return self._linger.holds_back(time.perf_counter(), self._took_s.get(task.stage, 0.0))
+    def _pick(self, session: Session) -> Task | None:
+        """What starts now; behind something that still runs on a device nothing is too early."""
+        if self._compute.busy:
+            self._linger.end()
+            return session.state.pick()
+        return self._linger.pick(session.state, OnDevice.COMPUTE, time.perf_counter(), session.hands.follows)
 
     def _patience_s(self) -> float:
         """How long it is worth waiting for a message."""

@@ -12,11 +12,11 @@ from statistics import fmean, pvariance
 
 from .placement import Placement
 from .simulator import Costs, Edge, Work
-from .task import Kind, Task
+from .task import AnyKind, Kind, Task
 from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
-_Took = dict[tuple[Kind, int], list[float]]
+_Took = dict[tuple[AnyKind, int], list[float]]
 
 
 def fitted(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
@@ -67,7 +67,7 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
 
 def _took(line: Timeline) -> _Took:
     """Of each kind and stage, what each microbatch took, its pieces together."""
-    whole: dict[tuple[int, Kind, int, int], float] = defaultdict(float)
+    whole: dict[tuple[int, AnyKind, int, int], float] = defaultdict(float)
     for rank, (kind, stage, number, _), start, end in line.computing():
         whole[rank, kind, stage, number] += end - start
     took: _Took = defaultdict(list)
@@ -76,7 +76,7 @@ def _took(line: Timeline) -> _Took:
     return took
 
 
-def _work(usual: dict[tuple[Kind, int], float], stage: int) -> Work:
+def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
     """Of whole backwards half is taken to be the input's gradient: nothing in them says which."""
     whole = usual.get((Kind.BACKWARD, stage), 0.0)
     back, weight = usual.get((Kind.INPUT, stage), whole / 2), usual.get((Kind.WEIGHT, stage), whole / 2)
@@ -126,7 +126,7 @@ def _step(line: Timeline, task: Task) -> int:
     return task.microbatch if task.kind.once_a_step else task.microbatch // line.microbatches
 
 
-def _once_a_step(line: Timeline, kind: Kind) -> float:
+def _once_a_step(line: Timeline, kind: AnyKind) -> float:
     """What a stage's tasks of that kind take in a step, all its buckets together."""
     whole: dict[tuple[int, int, int], float] = defaultdict(float)
     for rank, task, start, end in line.spans:

@@ -7,12 +7,13 @@ a kind is the first that has not started. It is ready when every counter that it
 number.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from .job import Seat
 from .message import Meaning
-from .task import Kind, Task
+from .task import AnyKind, Task
 
 
 class Gate(Enum):
@@ -23,7 +24,21 @@ class Gate(Enum):
     __hash__ = object.__hash__
 
 
-Counter = Kind | Meaning | Gate
+Counter = AnyKind | Meaning | Gate
+
+
+class Passed(NamedTuple):
+    """A need that a lane can check.
+
+    Args:
+        numbers: of a lane, `count` or `finished`.
+        counter: whose number must have passed the head.
+        lane: that keeps it.
+    """
+
+    numbers: Mapping[Counter, int]
+    counter: Counter
+    lane: "Lane"
 
 
 class Lane:
@@ -37,7 +52,7 @@ class Lane:
         count: of each counter the number that is next.
         finished: of each kind the number that finishes next.
         part: of each kind what the last number of its head is: a bucket or a piece.
-        needs: of each kind the counters that its head needs, each with the lane that keeps it.
+        needs: of each kind what its head needs: numbers that must have passed it, and whose they are.
     """
 
     __slots__ = (
@@ -59,25 +74,25 @@ class Lane:
     def __init__(self, name: str, microbatches: int, pipe: int = 0, pipes: int = 1) -> None:
         self.name = name
         self._microbatches, self._pipe, self._pipes = microbatches, pipe, pipes
-        self.needs: dict[Kind, tuple[tuple[Lane, Counter], ...]] = {}
+        self.needs: dict[AnyKind, tuple[Passed, ...]] = {}
         self.count: dict[Counter, int] = {}
-        self.finished: dict[Kind, int] = {}
-        self.part: dict[Kind, int] = {}
+        self.finished: dict[Counter, int] = {}
+        self.part: dict[AnyKind, int] = {}
         self._stride: dict[Counter, int] = {}
         self._per_step: dict[Counter, int] = {}
         self._early: dict[Meaning, set[int]] = {}
         self._senders: dict[Meaning, Sequence[Seat]] = {}
-        self._after: dict[Meaning, Kind] = {}
+        self._after: dict[Meaning, AnyKind] = {}
 
     # What is counted.
 
-    def count_tasks(self, kind: Kind, bucket: int = 0) -> None:
+    def count_tasks(self, kind: AnyKind, bucket: int = 0) -> None:
         """Tasks of a kind run on this lane."""
         self._count(kind, 1 if kind.once_a_step else None)
         self.finished[kind] = self.count[kind]
         self.part[kind] = bucket
 
-    def count_messages(self, meaning: Meaning, senders: Sequence[Seat], after: Kind | None) -> None:
+    def count_messages(self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None) -> None:
         """Messages of a meaning come to this lane, from these; see `rules.row.Need`."""
         self._count(meaning, len(senders) if meaning.counts_steps else None)
         self._early.setdefault(meaning, set())
@@ -101,7 +116,7 @@ class Lane:
         """Set every counter as if the first `step` steps had been done."""
         for counter in self.count:
             self.count[counter] += step * self._per_step[counter]
-        self.finished = {kind: self.count[kind] for kind in self.finished}
+        self.finished.update({kind: self.count[kind] for kind in self.finished})  # in place: needs refer to it
 
     # Messages.
 
@@ -140,28 +155,28 @@ class Lane:
 
     # Tasks.
 
-    def head(self, kind: Kind, stage: int) -> Task:
+    def head(self, kind: AnyKind, stage: int) -> Task:
         """The next task of a kind that has not started."""
         return Task(kind, stage, self.count[kind], self.part[kind])
 
-    def is_ready(self, kind: Kind) -> bool:
+    def is_ready(self, kind: AnyKind) -> bool:
         """The head of a kind has all it needs."""
         if kind.once_a_step:
             return not any(self.missing(kind))
         head = self.count[kind]
-        for lane, counter in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
-            if lane.count[counter] <= head:
+        for numbers, counter, _ in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
+            if numbers[counter] <= head:
                 return False
         return True
 
-    def missing(self, kind: Kind) -> Iterator[tuple["Lane", Counter]]:
+    def missing(self, kind: AnyKind) -> Iterator[tuple["Lane", Counter]]:
         """What the head of a kind still needs: past its own microbatch, or past all that belong to its step."""
         past = self.count[kind] + 1
-        for lane, counter in self.needs[kind]:
-            if lane.count[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):
+        for numbers, counter, lane in self.needs[kind]:
+            if numbers[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):
                 yield lane, counter
 
-    def start(self, kind: Kind, more: bool) -> bool:
+    def start(self, kind: AnyKind, more: bool) -> bool:
         """The head has started; False where it was a piece and more of the same are to come."""
         if kind.in_pieces:
             self.part[kind] = self.part[kind] + 1 if more else 0
@@ -170,7 +185,7 @@ class Lane:
         self.count[kind] += self._stride[kind]
         return True
 
-    def finish(self, kind: Kind) -> None:
+    def finish(self, kind: AnyKind) -> None:
         """The first that has not finished has."""
         self.finished[kind] += self._stride[kind]
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from .placement import PLACEMENTS, Placement, placed
 from .plan import Plan
-from .task import Kind, Task
+from .task import AnyKind, Kind, Task
 
 
 @dataclass(frozen=True)
@@ -119,16 +119,20 @@ def _all_placements(ranks: int, chunks: int) -> Iterator[Placement]:
             yield placed(name, ranks, chunks if name == "looped" else 0)
 
 
+# What stands before a task of a kind.
+_BEFORE: dict[AnyKind, Kind] = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+
+
 def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
     """Each kind on each stage has every microbatch of its pipe once and in order, a backward after its forward."""
-    done: dict[tuple[Kind, int], int] = {}
+    done: dict[tuple[AnyKind, int], int] = {}
     for task in row:
         kind, stage, microbatch, _ = task
         due = done.get((kind, stage), lanes[stage].start)
         if microbatch != due:
             what = "stands there twice" if microbatch < due else f"comes before {Task(kind, stage, due)}"
             raise ValueError(f"line {number}: {task} {what}; expected each microbatch once, in order")
-        before = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}.get(kind)
+        before = _BEFORE.get(kind)
         if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
             raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
         done[kind, stage] = due + lanes[stage].step

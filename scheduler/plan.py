@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
-from .task import Kind, Task
+from .task import AnyKind, Kind, Task
 
 
 def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
@@ -20,9 +20,9 @@ def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
 
 
 def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
-    done: Counter[tuple[Kind, int]] = Counter()
+    done: Counter[tuple[AnyKind, int]] = Counter()
 
-    def times(count: int, *lanes: tuple[Kind, int]) -> Iterator[Task]:
+    def times(count: int, *lanes: tuple[AnyKind, int]) -> Iterator[Task]:
         for kind, stage in lanes * count:
             if done[kind, stage] < m:
                 yield Task(kind, stage, done[kind, stage])
@@ -66,8 +66,8 @@ class Plan:
         length: how many tasks it has.
     """
 
-    def __init__(self, order: Sequence[Task], floating: Collection[Kind] = ()) -> None:
-        self.lanes: dict[tuple[int, Kind], list[int]] = {}
+    def __init__(self, order: Sequence[Task], floating: Collection[AnyKind] = ()) -> None:
+        self.lanes: dict[tuple[int, AnyKind], list[int]] = {}
         for place, task in sorted(enumerate(order), key=lambda item: item[1].microbatch):
             self.lanes.setdefault((task.stage, task.kind), []).append(place)
         self.due_lanes = {(stage, kind): places for (stage, kind), places in self.lanes.items() if kind not in floating}
@@ -80,13 +80,13 @@ class Plan:
         self.length = len(order)
         self._kinds = [task.kind for task in order]
 
-    def place(self, kind: Kind, stage: int, before: int) -> int:
+    def place(self, kind: AnyKind, stage: int, before: int) -> int:
         """Of the task of a kind and stage that has so many before it, in the order of all steps; pieces of a weight gradient have one."""
         places = self.lanes[stage, kind]
         step, within = divmod(before, len(places))
         return step * self.length + places[within]
 
-    def kind_at(self, place: int) -> Kind:
+    def kind_at(self, place: int) -> AnyKind:
         """Of the task at a place in the order of all steps."""
         return self._kinds[place % self.length]
 

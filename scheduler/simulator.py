@@ -1,13 +1,14 @@
 """What a schedule would do: discrete events that drive the very brains and policies that the runtime runs.
 
-A rank runs one task at a time. Everything that happens at one instant is delivered before any rank picks. A message with a tensor waits for
-those before it on the same edge, takes its size over the bandwidth, and then, like any message, the latency. What varies (jitter,
-hiccups) is drawn for each stage and kind in the order of microbatches, so that every policy meets the same durations.
+A rank runs one task of a queue at a time. Everything that happens at one instant is delivered before any
+rank picks. A message with a tensor waits for those before it on the same edge, takes its size over the
+bandwidth, and then, like any message, the latency. What varies (jitter, hiccups) is drawn for each stage
+and kind in the order of microbatches, so that every policy meets the same durations.
 """
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
 from random import Random
@@ -19,8 +20,9 @@ from .message import Load, Meaning, Message
 from .order import Order
 from .placement import Placement
 from .reading import has_ended, has_read
+from .rules import Feature, OnDevice, Queue
 from .state import END, RankState
-from .task import Kind, Task
+from .task import AnyKind, Kind, Task
 from .timeline import Pause, Span, Timeline
 
 
@@ -61,6 +63,7 @@ class Costs:
         work: of a rank: each of its chunks does the part that their number says; or of each stage.
         reduce: adding up a holder's part of a bucket; only where there are replicas.
         step: of the optimizer on a bucket.
+        others: of other kinds of work that come once a step; 0 where nothing is said.
         task: added to every forward and backward, for the loop itself.
         edge: between ranks; `edges` has those that differ, by (from, to), numbered over all replicas.
         bucket: the size of a bucket's gradient.
@@ -76,6 +79,7 @@ class Costs:
     work: Work | tuple[Work, ...] = _UNIT
     reduce: float = 0.0
     step: float = 0.0
+    others: Mapping[AnyKind, float] = field(default_factory=dict)
     task: float = 0.0
     edge: Edge = _AT_ONCE
     edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
@@ -108,10 +112,11 @@ class _Durations:
         self._costs = costs
         self._pipe = pipe
         replica, of_replica = divmod(pipe, placement.pipes)
-        self._streams: dict[tuple[Kind, int], Random] = {}
-        self._factors: dict[tuple[Kind, int], float] = {}
+        self._streams: dict[tuple[AnyKind, int], Random] = {}
+        self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
-        self._base: dict[tuple[Kind, int], float] = {}
+        self._base: dict[tuple[AnyKind, int], float] = {}
+        self._once_a_step = {Kind.STEP: costs.step, Kind.REDUCE: costs.reduce, **costs.others}
         for stage in range(placement.stages):
             slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
             forward, back, weight, _ = costs.of_stage(placement, stage)
@@ -123,7 +128,7 @@ class _Durations:
     def of(self, task: Task) -> float:
         kind, stage, _, part = task
         if kind.once_a_step:
-            return {Kind.STEP: self._costs.step, Kind.REDUCE: self._costs.reduce}.get(kind, 0.0)
+            return self._once_a_step.get(kind, 0.0)
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
             return self._costs.task + parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
@@ -136,7 +141,7 @@ class _Durations:
         """What a piece of a weight gradient takes where nothing varies."""
         return self._costs.task + self._base[piece.kind, piece.stage] / self._costs.pieces
 
-    def _factor(self, kind: Kind, stage: int) -> float:
+    def _factor(self, kind: AnyKind, stage: int) -> float:
         if not self._varies:
             return 1.0
         lane = (kind, stage)
@@ -153,13 +158,15 @@ class _Durations:
 class _Simulation:
     """The brains, the clock, and what is under way. A place is a rank of the job: those of replica 0, then those of replica 1, ..."""
 
-    def __init__(self, job: Job, costs: Costs) -> None:
+    def __init__(self, job: Job, costs: Costs, features: Sequence[Feature] | None) -> None:
         self._placement, self._costs = job.placement, costs
         self._durations = [_Durations(costs, job.placement, pipe) for pipe in range(job.pipes)]
         self.end = None if job.trains else job.microbatches
-        self.states = [RankState(job, rank, replica=replica) for replica in range(job.replicas) for rank in range(job.ranks)]
+        self.states = [
+            RankState(job, rank, replica=replica, features=features) for replica in range(job.replicas) for rank in range(job.ranks)
+        ]
         self.line = Timeline(len(self.states), job.microbatches)
-        self._running: list[Task | None] = [None] * len(self.states)
+        self._running: set[tuple[int, Queue]] = set()
         self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
@@ -181,8 +188,9 @@ class _Simulation:
         while True:
             self._read()
             for place in sorted(touched):
-                if self._running[place] is None:
-                    self._start(place, now)
+                for queue in self.states[place].queues:
+                    if (place, queue) not in self._running:
+                        self._start(place, queue, now)
             if not self._events:
                 break
             now = self._events[0][0]
@@ -209,38 +217,33 @@ class _Simulation:
                 for message in said:
                     self.states[self._place_of(message)].deliver(message)
 
-    def _start(self, place: int, now: float) -> None:
-        state = self.states[place]
-        task = state.pick()
-        if task is None or self._holds_back(place, task, now):
-            if self._idle_since[place] is None:
+    def _start(self, place: int, queue: Queue, now: float) -> None:
+        state, linger = self.states[place], self._lingers[place]
+        waited_until = linger.until
+        task = linger.pick(state, queue, now, self._has_more, lambda task: self._of(state, task).usual(task))
+        if linger.until not in (waited_until, None):
+            self._push(linger.until, place, None)
+        if task is None:
+            if queue is OnDevice.COMPUTE and self._idle_since[place] is None:
                 self._idle_since[place] = (now, state.why_idle())
             return
-        self._lingers[place].end()
-        self._end_pause(place, now)
+        if queue is OnDevice.COMPUTE:
+            self._end_pause(place, now)
         state.start(task, more=self._has_more(task))
-        self._running[place] = task
-        end = now + self._durations[state.pipe_of[task.stage]].of(task)
+        self._running.add((place, queue))
+        end = now + self._of(state, task).of(task)
         self.line.spans.append(Span(place, task, now, end))
         self._push(end, place, task)
 
-    def _has_more(self, task: Task) -> bool:
-        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
+    def _of(self, state: RankState, task: Task) -> _Durations:
+        return self._durations[state.pipe_of[task.stage]]
 
-    def _holds_back(self, place: int, task: Task, now: float) -> bool:
-        """The task is early and the rank waits for what is due."""
-        state, linger = self.states[place], self._lingers[place]
-        if not self._costs.linger or not state.is_early(task, more=self._has_more(task)):
-            return False
-        begins = linger.until is None
-        holds_back = linger.holds_back(now, self._durations[state.pipe_of[task.stage]].usual(task))
-        if begins and linger.until is not None:
-            self._push(linger.until, place, None)
-        return holds_back
+    def _has_more(self, task: Task) -> bool:
+        return task.kind.in_pieces and task.part < self._costs.pieces - 1
 
     def _finish(self, place: int, task: Task, now: float) -> set[int]:
         """The places that have heard of it at once."""
-        self._running[place] = None
+        self._running.remove((place, self.states[place].queue_of(task)))
         heard = set()
         for message in self.states[place].finish(task):
             to = self._place_of(message)
@@ -281,7 +284,7 @@ class _Simulation:
         heapq.heappush(self._events, (when, self._counter, place, what))
 
 
-def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False) -> Timeline:
+def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False, features: Sequence[Feature] | None = None) -> Timeline:
     """Run a job on made-up time.
 
     Args:
@@ -289,6 +292,7 @@ def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False) -
         costs: how long everything takes.
         steps: one after the other; 1 of an evaluation.
         barrier: a step begins when all ranks have done the one before.
+        features: the rules to go by; None: those of the job.
     Returns:
         A row for each rank of each replica.
     Raises:
@@ -297,7 +301,7 @@ def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False) -
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
         raise ValueError(f"the costs of stages {unknown} have a share that is recomputed; expected them in the job's recomputed too")
-    line = _Simulation(job, costs).run(steps, barrier)
+    line = _Simulation(job, costs, features).run(steps, barrier)
     line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
     line.title = str(job)
     last = [0.0] * line.ranks

@@ -4,9 +4,10 @@ The table of work (`rules`) says of every kind what its head needs, whose turn i
 messages follow. Here rows are counted, picked and refused, every kind alike. What is known is kept in
 lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of such a stage.
 
-A need on the same rank is met when its task has *started*: what runs on one queue runs in the order
-in which it was started. A message leaves when its task has *finished*. News for the host do so even to
-this rank, since the host needs their values. On a CPU the two moments coincide.
+A need on the same rank and queue is met when its task has *started*: what runs on one queue runs in
+the order in which it was started. Between queues it is met when the task has *finished*, and so is
+what a message says to another rank. News for the host wait for the end even on their own rank, since
+the host needs their values. On a CPU with one queue the two moments coincide.
 
 `deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient before
 its forward, a step that is neither this one nor the next, a task that is not a ready head) raises
@@ -17,7 +18,6 @@ are alive on a lane; and a policy's cap bounds the forwards in flight, hence eve
 """
 
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,8 +26,9 @@ from .bucket import Holders, held_by_pipes
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
-from .rules import Feature, Queue, Row, StageHere, features_of
-from .task import Kind, Task
+from .rules import Feature, OnDevice, Queue, Row, features_of
+from .table import Entry, Table
+from .task import AnyKind, Kind, Task
 
 
 class IllegalMove(AssertionError):
@@ -68,17 +69,6 @@ class Lack:
         return f"{self.task} lacks {self.what}{owner}"
 
 
-class _Work(NamedTuple):
-    """A row, and the lane that counts it."""
-
-    row: Row
-    lane: Lane
-    stage: int
-
-    def head(self) -> Task:
-        return self.lane.head(self.row.kind, self.stage)
-
-
 class RankState:
     """The brain of one rank.
 
@@ -117,51 +107,18 @@ class RankState:
         self._later: dict[Task, list[Message] | None] = {}
         stages = self.placement.stages_of(rank)
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
-        self._lanes: dict[int, Lane] = {}
-        self._buckets: dict[int, tuple[Lane, ...]] = {}
-        self._table: list[_Work] = []
-        for stage in stages:
-            holders = buckets[stage] if buckets else (held_by_pipes(stage, 0, job.pipes),)
-            self._build(stage, tuple(holders) if job.trains else (), features or features_of(job))
-        self.queues = tuple(dict.fromkeys(work.row.queue for work in self._table))
-        # What may run at any moment, and what only when something of a step is done; by queue.
-        self._often: dict[Queue, list[_Work]] = defaultdict(list)
-        self._once: dict[Queue, list[_Work]] = defaultdict(list)
-        self._row_of: dict[tuple[Kind, int, int | None], _Work] = {}
-        self._opening: dict[tuple[int, Gate], list[tuple[Lane, Kind]]] = defaultdict(list)
-        for work in self._table:
-            row, lane, stage = work
-            self._row_of[row.kind, stage, row.bucket] = work
-            (self._once if row.kind.once_a_step else self._often)[row.queue].append(work)
-            if row.opens is not None:
-                self._opening[stage, row.opens].append((lane, row.kind))
+        self._table = Table(
+            job,
+            [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()],
+            buckets or {stage: (held_by_pipes(stage, 0, job.pipes),) for stage in stages},
+            features or features_of(job),
+            job.microbatches if job.trains else UNLIMITED,
+        )
+        self._lanes, self.queues = self._table.lanes, self._table.queues
         self._look_again()
         self._entries = list(self._entered())
-        for lane in self._all_lanes():
+        for lane in self._table.all_lanes():
             lane.begin_at(first_step)
-
-    def _build(self, stage: int, holders: tuple[Holders, ...], features: Sequence[Feature]) -> None:
-        """The rules of a stage become lanes of counters."""
-        job, pipe, m = self.job, self.pipe_of[stage], self.microbatches
-        lane = Lane(f"stage {stage}", m, pipe % self.placement.pipes, self.placement.pipes)
-        lane.count_gate(Gate.WEIGHTS, m if job.trains else UNLIMITED)
-        buckets = [Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(holders))]
-        self._lanes[stage], self._buckets[stage] = lane, tuple(buckets)
-        on: dict[int | None, Lane] = {None: lane, **dict(enumerate(buckets))}
-        here = StageHere(job, Seat(pipe, stage), holders)
-        for row in (row for feature in features for row in feature(here)):
-            on[row.bucket].count_tasks(row.kind, row.bucket or 0)
-            for counter, senders, bucket, after in row.needs:
-                if isinstance(counter, Meaning):
-                    on[bucket].count_messages(counter, senders, after)
-            needs = tuple((on[need.bucket], need.counter) for need in row.needs)
-            on[row.bucket].needs[row.kind] = needs
-            self._table.append(_Work(row, on[row.bucket], stage))
-
-    def _all_lanes(self) -> Iterator[Lane]:
-        for stage, lane in self._lanes.items():
-            yield lane
-            yield from self._buckets[stage]
 
     def _entered(self) -> Iterator[tuple[Lane, Meaning]]:
         """Where this rank sees how far its reader has come: of each pipe the first or the last stage is here."""
@@ -187,7 +144,7 @@ class RankState:
         """Microbatches that hold memory here, over all stages: forward started, weight gradient not."""
         return self._held
 
-    def started(self, kind: Kind, stage: int) -> int:
+    def started(self, kind: AnyKind, stage: int) -> int:
         """How many of a kind have started on a stage of this rank."""
         return self._lanes[stage].count[kind] // self.placement.pipes
 
@@ -255,10 +212,10 @@ class RankState:
         if message.meaning.counts_steps:
             self._look_again()
 
-    def pick(self, queue: Queue = Queue.COMPUTE) -> Task | None:
+    def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
         """The head of a queue whose turn it is, of those that may run now."""
         ready: list[tuple[Row, Task]] = []
-        for row, lane, stage in self._often[queue]:
+        for row, lane, stage in self._table.often[queue]:
             if lane.is_ready(row.kind):
                 head = lane.head(row.kind, stage)
                 # What nobody has asked for here may have come: another rank is in its next call, and
@@ -266,12 +223,16 @@ class RankState:
                 if head.microbatch < self.asked and row.admitted(head, self):
                     ready.append((row, head))
         if self._look[queue]:
-            once = [work for work in self._once[queue] if work.lane.is_ready(work.row.kind)]
-            ready += [(work.row, work.head()) for work in once]
+            once = [of for of in self._table.once[queue] if of.lane.is_ready(of.row.kind)]
+            ready += [(of.row, of.head()) for of in once]
             self._look[queue] = bool(once)
         if len(ready) < 2:
             return ready[0][1] if ready else None
         return min(ready, key=lambda one: one[0].turn(one[1], self))[1]
+
+    def queue_of(self, task: Task) -> Queue:
+        """Where a task of this rank runs."""
+        return self._entry_of(task, "run").row.queue
 
     def is_early(self, task: Task, more: bool) -> bool:
         """Of what has been picked: by the policy's plan other things come before it, which should be here any moment.
@@ -282,14 +243,15 @@ class RankState:
         """
         if task.kind.in_pieces and (more or task.part > 0):
             return False
-        return self._work_of(task, "start").row.early(task, self)
+        return self._entry_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
         """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
-        for works in self._often.values():
-            for row, lane, _ in works:
-                if not row.fills and lane.count[row.kind] < self.asked and lane.is_ready(row.kind):
-                    return ROOM
+        for row, lane, _ in self._table.entries:
+            if row.kind.once_a_step or row.fills or lane.count[row.kind] >= self.asked:
+                continue
+            if lane.is_ready(row.kind):
+                return ROOM
         return END if self.finished else INPUT
 
     def start(self, task: Task, more: bool = False) -> list[Message]:
@@ -299,7 +261,7 @@ class RankState:
             task: a ready head.
             more: it is a piece, and not the last.
         """
-        row, lane, stage = self._work_of(task, "start")
+        row, lane, stage = self._entry_of(task, "start")
         head = lane.head(task.kind, stage)
         if task != head or not lane.is_ready(task.kind):
             piece = f"piece {head.part} is next; " if head.part != task.part else ""
@@ -309,14 +271,11 @@ class RankState:
             return []
         self._in_flight += row.in_flight
         self._held += row.held
-        if row.opens is not None:
-            steps = min(of.count[kind] for of, kind in self._opening[stage, row.opens])
-            self._lanes[stage].count[row.opens] = self.job.first_of(steps + 1)
+        self._open(row, stage)
         here: list[Message] = []
         later = self._later[task] = []
         for message in row.then(task):
-            at_once = not message.meaning.for_the_host and self.is_here(message)
-            (here if at_once else later).append(message)
+            (here if self._holds_at_once(message, row) else later).append(message)
         for message in here:
             self.deliver(message)
         if task.kind.once_a_step or self.job.ends_a_step(task.microbatch):
@@ -325,28 +284,42 @@ class RankState:
 
     def finish(self, task: Task) -> list[Message]:
         """The task has run; what follows that was not true at its start: on other ranks, and for the host."""
-        row, lane, stage = self._work_of(task, "finish")
+        row, lane, stage = self._entry_of(task, "finish")
         if task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
         later = self._later.pop(task)
         if later is None:
             return []
         lane.finish(task.kind)
+        self._open(row, stage)
         if row.opens is not None:
-            opening = [one for of in self._opening.values() for one in of]
-            self._steps_done = min(of.finished[kind] for of, kind in opening)
+            self._steps_done = self._table.steps_finished()
+        if len(self.queues) > 1:
+            self._look_again()
         return later
+
+    def _open(self, row: Row, stage: int) -> None:
+        """The gate of the next step, if this was the last that it waited for."""
+        if row.opens is not None:
+            steps = self._table.steps_through(stage, row.opens)
+            self._lanes[stage].count[row.opens] = self.job.first_of(steps + 1)
+
+    def _holds_at_once(self, message: Message, row: Row) -> bool:
+        """What follows from a task of the row is true when it starts, and not only when it has finished."""
+        if message.meaning.for_the_host or not self.is_here(message):
+            return False
+        return len(self.queues) == 1 or self._table.hears_at_once(message, row)
 
     def waiting_for(self) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and who owes it."""
         wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks: list[Lack] = []
-        for work in self._table:
-            head, once = work.head(), work.row.kind.once_a_step
+        for entry in self._table.entries:
+            head, once = entry.head(), entry.row.kind.once_a_step
             if (self.job.first_of(head.microbatch) if once else head.microbatch) >= wanted:
                 continue
-            missing = [Lack(head, counter.value, self._owner(lane, counter)) for lane, counter in work.lane.missing(head.kind)]
-            if not (missing or work.row.fills or work.row.admitted(head, self)):
+            missing = [Lack(head, counter.value, self._owner(lane, counter)) for lane, counter in entry.lane.missing(head.kind)]
+            if not (missing or entry.row.fills or entry.row.admitted(head, self)):
                 missing = [Lack(head, ROOM, None)]
             lacks += missing
         return lacks
@@ -363,13 +336,12 @@ class RankState:
 
     # Refusals.
 
-    def _work_of(self, task: Task, to: str) -> _Work:
+    def _entry_of(self, task: Task, to: str) -> Entry:
         """The row of a task, and its lane; refused where there is none."""
-        bucket = task.part if task.kind.of_a_bucket else None
-        work = self._row_of.get((task.kind, task.stage, bucket))
-        if work is None:
+        entry = self._table.entry_of(task)
+        if entry is None:
             raise IllegalMove(f"{task} cannot {to}: {self._story(task.stage)}")
-        return work
+        return entry
 
     def _hear_end(self, message: Message) -> None:
         """Training ends where the first reader ends; an evaluation's replicas end each for itself."""
@@ -380,11 +352,11 @@ class RankState:
 
     def _addressed(self, message: Message) -> Lane:
         """The lane that the message is for; refused where it cannot be true."""
-        meaning, stage, number, _, bucket = message
-        if not self.is_here(message) or bucket >= max(1, len(self._buckets[stage])):
+        meaning, stage, number = message.meaning, message.stage, message.number
+        lane = self._table.lane_of(message) if self.is_here(message) else None
+        if lane is None:
             place = Place(self.replica, self.rank)
             raise IllegalMove(f"{message}: {place} holds stages {sorted(self._lanes)}")
-        lane = self._buckets[stage][bucket] if meaning.of_a_bucket else self._lanes[stage]
         if refusal := lane.refusal(meaning, number):
             raise IllegalMove(f"{message} {refusal}: {lane}")
         step, _ = self.job.step_of(self._lanes[stage].count[Gate.WEIGHTS])
@@ -397,4 +369,4 @@ class RankState:
     def _story(self, stage: int) -> str:
         if stage not in self._lanes:
             return f"rank {self.rank} holds stages {sorted(self._lanes)}"
-        return "; ".join(str(lane) for lane in (self._lanes[stage], *self._buckets[stage]))
+        return self._table.story(stage)

@@ -41,7 +41,7 @@ class Vocabulary(Enum):
         return word
 
 
-class Work(Vocabulary):
+class AnyKind(Vocabulary):
     """A vocabulary of kinds of work.
 
     Args:
@@ -59,7 +59,7 @@ class Work(Vocabulary):
         self.in_pieces = part is Part.PIECE
 
 
-class Kind(Work):
+class Kind(AnyKind):
     """What a task does. What it needs and what follows from it stands in `rules`."""
 
     FORWARD = "F", "forward", Counts.MICROBATCHES
@@ -83,7 +83,7 @@ class Task(NamedTuple):
         part: which bucket of the stage, for work on a bucket; which piece, of a weight gradient.
     """
 
-    kind: Kind
+    kind: AnyKind
     stage: int
     microbatch: int
     part: int = 0

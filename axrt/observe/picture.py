@@ -6,13 +6,13 @@ from math import floor, log10
 from statistics import median
 from xml.sax.saxutils import escape
 
-from axrt.scheduler.task import Kind
+from axrt.scheduler.task import AnyKind, Kind
 from axrt.scheduler.timeline import Span, Timeline
 
 _ROW, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 12, 8, 64, 10, 44
 _NARROWEST, _WIDEST = 1400, 8000
 _THIN = 4  # a box with less has no room for an edge
-_CLASS = {Kind.FORWARD: "f", Kind.RECOMPUTE: "c", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
+_CLASS: dict[AnyKind, str] = {Kind.FORWARD: "f", Kind.RECOMPUTE: "c", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
 _NAMES = (
     ("f", "forward"),
     ("c", "recomputed forward"),
@@ -69,7 +69,7 @@ def _width(line: Timeline) -> int:
 
 
 def _legend(line: Timeline) -> Iterable[str]:
-    kinds = {_CLASS[span.task.kind] for span in line.spans if span.task.kind in _CLASS} | {"h"}
+    kinds = {_CLASS.get(span.task.kind, "o") for span in line.spans if span.task.kind in _CLASS} | {"h"}
     at = _LEFT
     for name, words in _NAMES:
         if name in kinds:
@@ -91,7 +91,7 @@ def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str
 
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
-    kind = _CLASS[span.task.kind] + (" d" if deeper else "") + (" s" if width < _THIN else "")
+    kind = _CLASS.get(span.task.kind, "o") + (" d" if deeper else "") + (" s" if width < _THIN else "")
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
     number = span.task.microbatch % microbatches

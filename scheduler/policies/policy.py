@@ -43,7 +43,7 @@ from typing import NamedTuple, Protocol
 
 from ..message import Meaning
 from ..placement import Placement
-from ..task import Kind, Task
+from ..task import AnyKind, Task
 
 
 class View(Protocol):
@@ -70,7 +70,7 @@ class View(Protocol):
         """Forwards started here whose weight gradient has not started; the same as in flight where backwards are whole."""
         ...
 
-    def started(self, kind: Kind, stage: int) -> int:
+    def started(self, kind: AnyKind, stage: int) -> int:
         """How many of a kind have started on a stage of this rank."""
         ...
 

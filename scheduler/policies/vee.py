@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..placement import Placement
-from ..task import Kind, Task
+from ..task import AnyKind, Kind, Task
 from .nested import has_room
 from .policy import Bounds, Policy, View
 
@@ -48,7 +48,12 @@ class VHalf(Policy):
 
     def key(self, task: Task, view: View) -> tuple[int, ...]:
         is_deep = task.stage >= view.ranks
-        order = {(Kind.FORWARD, True): 0, (Kind.INPUT, False): 1, (Kind.FORWARD, False): 2, (Kind.INPUT, True): 3}
+        order: dict[tuple[AnyKind, bool], int] = {
+            (Kind.FORWARD, True): 0,
+            (Kind.INPUT, False): 1,
+            (Kind.FORWARD, False): 2,
+            (Kind.INPUT, True): 3,
+        }
         return (order.get((task.kind, is_deep), 4), task.microbatch, task.stage)
 
     def admits(self, task: Task, view: View) -> bool:

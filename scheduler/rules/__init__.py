@@ -8,9 +8,9 @@ from .evaluation import evaluation
 from .pipeline import pipeline
 from .recomputation import recomputation
 from .replicas import replicas
-from .row import Need, Queue, Row, StageHere
+from .row import Need, OnDevice, Queue, Row, StageHere
 
-__all__ = ["Feature", "Need", "Queue", "Row", "StageHere", "features_of"]
+__all__ = ["Feature", "Need", "OnDevice", "Queue", "Row", "StageHere", "features_of"]
 
 Feature = Callable[[StageHere], Iterable[Row]]
 

@@ -10,15 +10,19 @@ from ..job import Job, Seat
 from ..lane import Counter, Gate
 from ..message import Message
 from ..policies.policy import View
-from ..task import Kind, Task
+from ..task import AnyKind, Kind, Task
 
 
 class Queue(Enum):
-    """Where work runs. Tasks of one queue run one after the other, those of two may overlap."""
-
-    COMPUTE = "compute"
+    """A vocabulary of queues: tasks of one run one after the other, those of two may overlap."""
 
     __hash__ = object.__hash__
+
+
+class OnDevice(Queue):
+    """Where the work of a training runs."""
+
+    COMPUTE = "compute"
 
 
 class Need(NamedTuple):
@@ -35,7 +39,7 @@ class Need(NamedTuple):
     counter: Counter
     senders: tuple[Seat, ...] = ()
     bucket: int | None = None
-    after: Kind | None = None
+    after: AnyKind | None = None
 
 
 Turn = Callable[[Task, View], tuple[int, ...]]
@@ -87,12 +91,12 @@ class Row:
         held: what its start adds to the microbatches that hold memory on this rank.
     """
 
-    kind: Kind
+    kind: AnyKind
     needs: tuple[Need, ...]
     turn: Turn
     then: Callable[[Task], Iterable[Message]] = nothing
     bucket: int | None = None
-    queue: Queue = Queue.COMPUTE
+    queue: Queue = OnDevice.COMPUTE
     admitted: Leave = always
     early: Leave = never
     fills: bool = False

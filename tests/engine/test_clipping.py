@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.scheduler.task import Kind
+from axrt.scheduler.task import AnyKind, Kind
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -72,7 +72,7 @@ def test_without_a_limit_nothing_waits_for_a_norm() -> None:
 
 
 def test_one_replica_votes_for_all() -> None:
-    def rank_main(transport: Transport) -> set[Kind]:
+    def rank_main(transport: Transport) -> set[AnyKind]:
         watch, config = Watch(), configured(MICROBATCHES, optimizer={"clip": CLIP}, parallel={"data": 2})
         with axrt.initialize(perceptron(), config=config, transport=transport, observers=[watch]) as engine:
             engine.train_batch(iter(BATCHES(0)) if engine.reads else None)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.loop import Loop, Session
-from axrt.scheduler.linger import LINGER
+from axrt.scheduler.linger import LINGER, Linger
+from axrt.scheduler.rules import Queue
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalTransport, LocalWorld
@@ -62,13 +62,14 @@ def batches(step: int) -> list[tuple[Tensor, Tensor]]:
 def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     since: dict[tuple[int, Task], float] = {}  # the rank, by its brain, and what it could start
     waited: list[float] = []
-    lingers, starts = Loop._holds_back, RankState.start
+    picks, starts = Linger.pick, RankState.start
 
-    def watched(loop: Loop, session: Session, task: Task, more: bool) -> bool:
-        held_back, state = lingers(loop, session, task, more), session.state
-        if held_back:
-            since.setdefault((id(state), task), time.perf_counter())
-        return held_back
+    def watched(linger: Linger, state: RankState, queue: Queue, now: float, *rest: Any) -> Task | None:
+        task = picks(linger, state, queue, now, *rest)
+        deferred = state.pick(queue) if task is None else None
+        if deferred is not None:
+            since.setdefault((id(state), deferred), time.perf_counter())
+        return task
 
     def started(state: RankState, task: Task, more: bool = False) -> Any:
         if (id(state), task) in since:
@@ -77,7 +78,7 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
         return starts(state, task, more)
 
     monkeypatch.setattr(LocalTransport, "takes_time", True)
-    monkeypatch.setattr(Loop, "_holds_back", watched)
+    monkeypatch.setattr(Linger, "pick", watched)
     monkeypatch.setattr(RankState, "start", started)
     config = configured(MICROBATCHES, schedule={"policy": policy}, parallel={"partition": "uniform"})
     ran = LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, STEPS, config))
@@ -86,32 +87,25 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
 
 
 def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    held_back: list[bool] = []
-    lingers = Loop._holds_back
+    def never(linger: Linger, now: float, takes: float) -> bool:
+        raise AssertionError("a rank waits")
 
-    def watched(loop: Loop, session: Session, task: Task, more: bool) -> bool:
-        held_back.append(lingers(loop, session, task, more))
-        return held_back[-1]
-
-    monkeypatch.setattr(Loop, "_holds_back", watched)
+    monkeypatch.setattr(Linger, "defers", never)
     config = configured(MICROBATCHES, schedule={"policy": "zb-v"}, parallel={"partition": "uniform"})
     LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, 1, config))
-    assert held_back
-    assert not any(held_back)
 
 
 def test_a_new_session_does_not_go_on_waiting() -> None:
     """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
     engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
-    engine._loop._linger.holds_back(0.0, takes=1.0)
+    engine._loop._linger.defers(0.0, takes=1.0)
     engine._loop._enter(engine._training)
     assert engine._loop._linger.until is None
     engine.close()
 
 
 def test_a_weight_gradient_that_was_held_up_once_does_not_make_the_rank_wait_as_long() -> None:
-    engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
+    linger, task = Linger(), Task(Kind.WEIGHT, 0, 0)
     for seconds in (1.0, 50.0):
-        engine._loop._took(0, seconds)
-    assert engine._loop._took_s == {0: 2.0}
-    engine.close()
+        linger.took(task, seconds)
+    assert linger._usual(task) == 2.0

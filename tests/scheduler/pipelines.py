@@ -1,6 +1,6 @@
 """Whole pipelines of brains without hands: in lockstep for timetables, in random order for properties."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
@@ -9,10 +9,12 @@ from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
 from axrt.scheduler.reading import has_ended, has_read
+from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
 from axrt.scheduler.state import RankState
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 
-TICKS = dict.fromkeys(Kind, 0) | {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
+TICKS: dict[AnyKind, int] = dict[AnyKind, int](dict.fromkeys(Kind, 0))
+TICKS |= {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 PIECES = 3
 
 
@@ -37,6 +39,7 @@ class Pipeline:
         placement: the policy's own where it is None.
         end: the readers end after so many.
         recomputes: stages whose forwards run again.
+        features: the rules of a job.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Pipeline:
         end: int | None = None,
         placement: Placement | None = None,
         recomputes: Collection[int] = (),
+        features: Callable[[Job], Sequence[Feature]] = features_of,
     ) -> None:
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
@@ -62,7 +66,9 @@ class Pipeline:
         stages, pipes = self.placement.stages, self.job.pipes
         self.buckets = {stage: held_on(stage, stages, pipes, buckets, tied) for stage in range(stages)}
         self.states = [
-            RankState(self.job, rank, replica=replica, buckets=self.buckets) for replica in range(replicas) for rank in range(ranks)
+            RankState(self.job, rank, replica=replica, buckets=self.buckets, features=features(self.job))
+            for replica in range(replicas)
+            for rank in range(ranks)
         ]
         for state in self.states:
             for _ in range(steps if trains else 0):
@@ -108,7 +114,7 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """Deliver, start and finish in any order that a network and devices allow; stop when nothing can move."""
     random = Random(seed)
     wires: list[Message] = []
-    running: list[list[Task]] = [[] for _ in pipeline.states]
+    running: list[dict[Queue, list[Task]]] = [{queue: [] for queue in state.queues} for state in pipeline.states]
     while True:
         for state in pipeline.states:
             for message in read(state, pipeline.end_of(state)):
@@ -116,22 +122,24 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
                     state.deliver(message)
                 else:
                     wires.append(message)
-        moves: list[tuple[str, int]] = [("deliver", i) for i in range(len(wires))]
-        moves += [("finish", place) for place, tasks in enumerate(running) if tasks]
-        moves += [("start", place) for place, state in enumerate(pipeline.states) if len(running[place]) < 2 and state.pick()]
+        moves: list[tuple[str, int, Queue]] = [("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))]
+        for place, state in enumerate(pipeline.states):
+            for queue, tasks in running[place].items():
+                moves += [("finish", place, queue)] * bool(tasks)
+                moves += [("start", place, queue)] * (len(tasks) < 2 and state.pick(queue) is not None)
         if not moves:
             return
-        move, which = random.choice(moves)
+        move, which, queue = random.choice(moves)
         if move == "deliver":
             message = wires.pop(which)
             pipeline.states[pipeline.place_of(message)].deliver(message)
         elif move == "finish":
-            wires += pipeline.states[which].finish(running[which].pop(0))
+            wires += pipeline.states[which].finish(running[which][queue].pop(0))
         else:
-            task = pipeline.states[which].pick()
+            task = pipeline.states[which].pick(queue)
             assert task is not None
             pipeline.start(which, task)
-            running[which].append(task)
+            running[which][queue].append(task)
 
 
 def timetable(
@@ -158,7 +166,7 @@ def _cell(task: Task, microbatches: int, first: bool) -> str:
     return f"{task.kind.value}{task.microbatch % microbatches}" if first else "--"
 
 
-def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[Kind, int]) -> None:
+def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[AnyKind, int]) -> None:
     """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing changes."""
     moved = True
     while moved:

@@ -11,13 +11,13 @@ from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import named
 from axrt.scheduler.simulator import Costs, Edge, simulate
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 
 
 class Seen(NamedTuple):
     """What a policy looks at, of the first rank of four with eight microbatches."""
 
-    done: dict[tuple[Kind, int], int]
+    done: dict[tuple[AnyKind, int], int]
     held: int
     in_flight: int = 0
     rank: int = 0
@@ -25,7 +25,7 @@ class Seen(NamedTuple):
     microbatches: int = 8
     placement: Placement = Vee(4)
 
-    def started(self, kind: Kind, stage: int) -> int:
+    def started(self, kind: AnyKind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 
     def in_flight_of(self, stage: int) -> int:
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 def after(tasks: int, held: int, microbatches: int = 8) -> Seen:
     """So many tasks of the plan have been done, weight gradients not."""
-    done: dict[tuple[Kind, int], int] = {}
+    done: dict[tuple[AnyKind, int], int] = {}
     for task in [task for task in zb_v(4, 0, microbatches) if task.kind is not Kind.WEIGHT][:tasks]:
         done[task.kind, task.stage] = done.get((task.kind, task.stage), 0) + 1
     return Seen(done, held, microbatches=microbatches)
@@ -93,13 +93,13 @@ def test_a_rank_that_waits_says_that_no_input_has_come() -> None:
 
 def test_a_rank_waits_a_share_of_what_is_early() -> None:
     linger = Linger()
-    assert linger.holds_back(10.0, takes=5.0)
+    assert linger.defers(10.0, takes=5.0)
     assert linger.until == pytest.approx(10 + 5 * LINGER)
-    assert linger.holds_back(10.5, takes=50.0)  # it waits already
-    assert not linger.holds_back(11.0, takes=5.0)
+    assert linger.defers(10.5, takes=50.0)  # it waits already
+    assert not linger.defers(11.0, takes=5.0)
     linger.end()
     assert linger.until is None
-    assert not linger.holds_back(12.0, takes=0.0)
+    assert not linger.defers(12.0, takes=0.0)
 
 
 @pytest.mark.parametrize("latency", [0.1, 0.25])

@@ -1,0 +1,156 @@
+"""The table of work of one rank: the rows of its stages, each with the lane that counts it.
+
+`rules` make the rows. Here they become counters: every need of a row is compiled to a number that
+must have passed the row's head. On one queue that is the number of tasks started, between queues the
+number of tasks finished.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from .bucket import Holders
+from .job import Job, Seat
+from .lane import Counter, Gate, Lane, Passed
+from .message import Meaning, Message
+from .rules import Feature, Need, Queue, Row, StageHere
+from .task import Task
+
+
+class Entry(NamedTuple):
+    """A row, and the lane that counts it."""
+
+    row: Row
+    lane: Lane
+    stage: int
+
+    def head(self) -> Task:
+        """The next task of the row."""
+        return self.lane.head(self.row.kind, self.stage)
+
+
+class Table:
+    """Rows and lanes of a rank.
+
+    Args:
+        job: of the run.
+        seats: the stages of this rank, each with its pipe.
+        holders: of each stage the holders of its buckets.
+        features: make the rows.
+        open_to: the weights are in place for the microbatches before this one.
+    Attributes:
+        entries: all rows, in the order in which the features make them.
+        queues: those that some row runs on.
+        often: by queue, what may run at any moment.
+        once: by queue, what may run only when something of a step is done.
+        lanes: by stage.
+        buckets: by stage, the lanes of its buckets.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        seats: Sequence[Seat],
+        holders: Mapping[int, Sequence[Holders]],
+        features: Sequence[Feature],
+        open_to: int,
+    ) -> None:
+        self._job = job
+        self.lanes: dict[int, Lane] = {}
+        self.buckets: dict[int, tuple[Lane, ...]] = {}
+        self.entries: list[Entry] = []
+        self._entry_of: dict[tuple[object, int, int | None], Entry] = {}
+        self._listening: dict[tuple[Lane, Counter], set[Queue]] = defaultdict(set)
+        self._opening: dict[tuple[int, Gate], list[Passed]] = {}
+        for seat in seats:
+            here = StageHere(job, seat, tuple(holders[seat.stage]) if job.trains else ())
+            rows = [row for feature in features for row in feature(here)]
+            self._add_lanes(here, open_to)
+            self._add_rows(seat.stage, rows)
+        self.queues = tuple(dict.fromkeys(entry.row.queue for entry in self.entries))
+        self.often: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
+        self.once: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
+        for entry in self.entries:
+            of = self.once if entry.row.kind.once_a_step else self.often
+            of[entry.row.queue].append(entry)
+
+    def _add_lanes(self, here: StageHere, open_to: int) -> None:
+        pipe, stage = here.seat
+        m, pipes = self._job.microbatches, self._job.placement.pipes
+        lane = self.lanes[stage] = Lane(f"stage {stage}", m, pipe % pipes, pipes)
+        lane.count_gate(Gate.WEIGHTS, open_to)
+        self.buckets[stage] = tuple(Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(here.buckets)))
+
+    def _add_rows(self, stage: int, rows: Sequence[Row]) -> None:
+        queue_of: dict[tuple[Counter, int | None], Queue] = {(row.kind, row.bucket): row.queue for row in rows}
+        for row in rows:
+            lane = self._lane(stage, row.bucket)
+            lane.count_tasks(row.kind, row.bucket or 0)
+            entry = self._entry_of[row.kind, stage, row.bucket] = Entry(row, lane, stage)
+            self.entries.append(entry)
+            for counter, senders, bucket, after in row.needs:
+                needed = self._lane(stage, bucket)
+                if isinstance(counter, Meaning):
+                    needed.count_messages(counter, senders, after)
+                self._listening[needed, counter].add(row.queue)
+        for row in rows:
+            needs = (self._passed(stage, row.queue, need, queue_of) for need in row.needs)
+            self._lane(stage, row.bucket).needs[row.kind] = tuple(needs)
+        for gate in {row.opens for row in rows if row.opens is not None}:
+            opening = [row for row in rows if row.opens is gate]
+            at_once = self._listening[self.lanes[stage], gate] <= {row.queue for row in opening}
+            self._opening[stage, gate] = [
+                Passed(lane.count if at_once else lane.finished, row.kind, lane)
+                for row in opening
+                for lane in [self._lane(stage, row.bucket)]
+            ]
+
+    def _passed(
+        self,
+        stage: int,
+        queue: Queue,
+        need: Need,
+        queue_of: Mapping[tuple[Counter, int | None], Queue],
+    ) -> Passed:
+        lane = self._lane(stage, need.bucket)
+        same = queue_of.get((need.counter, need.bucket), queue) is queue
+        return Passed(lane.count if same else lane.finished, need.counter, lane)
+
+    def _lane(self, stage: int, bucket: int | None) -> Lane:
+        return self.lanes[stage] if bucket is None else self.buckets[stage][bucket]
+
+    def all_lanes(self) -> Iterator[Lane]:
+        """Each stage's lane, then those of its buckets."""
+        for stage, lane in self.lanes.items():
+            yield lane
+            yield from self.buckets[stage]
+
+    def entry_of(self, task: Task) -> Entry | None:
+        """The row of a task; None where this rank has none."""
+        bucket = task.part if task.kind.of_a_bucket else None
+        return self._entry_of.get((task.kind, task.stage, bucket))
+
+    def lane_of(self, message: Message) -> Lane | None:
+        """The lane that a message to a stage of this rank is for; None where there is no such bucket."""
+        if not message.meaning.of_a_bucket:
+            return self.lanes[message.stage]
+        buckets = self.buckets[message.stage]
+        return buckets[message.bucket] if message.bucket < len(buckets) else None
+
+    def hears_at_once(self, message: Message, row: Row) -> bool:
+        """All that waits for the message here runs on the row's own queue, behind the row's task."""
+        lane = self.lane_of(message)
+        return lane is None or self._listening[lane, message.meaning] <= {row.queue}
+
+    def steps_through(self, stage: int, gate: Gate) -> int:
+        """For so many steps everything that opens the gate has been done."""
+        return min(numbers[kind] for numbers, kind, _ in self._opening[stage, gate])
+
+    def steps_finished(self) -> int:
+        """So many steps have finished on this rank: everything that opens a gate has."""
+        opening = (passed for of in self._opening.values() for passed in of)
+        return min(lane.finished[kind] for _, kind, lane in opening)
+
+    def story(self, stage: int) -> str:
+        """How far everything of a stage has come."""
+        return "; ".join(str(lane) for lane in (self.lanes[stage], *self.buckets[stage]))
