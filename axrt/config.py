@@ -18,7 +18,7 @@ from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, named
 from axrt.scheduler.recompute import most_recomputed
 
-AUTO = "auto"  # measured and simulated at the start, see axrt.choice
+AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
 # With no policy named, the first that the model can be cut for, of those on the placement that is asked for. Measured: docs/performance.md.
 DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear", "dualpipe": "bidirectional"}
 

@@ -1,9 +1,9 @@
 """The event loop of a rank.
 
-    finish   compute says which tasks have ended: hands settle, brain says what follows, parcels leave
-    hear     parcels that have arrived: hands keep the payload, brain hears what became true
+    finish   compute says which tasks have ended: workers complete them, brain says what follows, parcels leave
+    poll     parcels that have arrived: workers keep the payload, brain hears what became true
     read     the reader's microbatch, one for each pipe, when the brain wants one: the same
-    start    brain picks and counts, compute starts the hands on it
+    start    brain picks and counts, compute starts a worker on it
 
 Everything that has arrived is heard before anything is picked; nothing here decides. Observers are told of
 every event and may not change what happens.
@@ -12,40 +12,42 @@ every event and may not change what happens.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from axrt.attendance import Attendance
 from axrt.compute import Compute
-from axrt.hands import Hands
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
+from axrt.note import Note, Topic
 from axrt.observe.observer import Audience, Observer
+from axrt.peers import Peers
 from axrt.scheduler.linger import LINGER, Linger
-from axrt.scheduler.message import TO_A_RANK, Meaning, Message
+from axrt.scheduler.message import Message
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
+from axrt.workers.worker import Workers
 
 Reader = Callable[[int], list[tuple[Message, Any]]]
 
 
 @dataclass(slots=True)
 class Session:
-    """One brain with its hands: the training, or an evaluation.
+    """One brain with its workers: the training, or an evaluation.
 
     Args:
         generation: tells its parcels from those of other sessions; every rank counts alike.
         state: the brain.
-        hands: what runs its tasks.
+        workers: run its tasks.
         reader: what the reader says when microbatch n is wanted: messages with what goes with them.
     """
 
     generation: int
     state: RankState
-    hands: Hands
+    workers: Workers
     reader: Reader
 
 
@@ -56,7 +58,7 @@ class Loop:
         transport: to the other ranks.
         compute: the engine of this rank's device.
         mesh: which rank of the job is which of the pipeline.
-        hear_rank: called with (source rank, parcel) for what concerns the rank and not a session.
+        hear: called with (source rank, generation, note, payload) for every note that is not the loop's own.
         heartbeat: knows which ranks are alive.
         observers: told of every event.
     """
@@ -66,19 +68,19 @@ class Loop:
         transport: Transport,
         compute: Compute,
         mesh: Mesh,
-        hear_rank: Callable[[int, Parcel], None],
+        hear: Callable[[int, int, Note, Any], None],
         heartbeat: Silence,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._transport = transport
         self._compute = compute
         self._mesh = mesh
-        self._hear_rank = hear_rank
+        self._hear = hear
         self._audience = Audience(observers)
         self._session: Session | None = None
-        self._for_later: dict[int, list[Parcel]] = defaultdict(list)
+        self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
-        self._attendance = Attendance(lambda place: mesh.rank_of(*place), heartbeat)
+        self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._linger = Linger(LINGER if transport.takes_time else 0.0)
         self.task: Task | None = None  # the one that was started last; named when something fails
 
@@ -92,10 +94,14 @@ class Loop:
                 if waiting:
                     self._wait(session.state)
                 else:
-                    self._attendance.moved()
+                    self._peers.moved()
                 wait_s = self._patience_s() if waiting else 0.0
-                moved = any([self._finish(session), self._hear(wait_s), self._read(session), self._start(session)])
+                moved = any([self._finish(session), self._poll(wait_s), self._read(session), self._start(session)])
             self._transport.flush()
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Within, what runs on the device is in order with the tasks."""
+        return self._compute.current()
 
     def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Collection[int]], in_this_call: bool = True) -> None:
         """Hear what comes, and run nothing, until the condition holds.
@@ -106,38 +112,38 @@ class Loop:
             owing: the ranks that have not sent it yet.
             in_this_call: a rank that is in another call will not send it.
         """
-        self._attendance.begin_call()
+        self._peers.begin_call()
         for tell in self._audience.entered:
             tell()
         with self._compute.current():
             while not until():
-                if self._hear(inf):
-                    self._attendance.moved()
+                if self._poll(inf):
+                    self._peers.moved()
                     continue
                 for tell in self._audience.waiting:
                     tell(lambda: _from(what, owing()), lambda: INPUT)
-                self._attendance.check_alive(owing)
+                self._peers.check_alive(owing)
                 if in_this_call and not self._transport.receiving:
-                    self._attendance.check_owing(owing(), what)
-        self._attendance.moved()
+                    self._peers.check_owing(owing(), what)
+        self._peers.moved()
 
-    def tell(self, rank: int, parcel: Parcel) -> None:
-        """Say something that concerns a rank and not a session; what this rank tells itself it hears at once."""
+    def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
+        """Send a note to a rank; a note to this rank itself is heard at once."""
         if rank == self._transport.rank:
-            self._hear_rank(rank, parcel)
+            self._hear(rank, generation, note, payload)
         else:
-            self._send(rank, parcel)
+            self._send(rank, Parcel(generation, note, payload))
 
     def leave(self) -> None:
         """Tell every rank that nothing more will come from here, and wait until each has said the same."""
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
-            self._send(rank, Parcel(0, Message(Meaning.LEAVE, 0, 0)))
+            self._send(rank, Parcel(0, Note(Topic.LEAVES)))
         # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their memory must stay until they have.
         self.listen(
-            lambda: not self._attendance.still_there(others) and not self._transport.receiving,
+            lambda: not self._peers.still_there(others) and not self._transport.receiving,
             "the end of every engine",
-            lambda: self._attendance.still_there(others),
+            lambda: self._peers.still_there(others),
             in_this_call=False,
         )
         self._transport.close()
@@ -166,37 +172,38 @@ class Loop:
     def _enter(self, session: Session) -> None:
         self._session = session
         self._linger.end()
-        self._attendance.begin_call()
+        self._peers.begin_call()
         for tell in self._audience.entered:
             tell()
-        for parcel in self._for_later.pop(session.generation, []):
-            self._take(session, parcel.message, parcel.payload)
+        for message, payload in self._for_later.pop(session.generation, []):
+            self._take(session, message, payload)
 
-    def _hear(self, wait_s: float) -> bool:
+    def _poll(self, wait_s: float) -> bool:
         arrived = self._transport.poll(wait_s)
         for source, parcel in arrived:
             for tell in self._audience.arrived:
                 tell(source, parcel.message)
-            if parcel.message.meaning in TO_A_RANK:
-                self._hear_for_rank(source, parcel)
-            elif self._session is not None and parcel.generation == self._session.generation:
-                self._take(self._session, parcel.message, parcel.payload)
-            elif parcel.generation >= self._oldest:
-                self._for_later[parcel.generation].append(parcel)
-                self._attendance.is_elsewhere(source)
+            generation, message, payload = parcel
+            if isinstance(message, Note):
+                self._hear_note(source, generation, message, payload)
+            elif self._session is not None and generation == self._session.generation:
+                self._take(self._session, message, payload)
+            elif generation >= self._oldest:
+                self._for_later[generation].append((message, payload))
+                self._peers.is_elsewhere(source)
         return bool(arrived)
 
-    def _hear_for_rank(self, source: int, parcel: Parcel) -> None:
-        if parcel.message.meaning is Meaning.LEAVE:
-            self._attendance.has_left(source)
-        elif parcel.message.meaning is Meaning.WAITS:
-            self._attendance.waits_for_me(source)
+    def _hear_note(self, source: int, generation: int, note: Note, payload: Any) -> None:
+        if note.topic is Topic.LEAVES:
+            self._peers.has_left(source)
+        elif note.topic is Topic.WAITS:
+            self._peers.waits_for_me(source)
         else:
-            self._hear_rank(source, parcel)
+            self._hear(source, generation, note, payload)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
         session.state.deliver(message)
-        session.hands.put(message, payload)
+        session.workers.keep(message, payload)
 
     def _read(self, session: Session) -> bool:
         """One for each pipe: what starts here next may take long, and the other pipe begins on a rank that may have nothing else."""
@@ -204,7 +211,7 @@ class Loop:
             number = session.state.microbatch_to_read()
             if number is None:
                 return read > 0
-            self._attendance.moved()  # what follows is the user's, and may take long or never end
+            self._peers.moved()  # what follows is the user's, and may take long or never end
             for message, payload in session.reader(number):
                 self.post(session, message, payload)
         return True
@@ -212,17 +219,17 @@ class Loop:
     def _start(self, session: Session) -> bool:
         started = False
         while self._compute.idle and (task := self._pick(session)):
-            here = session.state.start(task, session.hands.follows(task))
+            here = session.state.start(task, *session.workers.piece_of(task))
             self.task = task
-            self._attendance.moved()  # no more waiting: a task may take long, or never end
+            self._peers.moved()  # no more waiting: a task may take long, or never end
             for tell in self._audience.started:
                 tell(task)
             began_s = time.perf_counter()
-            made = self._compute.start(task, session.hands.run)
+            made = self._compute.start(task, session.workers.run)
             if task.kind.in_pieces:
                 self._linger.took(task, time.perf_counter() - began_s)
             for message in here:
-                session.hands.put(message, made(message))
+                session.workers.keep(message, made(message))
             started = True
         return started
 
@@ -231,7 +238,7 @@ class Loop:
         if self._compute.busy:
             self._linger.end()
             return session.state.pick()
-        return self._linger.pick(session.state, OnDevice.COMPUTE, time.perf_counter(), session.hands.follows)
+        return self._linger.pick(session.state, OnDevice.COMPUTE, time.perf_counter(), session.workers.has_more_pieces)
 
     def _patience_s(self) -> float:
         """How long it is worth waiting for a message."""
@@ -241,7 +248,7 @@ class Loop:
     def _finish(self, session: Session) -> bool:
         finished = self._compute.finished()
         for task in finished:
-            made = session.hands.settle(task)
+            made = session.workers.complete(task)
             for tell in self._audience.finished:
                 tell(task)
             for message in session.state.finish(task):
@@ -252,11 +259,11 @@ class Loop:
         """Nothing has moved and nothing starts here: whoever owes something must still be there."""
         for tell in self._audience.waiting:
             tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
-        self._attendance.check_alive(lambda: self._attendance.owing(state.waiting_for))
+        self._peers.check_alive(lambda: self._peers.owing(state.waiting_for))
         if not self._transport.receiving:
-            self._attendance.check(state.waiting_for)
-        for rank in self._attendance.to_be_told(state.waiting_for):
-            self._send(rank, Parcel(0, Message(Meaning.WAITS, 0, 0)))
+            self._peers.check(state.waiting_for)
+        for rank in self._peers.to_be_told(state.waiting_for):
+            self._send(rank, Parcel(0, Note(Topic.WAITS)))
 
 
 def _from(what: str, ranks: Collection[int]) -> str:

@@ -11,7 +11,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.payload import flatten, on
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
-from axrt.scheduler.reading import has_ended, has_read
+from axrt.scheduler.reader_messages import has_ended, has_read
 
 _EXHAUSTED = object()
 

@@ -89,6 +89,10 @@ class Job:
         """The number of a step's first microbatch."""
         return step * self.microbatches
 
+    def begins_a_step(self, number: int) -> bool:
+        """The microbatch is the first of a step that its pipe gets."""
+        return self.trains and number % self.microbatches < self.placement.pipes
+
     def ends_a_step(self, number: int) -> bool:
         """The microbatch is the last of a step that its pipe gets."""
         return self.trains and number % self.microbatches + self.placement.pipes >= self.microbatches

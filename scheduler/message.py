@@ -45,16 +45,6 @@ class Meaning(Vocabulary):
     # A reader has no more; the number says how many microbatches there are in all.
     END = "end", Counts.MICROBATCHES
 
-    # To a rank, not to a stage of it: nothing waits for these to run, so the brain does not hear of them.
-    VALUES = "values", Counts.STEPS  # what the weights of a layer are to begin with; the layer
-    READ = "read", Counts.STEPS  # a reader has read its first microbatch
-    STEPPED = "stepped", Counts.STEPS  # a stage has stepped, its gradients had these norms; the step
-    EVALUATED = "evaluated", Counts.STEPS  # a replica has evaluated, with these losses
-    TOLD = "told", Counts.STEPS  # the main rank has something for every rank
-    SAVED = "saved", Counts.STEPS  # the sender has written its part of a checkpoint
-    WAITS = "waits", Counts.STEPS  # the sender has waited long for something that this rank owes it
-    LEAVE = "leave", Counts.STEPS  # the sender has closed its engine and sends nothing more
-
     def __init__(self, notation: str, counts: Counts, load: Load = Load.WORD, for_the_host: bool = False) -> None:
         self.counts_steps = counts is Counts.STEPS
         self.load = load
@@ -62,28 +52,14 @@ class Meaning(Vocabulary):
         self.for_the_host = for_the_host
 
 
-TO_A_RANK = frozenset(
-    {
-        Meaning.VALUES,
-        Meaning.READ,
-        Meaning.STEPPED,
-        Meaning.EVALUATED,
-        Meaning.TOLD,
-        Meaning.SAVED,
-        Meaning.WAITS,
-        Meaning.LEAVE,
-    }
-)
-
-
 class Message(NamedTuple):
     """One fact.
 
     Args:
         meaning: what became true.
-        stage: the stage that it is addressed to; of what goes to a rank, the stage that it is about.
+        stage: the stage that it is addressed to.
         number: which one, as `meaning` counts.
-        pipe: that it is addressed to, numbered over all replicas; of what goes to a rank, the replica that it is about.
+        pipe: that it is addressed to, numbered over all replicas.
         bucket: of the stage, where it concerns one.
     """
 

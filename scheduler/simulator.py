@@ -19,7 +19,7 @@ from .linger import LINGER, Linger
 from .message import Load, Meaning, Message
 from .order import Order
 from .placement import Placement
-from .reading import has_ended, has_read
+from .reader_messages import has_ended, has_read
 from .rules import Feature, OnDevice, Queue
 from .state import END, RankState
 from .task import AnyKind, Kind, Task
@@ -239,7 +239,7 @@ class _Simulation:
         return self._durations[state.pipe_of[task.stage]]
 
     def _has_more(self, task: Task) -> bool:
-        return task.kind.in_pieces and task.part < self._costs.pieces - 1
+        return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
 
     def _finish(self, place: int, task: Task, now: float) -> set[int]:
         """The places that have heard of it at once."""

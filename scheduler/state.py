@@ -18,7 +18,7 @@ are alive on a lane; and a policy's cap bounds the forwards in flight, hence eve
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,11 +101,13 @@ class RankState:
         self.ranks, self.microbatches = job.ranks, job.microbatches
         self.asked = first_step * job.microbatches if job.trains else UNLIMITED
         self.end: int | None = None
+        stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
-        # What follows once a task has finished; None from a piece that is not the last.
-        self._later: dict[Task, list[Message] | None] = {}
-        stages = self.placement.stages_of(rank)
+        # What follows once a task has finished, and whether more pieces of it come.
+        self._later: dict[Task, tuple[list[Message], bool]] = {}
+        # The buckets of a stage that pieces of the task at its head have completed.
+        self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
         self._table = Table(
             job,
@@ -254,42 +256,57 @@ class RankState:
                 return ROOM
         return END if self.finished else INPUT
 
-    def start(self, task: Task, more: bool = False) -> list[Message]:
+    def start(self, task: Task, more: bool = False, completes: Collection[int] = ()) -> list[Message]:
         """The task runs from now on; what it makes true on this rank holds at once, and is returned.
 
         Args:
             task: a ready head.
             more: it is a piece, and not the last.
+            completes: buckets of the stage whose gradient is complete with this piece; all others are with the last one.
         """
         row, lane, stage = self._entry_of(task, "start")
         head = lane.head(task.kind, stage)
         if task != head or not lane.is_ready(task.kind):
             piece = f"piece {head.part} is next; " if head.part != task.part else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
-        if not lane.start(task.kind, more):
-            self._later[task] = None
-            return []
-        self._in_flight += row.in_flight
-        self._held += row.held
-        self._open(row, stage)
+        whole = lane.start(task.kind, more)
+        if whole:
+            self._in_flight += row.in_flight
+            self._held += row.held
+            self._open(row, stage)
         here: list[Message] = []
-        later = self._later[task] = []
-        for message in row.then(task):
+        later: list[Message] = []
+        for message in self._following(row, task, whole, completes):
             (here if self._holds_at_once(message, row) else later).append(message)
+        self._later[task] = later, not whole
         for message in here:
             self.deliver(message)
         if task.kind.once_a_step or self.job.ends_a_step(task.microbatch):
             self._look_again()
         return here
 
+    def _following(self, row: Row, task: Task, whole: bool, completes: Collection[int]) -> Iterator[Message]:
+        """The messages that follow from a task, or from a piece of it."""
+        if whole:
+            yield from row.then(task)
+        if row.completes is None or not self.job.ends_a_step(task.microbatch):
+            return
+        done = self._completed[task.stage]
+        for bucket in range(len(self._table.buckets[task.stage])) if whole else completes:
+            if bucket not in done:
+                done.add(bucket)
+                yield from row.completes(task, bucket)
+        if whole:
+            done.clear()
+
     def finish(self, task: Task) -> list[Message]:
         """The task has run; what follows that was not true at its start: on other ranks, and for the host."""
         row, lane, stage = self._entry_of(task, "finish")
         if task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
-        later = self._later.pop(task)
-        if later is None:
-            return []
+        later, more = self._later.pop(task)
+        if more:
+            return later
         lane.finish(task.kind)
         self._open(row, stage)
         if row.opens is not None:

@@ -64,7 +64,7 @@ class Kind(AnyKind):
 
     FORWARD = "F", "forward", Counts.MICROBATCHES
     RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
-    BACKWARD = "B", "backward", Counts.MICROBATCHES  # whole; or in two:
+    BACKWARD = "B", "backward", Counts.MICROBATCHES, Part.PIECE  # whole; or in two:
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
     REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all holders' gradients

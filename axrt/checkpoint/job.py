@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from axrt.errors import ConfigError, DamagedError, SaveError
-from axrt.holding import Holding
-from axrt.reports import Reports
-from axrt.scheduler.message import Meaning, Message
+from axrt.exchange import Exchange
+from axrt.local_model import LocalModel
+from axrt.note import Note, Topic
 
 from .durable import sync
 from .folder import (
@@ -44,7 +44,7 @@ class JobCheckpoints:
     """The checkpoints that this job saves and loads; every rank calls alike.
 
     Args:
-        reports: to the other ranks.
+        exchange: with the other ranks.
         rank: of this process in the job.
         layers: the class of each layer of the model, in order.
         say: takes what a person should know, on the main rank.
@@ -52,8 +52,8 @@ class JobCheckpoints:
         loaded: the checkpoint that was loaded last, None before.
     """
 
-    def __init__(self, reports: Reports, rank: int, layers: Sequence[str], say: Callable[[str], None] | None = None) -> None:
-        self._reports, self._rank, self._layers = reports, rank, list(layers)
+    def __init__(self, exchange: Exchange, rank: int, layers: Sequence[str], say: Callable[[str], None] | None = None) -> None:
+        self._exchange, self._rank, self._layers = exchange, rank, list(layers)
         self._say = say or _to_stderr
         self._saves = 0
         self._locks: dict[Path, DirectoryLock] = {}
@@ -62,7 +62,7 @@ class JobCheckpoints:
 
     # Saving.
 
-    def save(self, checkpoint: Path, make_manifest: Callable[[], Manifest], mine: Holding | None, writers: Sequence[int]) -> None:
+    def save(self, checkpoint: Path, make_manifest: Callable[[], Manifest], mine: LocalModel | None, writers: Sequence[int]) -> None:
         """Write a checkpoint.
 
         Args:
@@ -81,19 +81,19 @@ class JobCheckpoints:
             manifests.append(make_manifest())
             self._prepare(checkpoint, manifests[0].step)
 
-        self._reports.agreed(prepared)
+        self._exchange.agreed(prepared)
         self._saves += 1
         if mine is not None:
             told = _outcome(lambda: {name: asdict(record) for name, record in save_layers(under_way(checkpoint), mine).items()})
-            self._reports.tell(_MAIN, Message(Meaning.SAVED, next(iter(mine.stages)), self._saves), told)
+            self._exchange.tell(_MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told)
         verdict = None
         if self._rank == _MAIN:
-            saved = self._reports.claim(Meaning.SAVED, self._saves, writers)
-            outcomes = self._reports.wait(saved, f"all parts of {checkpoint}")
+            saved = self._exchange.claim(Topic.SAVED, self._saves, writers)
+            outcomes = self._exchange.wait(saved, f"all parts of {checkpoint}")
             verdict = _outcome(lambda: self._publish(checkpoint, manifests[0], outcomes))
             if verdict is not None:
                 give_up(checkpoint)
-        verdict = self._reports.broadcast(verdict)
+        verdict = self._exchange.broadcast(verdict)
         if verdict is not None:
             raise SaveError(f"{verdict}; {checkpoint} is not saved, what was saved before stands")
 
@@ -150,20 +150,20 @@ class JobCheckpoints:
 
     # Loading.
 
-    def load(self, path: Path, holding: Holding, missing_ok: bool) -> Manifest | None:
+    def load(self, path: Path, model: LocalModel, missing_ok: bool) -> Manifest | None:
         """Take weights and optimizer state from the newest checkpoint that a path means and that is undamaged.
 
         Args:
             path: a checkpoint, the folder of some, or a run.
-            holding: what this rank has of the model.
+            model: what this rank has of the model.
             missing_ok: give None where there is none at all, and do not raise.
         Raises:
             ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
         """
         faults: dict[Path, str] = {}
-        offered = self._reports.agreed(lambda: _offered(path))
+        offered = self._exchange.agreed(lambda: _offered(path))
         for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
-            manifest = fault or self._try(checkpoint, holding)
+            manifest = fault or self._try(checkpoint, model)
             if isinstance(manifest, Manifest):
                 self._has_loaded(path, checkpoint, manifest, faults)
                 return manifest
@@ -172,24 +172,24 @@ class JobCheckpoints:
             return None
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
-    def _try(self, checkpoint: Path, holding: Holding) -> Manifest | str:
+    def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
         """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing is changed."""
-        manifest = Manifest(**self._reports.agreed(lambda: asdict(self._of_this_model(checkpoint))))
+        manifest = Manifest(**self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint))))
         loaded, damage, refusal = None, None, None
         try:
-            loaded = read_layers(checkpoint, manifest, holding)
+            loaded = read_layers(checkpoint, manifest, model)
         except DamagedError as error:
             damage = str(error)
         except ConfigError as error:
             refusal = str(error)
-        found = self._reports.gathered((refusal, damage))
-        refusal, damage = self._reports.broadcast(_worst(found) if found else None)
+        found = self._exchange.gathered((refusal, damage))
+        refusal, damage = self._exchange.broadcast(_worst(found) if found else None)
         if refusal is not None:
             raise ConfigError(refusal)
         if damage is not None:
             return str(damage)
         assert loaded is not None
-        take_layers(loaded, holding)
+        take_layers(loaded, model)
         return manifest
 
     def _of_this_model(self, checkpoint: Path) -> Manifest:
@@ -224,7 +224,7 @@ class JobCheckpoints:
             self._went_back[folder.resolve()] = self._went_back.get(folder.resolve(), _WentBack(step))._replace(step=step)
             self._set_aside(folder)
 
-        self._reports.agreed(begin_there)
+        self._exchange.agreed(begin_there)
 
     def close(self) -> None:
         """Let others write where this job has."""

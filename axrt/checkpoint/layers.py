@@ -5,7 +5,7 @@ What is read is checked before anything is changed: each file against its digest
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +15,14 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError, SaveError
-from axrt.holding import Holding
-from axrt.optim.bucket import Bucket
+from axrt.local_model import LocalModel
+from axrt.store.bucket import Bucket
+from axrt.store.state import ParameterState
 
 from .durable import digest_of_file, write_durably
 from .manifest import FileRecord, Manifest
 
 Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
-
-
-@dataclass(slots=True)
-class State:
-    """The optimizer's, of one parameter.
-
-    Args:
-        optimizer: the class.
-        tensors: moments and the like.
-        plain: values that are no tensors.
-        group: what the optimizer itself has changed in the parameter's group; not the learning rate, which follows from the step.
-    """
-
-    optimizer: str
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    plain: dict[str, Any] = field(default_factory=dict)
-    group: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +35,7 @@ class LoadedLayers:
     """
 
     weights: dict[int, dict[str, Tensor]]
-    states: dict[str, State]
+    states: dict[str, ParameterState]
 
 
 def weights_file(place: int) -> str:
@@ -67,7 +51,7 @@ def files_of(layers: int) -> set[str]:
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}
 
 
-def save_layers(directory: Path, holding: Holding) -> dict[str, FileRecord]:
+def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
     """Write the layers of this rank.
 
     Returns:
@@ -77,7 +61,7 @@ def save_layers(directory: Path, holding: Holding) -> dict[str, FileRecord]:
         DataError: state that is neither a tensor nor a plain value.
     """
     records = {}
-    for name, data in _packed_layers(holding):
+    for name, data in _packed_layers(model):
         try:
             directory.mkdir(exist_ok=True)
             write_durably(directory / name, data)
@@ -87,10 +71,10 @@ def save_layers(directory: Path, holding: Holding) -> dict[str, FileRecord]:
     return records
 
 
-def _packed_layers(holding: Holding) -> Iterator[tuple[str, bytes]]:
+def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
     """(name of a file, its bytes) for each layer twice."""
-    states = {name: state for bucket in holding.all_buckets for name, state in _states(bucket)}
-    for place, layer in holding.layers():
+    states = {name: state for bucket in model.all_buckets for name, state in bucket.saved()}
+    for place, layer in model.layers():
         parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
         weights = {name: _on_cpu(value) for name, value in _weights(place, layer)}
         yield weights_file(place), save(weights, {"parameters": json.dumps(parameters)})
@@ -99,22 +83,22 @@ def _packed_layers(holding: Holding) -> Iterator[tuple[str, bytes]]:
         yield optimizer_file(place), _packed(of_layer, frozen)
 
 
-def read_layers(directory: Path, manifest: Manifest, holding: Holding) -> LoadedLayers:
+def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> LoadedLayers:
     """Read the layers of this rank from a checkpoint, and change nothing.
 
     Raises:
         DamagedError: a file is missing or not what was saved, or holds what no run would go on with.
         ConfigError: it is of another model, or of another optimizer.
     """
-    weights = read_weights(directory, manifest, list(holding.layers()))
-    states: dict[str, State] = {}
+    weights = read_weights(directory, manifest, list(model.layers()))
+    states: dict[str, ParameterState] = {}
     frozen: set[str] = set()
-    for place, _ in holding.layers():
+    for place, _ in model.layers():
         path = directory / optimizer_file(place)
         of_layer, not_trained = _unpacked(path, *_read(path, manifest))
         states.update(of_layer)
         frozen.update(not_trained)
-    for bucket in holding.all_buckets:
+    for bucket in model.all_buckets:
         _check_optimizer(directory, bucket, states, frozen)
     return LoadedLayers(weights, states)
 
@@ -130,11 +114,11 @@ def read_weights(directory: Path, manifest: Manifest, layers: Sequence[tuple[int
     return found
 
 
-def take_layers(loaded: LoadedLayers, holding: Holding) -> None:
+def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
     """Make what was read the layers' own and the optimizer's."""
-    take_weights(loaded.weights, list(holding.layers()))
-    for bucket in holding.all_buckets:
-        _set_states(bucket, loaded.states)
+    take_weights(loaded.weights, list(model.layers()))
+    for bucket in model.all_buckets:
+        bucket.restore(loaded.states)
 
 
 def take_weights(found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]) -> None:
@@ -165,34 +149,7 @@ def fault_in(checkpoint: Path) -> str:
     return ""
 
 
-def _states(bucket: Bucket) -> Iterable[tuple[str, State]]:
-    """(parameter's name, its state) of every parameter of a bucket."""
-    if bucket.optimizer is None:
-        return
-    names = {parameter: name for name, parameter in bucket.named}
-    for group, initial in zip(bucket.groups, bucket.initial_groups, strict=True):
-        changed = {key: value for key, value in group.items() if key not in ("params", "lr") and _differs(value, initial.get(key))}
-        for parameter in group["params"]:
-            state = bucket.optimizer.state.get(parameter, {})
-            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
-            plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            _check_plain(names[parameter], {**plain, **changed})
-            yield names[parameter], State(type(bucket.optimizer).__name__, tensors, plain, changed)
-
-
-def _differs(value: object, initial: object) -> bool:
-    return isinstance(value, Tensor) or isinstance(initial, Tensor) or value != initial
-
-
-def _check_plain(name: str, values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if not (value is None or type(value) in (bool, int, float, str)):
-            raise DataError(
-                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and plain values, which can be saved by name"
-            )
-
-
-def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, State], frozen: set[str]) -> None:
+def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, ParameterState], frozen: set[str]) -> None:
     mine = type(bucket.optimizer).__name__
     for name, _ in bucket.named:
         if name not in states:
@@ -203,24 +160,6 @@ def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, State
             raise ConfigError(
                 f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} here; expected the same (optimizer.name)"
             )
-
-
-def _set_states(bucket: Bucket, states: Mapping[str, State]) -> None:
-    if bucket.optimizer is None:
-        return
-    names = {parameter: name for name, parameter in bucket.named}
-    ordered = [names[parameter] for group in bucket.groups for parameter in group["params"]]
-    # By torch's own rules of which state is of which type and on which device.
-    whole = bucket.optimizer.state_dict()
-    whole["state"] = {
-        number: {**states[name].tensors, **states[name].plain}
-        for number, name in enumerate(ordered)
-        if name in states and (states[name].tensors or states[name].plain)
-    }
-    for group, initial in zip(whole["param_groups"], bucket.initial_groups, strict=True):
-        changed = [states[ordered[number]].group for number in group["params"] if ordered[number] in states]
-        group.update({key: value for key, value in initial.items() if key != "params"}, **(changed[0] if changed else {}))
-    bucket.optimizer.load_state_dict(whole)
 
 
 def _weights(place: int, layer: nn.Module) -> Iterable[tuple[str, Tensor]]:
@@ -236,7 +175,7 @@ def _on_cpu(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True).contiguous()
 
 
-def _packed(states: Mapping[str, State], frozen: Sequence[str]) -> bytes:
+def _packed(states: Mapping[str, ParameterState], frozen: Sequence[str]) -> bytes:
     tensors = {f"{name}/{key}": _on_cpu(value) for name, state in states.items() for key, value in state.tensors.items()}
     told = {
         name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group, "tensors": _specs(state.tensors)}
@@ -250,11 +189,11 @@ def _specs(tensors: Mapping[str, Tensor]) -> Specs:
     return {key: [str(value.dtype), list(value.shape)] for key, value in tensors.items()}
 
 
-def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[dict[str, State], list[str]]:
-    """State by parameter, and the parameters that were not trained; what is there must be what is told."""
+def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[dict[str, ParameterState], list[str]]:
+    """ParameterState by parameter, and the parameters that were not trained; what is there must be what is told."""
     try:
         told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
-        states = {name: State(of["optimizer"], {}, of["plain"], of["group"]) for name, of in told.items()}
+        states = {name: ParameterState(of["optimizer"], {}, of["plain"], of["group"]) for name, of in told.items()}
         for key, value in tensors.items():
             name, _, what = key.rpartition("/")
             states[name].tensors[what] = value

@@ -18,7 +18,7 @@ from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.launch import told
-from axrt.models.chosen import model_of
+from axrt.models.registry import model_of
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")

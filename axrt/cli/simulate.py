@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.cli import likeness
+from axrt.cli import compare
 from axrt.cli.search import search
 from axrt.cli.search import show as show_search
 from axrt.exit_codes import Exit
@@ -204,16 +204,16 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
     if path is None:
         _refuse("--what-if compares with a run; expected --like RUN")
     try:
-        run = likeness.Run.read(path)
-        found, costs, line = likeness.compared(run)
-        tried = likeness.what_if(run, costs) if what_if else []
+        run = compare.Run.read(path)
+        found, costs, line = compare.compared(run)
+        tried = compare.what_if(run, costs) if what_if else []
     except ValueError as error:
         _refuse(str(error))
     _write(picture, lambda: draw(run.line, line))
     if as_json:
         click.echo(json.dumps({**found, "what_if": tried}, indent=1))
     else:
-        likeness.show(found, tried, run)
+        compare.show(found, tried, run)
 
 
 def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:

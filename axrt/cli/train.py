@@ -25,7 +25,7 @@ from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.launch import join
-from axrt.models.chosen import model_of
+from axrt.models.registry import model_of
 from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.progress import progress_for
 

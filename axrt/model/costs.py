@@ -14,9 +14,9 @@ from axrt.payload import flatten
 
 from .compiler import Compiler
 from .module import PipelineModule
+from .per_layer import walk
 from .seeds import BorrowedGenerator
 from .stage import Stage
-from .walk import walk
 
 _TIMES = 5  # after one that warms up
 

@@ -116,6 +116,10 @@ class Deferral:
         """How many of microbatch `number` wait, one a parameter."""
         return len(self._waiting.get(number, ()))
 
+    def parameters(self, number: int) -> list[nn.Parameter]:
+        """Those of microbatch `number` that wait, in the order of their pieces."""
+        return [parameter for parameter, _ in self._waiting.get(number, ())]
+
     def waiting_bytes(self, number: int) -> int:
         """What products of `Linear` that wait read; what functions of the user's read nobody knows."""
         products = [one for _, computes in self._waiting.get(number, ()) for one in computes if isinstance(one, _WeightProduct)]

@@ -14,9 +14,10 @@ dropout and the same buffers; what they do to those is forgotten. Such a stage h
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -51,11 +52,13 @@ class _Segment(NamedTuple):
     """A part of the graph of a microbatch.
 
     Args:
+        first: the number of its first layer, counted from the stage's.
         inflow: where its gradients end.
         roots: where they begin.
         of_loss: the loss's own gradient, 1, where the segment ends with it; None elsewhere.
     """
 
+    first: int
     inflow: _Inflow
     roots: list[GradientEdge]
     of_loss: Gradients | None
@@ -68,10 +71,12 @@ class _Stashed:
     Args:
         segments: of its graph, in order.
         given: inputs and target for the layers that run again, and for each its buffers.
+        gradients: for the outputs of the last segment, once a backward in pieces has begun.
     """
 
     segments: list[_Segment] = field(default_factory=list)
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
+    gradients: Gradients = ()
 
 
 class _Inlet(torch.autograd.Function):
@@ -138,19 +143,29 @@ class Stage:
         self.device = generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._deferral = Deferral(self._parameters if splits else ())
-        self._own_memory = {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
+        self._cuts: tuple[int, ...] = ()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(`layer.name`, parameter) of every parameter that is trained, in model order; the names are those of `sequential`."""
         return [(name, parameter) for name, parameter in self.layers.named_parameters() if parameter.requires_grad]
 
-    def forward(self, number: int, inputs: Any, target: Any) -> Any:
+    def cut_at(self, layers: Collection[int]) -> None:
+        """Run backwards in pieces, where they are asked for piece by piece: a new one ends before each of these layers.
+
+        Args:
+            layers: their places in the model.
+        """
+        places = sorted(place - self.first_layer for place in layers)
+        self._cuts = tuple(place for place in places if self.recomputed < place < len(self._run))
+
+    def forward(self, number: int, inputs: Any, target: Any, in_pieces: bool = False) -> Any:
         """Run microbatch `number` and keep what its backward needs.
 
         Args:
             number: the running number of the microbatch.
             inputs: what the stage before returned, or the reader read; tensors that want a gradient say so.
             target: for the loss, on the last stage.
+            in_pieces: its backward comes piece by piece (see `cut_at`).
         Returns:
             What travels on, detached; on the last stage what the loss function returned, (mean, None) or (sum, weight).
         """
@@ -162,8 +177,8 @@ class Stage:
             inputs = self._forgetting(number, inputs)
             if self.recomputed == whole:
                 return self._ended(number, inputs, target, whole)[0]
-        out, segment = self._segment(number, inputs, target, self.recomputed, whole)
-        stashed.segments = [segment]
+        ends = (*self._cuts, whole) if in_pieces else (whole,)
+        out, stashed.segments = self._segments(number, inputs, target, self.recomputed, ends)
         return out
 
     def recompute(self, number: int) -> None:
@@ -173,8 +188,8 @@ class Stage:
         inputs, target, buffers = stashed.given
         stashed.given = None
         with _buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
-            _, segment = self._segment(number, inputs, target, 0, self.recomputed)
-        stashed.segments.insert(0, segment)
+            _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
+        stashed.segments[:0] = segments
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of microbatch `number`, adding to the parameters' `.grad`.
@@ -187,15 +202,45 @@ class Stage:
             The same for what came in.
         """
         given = gradients or ()
-        for inflow, edges, of_loss in reversed(self._stash.pop(number).segments):
-            given = given if of_loss is None else of_loss
-            roots = tuple([root for root, gradient in zip(edges, given, strict=True) if gradient is not None])
-            if roots:
-                fresh = self._without_gradient()
-                _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
-                _keep_apart(fresh, (*inflow.gradients, *given))
-            given = inflow.gradients
+        for segment in reversed(self._stash.pop(number).segments):
+            given = self._back_through(segment, given)
         return given
+
+    def backward_pieces(self, number: int) -> int:
+        """How many pieces the backward of microbatch `number` has left."""
+        return len(self._stash[number].segments)
+
+    def next_piece(self, number: int) -> int:
+        """The place in the model of the first layer of that backward's next piece."""
+        return self.first_layer + self._stash[number].segments[-1].first
+
+    def backward_piece(self, number: int, gradients: Gradients | None) -> Gradients:
+        """Run the next piece of the backward of microbatch `number`, those of the last layers first.
+
+        Args:
+            number: the running number of the microbatch.
+            gradients: for the first piece, as `backward` takes them; ignored later.
+        Returns:
+            As `backward`, from the last piece; () from others.
+        """
+        stashed = self._stash[number]
+        given = self._back_through(stashed.segments.pop(), stashed.gradients or gradients or ())
+        if not stashed.segments:
+            del self._stash[number]
+            return given
+        stashed.gradients = given
+        return ()
+
+    def _back_through(self, segment: _Segment, given: Gradients) -> Gradients:
+        """The gradients of what came into a segment, from those of what it gave."""
+        _, inflow, edges, of_loss = segment
+        given = given if of_loss is None else of_loss
+        roots = tuple([root for root, gradient in zip(edges, given, strict=True) if gradient is not None])
+        if roots:
+            fresh = self._without_gradient()
+            _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
+            _keep_apart(fresh, (*inflow.gradients, *given))
+        return inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
         """The backward without those weight gradients that can wait; what does not defer does all of its work here."""
@@ -214,6 +259,10 @@ class Stage:
     def waiting_bytes(self, number: int) -> int:
         """What the products among them read."""
         return self._deferral.waiting_bytes(number)
+
+    def waiting_parameters(self, number: int) -> list[nn.Parameter]:
+        """The parameters of those that wait, the next one first."""
+        return self._deferral.parameters(number)
 
     def weight_gradient(self, number: int) -> None:
         """Compute the next of them, if there is one, and add it to its parameter's `.grad`."""
@@ -239,16 +288,31 @@ class Stage:
     def _without_gradient(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._parameters if parameter.grad is None]
 
-    def _segment(self, number: int, inputs: Any, target: Any, first: int, end: int) -> tuple[Any, _Segment]:
-        """Run layers in a graph of their own, and the loss after the last one of all; what travels on, and the graph."""
-        inflow = _Inflow()
+    def _segments(self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]) -> tuple[Any, list[_Segment]]:
+        """Run layers in graphs of their own, and the loss after the last one of all; what travels on, and the graphs.
+
+        Args:
+            first: the first layer.
+            ends: a graph ends before each of these layers; it goes on where what a layer hands on may not travel.
+        """
+        segments: list[_Segment] = []
+        inflow, begin = _Inflow(), first
         try:
-            entering = self._through_inlet(inputs, inflow)
+            value = self._through_inlet(inputs, inflow)
         except TypeError as error:
             error.add_note(f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to")
             raise
-        outputs, edges, of_loss = self._ended(number, self._run_layers(number, entering, first, end), target, end)
-        return outputs, _Segment(inflow, edges, of_loss)
+        for end in ends:
+            value = self._run_layers(number, value, first, end)
+            first = end
+            if end != ends[-1] and not _may_travel(value):
+                continue
+            value, edges, of_loss = self._ended(number, value, target, end)
+            segments.append(_Segment(begin, inflow, edges, of_loss))
+            if end != ends[-1]:
+                inflow, begin = _Inflow(), end
+                value = self._through_inlet(value, inflow)
+        return value, segments
 
     def _ended(self, number: int, outputs: Any, target: Any, end: int) -> tuple[Any, list[GradientEdge], Gradients | None]:
         """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's own, if it follows."""
@@ -304,6 +368,11 @@ class Stage:
                 "such a tensor, the sum, and its weight"
             )
         return loss, weight.detach() if isinstance(weight, Tensor) else weight
+
+    @cached_property
+    def _own_memory(self) -> set[int]:
+        """Where weights and buffers are; asked when they have moved to their buckets."""
+        return {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
     def _to_send(self, tensor: Tensor) -> Tensor:
         """Detached, and not this stage's own weights or buffers: those change while the network may still be reading."""
@@ -367,6 +436,14 @@ def _in_type(value: Any, compute: torch.dtype) -> Any:
     except TypeError:
         return value
     return unflatten(skeleton, [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors])
+
+
+def _may_travel(value: Any) -> bool:
+    try:
+        flatten(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _is_one_number(value: object) -> bool:

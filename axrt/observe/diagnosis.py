@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from axrt.scheduler.message import Message
+from axrt.note import News
 from axrt.scheduler.task import Task
 
 from .observer import Observer
@@ -33,14 +33,14 @@ class WaitDiagnosis(Observer):
     ) -> None:
         self._rank, self._say, self._now = rank, say, now
         self._patience_s = patience_s
-        self._last: tuple[int, Message] | None = None
+        self._last: tuple[int, News] | None = None
         self._since: float | None = None  # of the first word since anything happened that this rank waits
         self._next_s = patience_s
 
     def entered(self) -> None:
         self._since = None
 
-    def arrived(self, source: int, message: Message) -> None:
+    def arrived(self, source: int, message: News) -> None:
         self._last = source, message
         self._since = None
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from axrt.scheduler.message import Message
+from axrt.note import News
 from axrt.scheduler.task import Task
 
 
@@ -12,10 +12,10 @@ class Observer:
     def entered(self) -> None:
         """The user has called, and the loop begins."""
 
-    def arrived(self, source: int, message: Message) -> None:
+    def arrived(self, source: int, message: News) -> None:
         """A message from another rank."""
 
-    def sent(self, rank: int, message: Message) -> None:
+    def sent(self, rank: int, message: News) -> None:
         """A message to another rank."""
 
     def started(self, task: Task) -> None: ...

@@ -5,7 +5,7 @@
 
 The header says
 
-    1. for which generation, what, and to whom: stage, number, pipe, bucket;
+    1. for which generation, what, and to whom: stage, number, pipe, bucket; of a note what it is about, and its number;
     2. how long the description is. See `wire.py` for what it describes.
 
 A transport adds nothing but how bytes get there.
@@ -15,19 +15,24 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from axrt.note import Note, Topic
 from axrt.payload import flatten, unflatten
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.task import Vocabulary
 
+from .landing import Landings, fits
 from .transport import Parcel
 from .wire import Layout, Spec, dense, describe, read_description
 
 _HEADER = struct.Struct("<iBiqiiI")
-_MEANINGS = tuple(Meaning)
-_CODE_OF = {meaning: code for code, meaning in enumerate(_MEANINGS)}
+_WORDS: tuple[Vocabulary, ...] = (*Meaning, *Topic)
+_CODE_OF = {word: code for code, word in enumerate(_WORDS)}
+_NOWHERE = (0, 0, 0, 0)
 _SMALL_BYTES = 32 * 1024
 
 
@@ -43,7 +48,7 @@ class Arriving:
     """
 
     generation: int
-    message: Message
+    message: Message | Note
     skeleton: object
     layouts: list[Layout]
     tensors: list[Tensor]
@@ -70,10 +75,10 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
     Raises:
         TypeError: the payload holds something that cannot travel.
     """
-    generation, (meaning, *address), payload = parcel
+    generation, (word, *address), payload = parcel
     skeleton, tensors = flatten(payload)
     description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
-    head = _HEADER.pack(generation, _CODE_OF[meaning], *address, len(description)) + description
+    head = _HEADER.pack(generation, _CODE_OF[word], *address, *_NOWHERE[len(address) :], len(description)) + description
     return head, [dense(tensor) for tensor in tensors]
 
 
@@ -82,24 +87,27 @@ def seal(head: bytes, tensors: list[Tensor]) -> bytes:
     return b"".join([head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]])
 
 
-def open_envelope(envelope: bytearray, room_for: Callable[[Layout], Tensor]) -> Arriving:
+def open_envelope(envelope: bytearray, room_for: Callable[[Layout], Tensor], landings: Landings) -> Arriving:
     """Read an envelope.
 
     Args:
         envelope: as `seal` has made it.
         room_for: allocates memory for a large tensor; called in the order in which they come.
+        landings: memory that waits for some.
     """
     generation, code, *address, length = _HEADER.unpack_from(envelope)
     at = _HEADER.size + length
     skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
+    word = _WORDS[code]
+    message = Message(word, *address) if isinstance(word, Meaning) else Note(word, *address[:2])
     tensors: list[Tensor] = []
-    for layout in layouts:
+    for layout, room in zip_longest(layouts, landings.take(generation, message)[: len(layouts)]):
         if is_large(layout.num_bytes):
-            tensors.append(room_for(layout))
+            tensors.append(room if room is not None and fits(room, layout) else room_for(layout))
         else:
             tensors.append(_copied_from(envelope, at, layout))
             at += layout.num_bytes
-    return Arriving(generation, Message(_MEANINGS[code], *address), skeleton, layouts, tensors)
+    return Arriving(generation, message, skeleton, layouts, tensors)
 
 
 def _bytes_of(tensor: Tensor) -> bytes:

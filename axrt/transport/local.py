@@ -19,9 +19,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from axrt.scheduler.message import Meaning
+from axrt.note import Topic
+from axrt.scheduler.task import Vocabulary
 
 from .envelope import is_large, open_envelope, pack, seal
+from .landing import Landings
 from .transport import Parcel
 
 T = TypeVar("T")
@@ -39,7 +41,7 @@ class _UnderWay(NamedTuple):
     """What has been sent and not arrived: where it came from, its header, and the sender's own memory."""
 
     source: int
-    meaning: Meaning
+    says: Vocabulary
     head: bytes
     tensors: list[Tensor]
 
@@ -131,9 +133,11 @@ class LocalTransport:
         self._world = world
         self.rank = rank
         self.size = world.size
+        self._landings = Landings()
+        self.expect = self._landings.expect
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        self._world.mail[rank].append(_UnderWay(self.rank, parcel.message.meaning, *pack(parcel)))
+        self._world.mail[rank].append(_UnderWay(self.rank, parcel.message[0], *pack(parcel)))
         self._world.blocked[rank] = False
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -147,8 +151,8 @@ class LocalTransport:
         world.random.shuffle(places)
         places = places[: world.random.randint(1, len(places))] if places else []
         if len(places) < len(mail):  # a rank's goodbye may not overtake what it said before
-            places = [place for place in places if mail[place].meaning is not Meaning.LEAVE]
-        arrived = [(mail[place].source, _received(mail[place])) for place in places]
+            places = [place for place in places if mail[place].says is not Topic.LEAVES]
+        arrived = [(mail[place].source, _received(mail[place], self._landings)) for place in places]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
 
@@ -163,11 +167,11 @@ class LocalTransport:
         pass
 
 
-def _received(one: _UnderWay) -> Parcel:
+def _received(one: _UnderWay, landings: Landings) -> Parcel:
     """The parcel, out of its envelope and the large tensors beside it, on the device that each tensor came from."""
     beside = [tensor for tensor in one.tensors if is_large(tensor.nbytes)]
     devices = iter([tensor.device for tensor in beside])
-    arriving = open_envelope(bytearray(seal(one.head, one.tensors)), lambda layout: layout.allocate(next(devices)))
+    arriving = open_envelope(bytearray(seal(one.head, one.tensors)), lambda layout: layout.allocate(next(devices)), landings)
     for room, sent in zip(arriving.large, beside, strict=True):
         _row(room).copy_(_row(sent))
         if sent.is_cuda:

@@ -21,6 +21,7 @@ from torch import Tensor
 from axrt.errors import PeerLostError
 
 from .envelope import Arriving, is_large, open_envelope, pack, seal
+from .landing import Landings
 from .staging import Direct, Ready, Staging
 from .transport import Parcel
 from .waiting import Patience, sharpen_sleep
@@ -72,6 +73,8 @@ class MpiTransport:
         self._status = MPI.Status()
         self._envelopes: dict[int, deque[tuple[bytearray, MPI.Request]]] = {}  # on their way in, by source, in order
         self._coming: list[_Coming] = []
+        self._landings = Landings()
+        self.expect = self._landings.expect
         self._patience = Patience()
         sharpen_sleep()
 
@@ -173,7 +176,7 @@ class MpiTransport:
                 del self._envelopes[source]
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
-        arriving = open_envelope(envelope, self._staging.room_for)
+        arriving = open_envelope(envelope, self._staging.room_for, self._landings)
         requests = [
             self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS)
             for tensor in arriving.large

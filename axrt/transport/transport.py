@@ -1,8 +1,11 @@
 """The contract of a transport: parcels go out at once and come in when polled; it has no opinion on what they mean."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from axrt.scheduler.message import Message
+from torch import Tensor
+
+from axrt.note import News
 
 
 class Parcel(NamedTuple):
@@ -10,12 +13,12 @@ class Parcel(NamedTuple):
 
     Args:
         generation: which `RankState` it is for: one is made for the training, one for each evaluation, one after a dropped step.
-        message: what became true.
+        message: what became true; or a note to the rank.
         payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
     """
 
     generation: int
-    message: Message
+    message: News
     payload: Any = None
 
 
@@ -46,6 +49,15 @@ class Transport(Protocol):
         Args:
             wait_s: where nothing has arrived, sleep and look again for so long, or for a few milliseconds if that is less; infinite where
                 nothing can be done before something arrives. It may still return nothing.
+        """
+        ...
+
+    def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
+        """Put the tensors that come with a message into this memory, one each and in order, where they fit.
+
+        Args:
+            generation, message: of the parcel; it has not come yet.
+            rooms: contiguous memory, lent until the parcel has been polled, or for good if it never comes.
         """
         ...
 

@@ -11,7 +11,8 @@
     I s.n  as B                                            gradient n to stage s-1
     W s.n  I s.n has started                               as B without the gradient
 
-B where the policy leaves backwards whole, I and W where it splits them.
+B where the policy leaves backwards whole, I and W where it splits them. B and W may come in pieces.
+The parts of a bucket leave with the piece that completes its gradient, all others with the last.
 """
 
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ def pipeline(here: StageHere) -> Iterator[Row]:
     """The rows of a stage."""
     policy = here.job.policy
 
-    def sent_back_with_parts(task: Task) -> list[Message]:
-        return [*sent_back(here, task), *parts(here, task)]
+    def completes(task: Task, bucket: int) -> list[Message]:
+        return parts(here, task, bucket)
 
     yield Row(
         Kind.FORWARD,
@@ -44,7 +45,8 @@ def pipeline(here: StageHere) -> Iterator[Row]:
             Kind.BACKWARD,
             gradient(here),
             in_order(here),
-            sent_back_with_parts,
+            lambda task: sent_back(here, task),
+            completes,
             admitted=policy.admits,
             in_flight=-1,
             held=-1,
@@ -62,7 +64,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         Kind.WEIGHT,
         (Need(Kind.INPUT),),
         in_order(here, 3),
-        lambda task: parts(here, task),
+        completes=completes,
         admitted=policy.admits,
         early=policy.is_early,
         fills=True,

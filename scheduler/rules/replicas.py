@@ -27,7 +27,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
     for bucket, holders in enumerate(here.buckets):
         if len(holders) > 1:
             parts_of_all = Need(Meaning.PART, seats_of(holders), bucket)
-            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket)
+            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket=bucket)
         needs = (whole(here, bucket), losses_of_all(here), *voted(here))
         yield Row(Kind.STEP, needs, urgent(3), bucket=bucket, opens=Gate.WEIGHTS)
 
@@ -55,13 +55,12 @@ def voted(here: StageHere) -> tuple[Need, ...]:
     return (Need(Meaning.VOTE, (Seat(0, 0),)),) if here.job.votes else ()
 
 
-def parts(here: StageHere, task: Task) -> list[Message]:
-    """After a step's last microbatch, to the holders of each shared bucket: a part of it is there."""
-    if not here.job.ends_a_step(task.microbatch):
+def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
+    """With a step's last microbatch, to the holders of a shared bucket: a part of its gradient is there."""
+    if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
     step, _ = here.job.step_of(task.microbatch)
-    shared = [bucket for bucket, holders in enumerate(here.buckets) if len(holders) > 1]
-    return [one for bucket in shared for one in to_holders(Meaning.PART, here, bucket, step)]
+    return to_holders(Meaning.PART, here, bucket, step)
 
 
 def sums(here: StageHere) -> Callable[[Task], list[Message]]:

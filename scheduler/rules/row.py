@@ -77,7 +77,8 @@ class Row:
     Args:
         kind: of the work.
         needs: its head may run when each of these counters has passed it.
-        then: the messages that follow from a task.
+        then: the messages that follow from a task, of one in pieces from its last.
+        completes: the messages that follow where a task, or a piece of it, completes the gradient of a bucket.
         bucket: that the work is done on; None: the stage.
         queue: where it runs.
         turn: of all heads of a queue that may run the one with the least turn does. Turns begin with
@@ -95,6 +96,7 @@ class Row:
     needs: tuple[Need, ...]
     turn: Turn
     then: Callable[[Task], Iterable[Message]] = nothing
+    completes: Callable[[Task, int], Iterable[Message]] | None = None
     bucket: int | None = None
     queue: Queue = OnDevice.COMPUTE
     admitted: Leave = always

@@ -2,7 +2,7 @@
 
     cost     a step of two replicas with one large bucket, against the same step alone and against raw MPI: an Allreduce, and the
              same exchange by hand
-    hidden   a step of two replicas of pipelines of sleeping layers, against the same pipelines alone
+    hidden   a step of two replicas of pipelines of sleeping layers, in many buckets and in one, against the same pipelines alone
     scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as replicas
 
 Everything runs on the ranks of one node, interleaved; medians are printed with the extremes.
@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)
 STEPS, WARM = 12, 3
-TASK_S, MICROBATCHES, STAGE_MIB = 0.02, 8, 16
+TASK_S, MICROBATCHES, STAGE_MIB, LAYERS = 0.02, 8, 16, 8
 
 
 def one(value: Tensor, target: Tensor) -> Tensor:
@@ -66,13 +66,13 @@ class Sleeps(torch.autograd.Function):
         return gradients[0], gradients[0].new_zeros(1).expand(ctx.shape).contiguous(), None
 
 
-def engine(layers: list[Any], data: int, microbatches: int, alone: bool = False) -> axrt.Engine:
+def engine(layers: list[Any], data: int, microbatches: int, alone: bool = False, bucket_mb: float = 1000) -> axrt.Engine:
     """SGD without momentum: the step itself costs little."""
     config = {
         "schedule": {"microbatches": microbatches},
         "parallel": {"data": data},
         "run": {"device": "cpu"},
-        "memory": {"bucket_mb": 1000},
+        "memory": {"bucket_mb": bucket_mb},
     }
     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)  # noqa: E731
     return axrt.initialize(axrt.PipelineModule(layers, one), sgd, config=config, transport=LocalWorld(1).alone() if alone else None)
@@ -130,19 +130,20 @@ class ByHand:
 
 
 def hidden() -> dict[str, float]:
-    """Medians in ms: a step of pipelines of this many stages with replicas, and without."""
+    """Medians in ms: a step of pipelines of this many stages with replicas, with a bucket a layer and a bucket a stage, and without."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     stages = comm.size // 2
-    layers = [axrt.LayerSpec(Weighs, STAGE_MIB, TASK_S) for _ in range(stages)]
+    layers = [axrt.LayerSpec(Weighs, STAGE_MIB / LAYERS, TASK_S / LAYERS) for _ in range(LAYERS * stages)]
     own = comm.Split(comm.rank // stages)
-    with engine(layers, 2, MICROBATCHES) as both, pipeline_of(own, layers) as apart:
-        batches = items(comm.rank)
-        times: dict[str, list[float]] = {"with": [], "without": []}
+    many, one_bucket = (engine(layers, 2, MICROBATCHES, bucket_mb=size) for size in (STAGE_MIB / LAYERS, 1000))
+    with many, one_bucket, pipeline_of(own, layers) as apart:
+        batches, engines = items(comm.rank), {"many": many, "one": one_bucket, "without": apart}
+        times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(STEPS):
-            times["with"].append(timed(lambda: both.train_batch(batches), comm))
-            times["without"].append(timed(lambda: apart.train_batch(batches), comm))
+            for name, of in engines.items():
+                times[name].append(timed(lambda: of.train_batch(batches), comm))  # noqa: B023
     slowest = {name: comm.allreduce(statistics.median(values[WARM:]), MPI.MAX) * 1e3 for name, values in times.items()}
     return {"stages": stages, **slowest}
 
@@ -195,12 +196,15 @@ def report(rounds: int, mpirun: str) -> None:
         print(f"    {mib} MiB: " + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(3)))
         rates = [int(mib) * MIB / (statistics.median(of[mib][which] for of in costs) / 1e3) / 1e9 for which in range(3)]
         print("        in GB/s of gradient: " + ", ".join(f"{rate:.2f}" for rate in rates))
+        shares = [of[mib][2] / of[mib][0] for of in costs]
+        print(f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}")
     for ranks in (2, 4, 8):
         found = [measure("hidden", ranks, mpirun) for _ in range(rounds)]
-        added = [of["with"] - of["without"] for of in found]
+        added = {name: [of[name] - of["without"] for of in found] for name in ("many", "one")}
         alone = spread([of["without"] for of in found], "ms")
         print(f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;")
-        print(f"    two replicas add {spread(added, 'ms')}")
+        print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
+        print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, (ranks, overrides) in LAYOUTS.items():

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 import axrt
+from axrt.note import News
 from axrt.observe.observer import Observer
-from axrt.scheduler.message import Message
 from axrt.scheduler.task import Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,10 +146,10 @@ class Stamps(Observer):
         self.sent_at: dict[str, float] = {}
         self.heard_at: dict[str, float] = {}
 
-    def sent(self, rank: int, message: Message) -> None:
+    def sent(self, rank: int, message: News) -> None:
         self.sent_at[str(message)] = time.perf_counter()
 
-    def arrived(self, source: int, message: Message) -> None:
+    def arrived(self, source: int, message: News) -> None:
         self.heard_at[str(message)] = time.perf_counter()
 
     def started(self, task: Task) -> None: ...

@@ -137,7 +137,7 @@ def test_buffers_are_saved_from_the_first_replica_and_loaded_everywhere(tmp_path
                 engine.save_checkpoint(tmp_path / "a")
             else:
                 engine.load_checkpoint(tmp_path / "a")
-            return [float(value.sum()) for _, layer in engine._holding.layers() for value in layer.buffers()]
+            return [float(value.sum()) for _, layer in engine._model.layers() for value in layer.buffers()]
 
     saved = LocalWorld(2).run(lambda transport: rank_main(transport, "save"))
     loaded = LocalWorld(2).run(lambda transport: rank_main(transport, "load"))

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.observe.observer import Observer
-from axrt.optim.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.payload import on
 from axrt.scheduler.policies import NAMES, named
+from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
@@ -131,7 +131,7 @@ def train_on_a_rank(
 
 def copies(engine: axrt.Engine) -> list[tuple[str, nn.Parameter]]:
     """What a rank trains, every copy of a tied weight by the name of its own layer."""
-    return [pair for stage in engine._holding.stages.values() for pair in stage.named_parameters()]
+    return [pair for stage in engine._model.stages.values() for pair in stage.named_parameters()]
 
 
 def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:

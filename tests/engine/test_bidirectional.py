@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.note import News
 from axrt.observe.observer import Observer
-from axrt.scheduler.message import Message
 from axrt.scheduler.task import Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -156,7 +156,7 @@ class Events(Observer):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def sent(self, rank: int, message: Message) -> None:
+    def sent(self, rank: int, message: News) -> None:
         self.told.append(str(message))
 
     def started(self, task: Task) -> None:

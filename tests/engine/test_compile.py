@@ -236,7 +236,7 @@ def test_compiling_leaves_weights_and_buffers_and_the_users_generator_alone() ->
     torch.manual_seed(3)
     with axrt.initialize(model(), config=compiling("aot_eager"), transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]) as engine:
         assert torch.equal(torch.rand(1), expected)
-        layers = dict(engine._holding.layers())
+        layers = dict(engine._model.layers())
         assert dict(layers[1].named_buffers())["num_batches_tracked"] == 0
         assert not dict(layers[1].named_buffers())["running_mean"].any()
         assert all(parameter.grad is None for _, parameter in engine.named_parameters())

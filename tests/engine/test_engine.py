@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import engine as engine_module
+from axrt import rank as rank_module
 from axrt.compute import Made, OnCpu, Run
 from axrt.model.stage import _Inflow, _Stashed
+from axrt.note import News
 from axrt.observe.observer import Observer
-from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import named
 from axrt.scheduler.task import Kind, Task
@@ -70,7 +70,7 @@ class Delayed(OnCpu):
 
 @pytest.mark.parametrize("policy", ONE_PIPE)
 def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "compute_on", lambda device: Delayed())
+    monkeypatch.setattr(rank_module, "compute_on", lambda device: Delayed())
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
     outcome = together(LocalWorld(3, seed=4).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 3, config)))
     assert outcome == train_in_plain_torch(perceptron(), BATCHES, 3)
@@ -81,7 +81,7 @@ class Watch(Observer):
 
     def __init__(self) -> None:
         self.tasks: list[Task] = []
-        self.messages: list[Message] = []
+        self.messages: list[News] = []
         self.in_flight = self.most = 0
 
     def started(self, task: Task) -> None:
@@ -89,7 +89,7 @@ class Watch(Observer):
         self.in_flight += (task.kind is Kind.FORWARD) - (task.kind is Kind.BACKWARD)
         self.most = max(self.most, self.in_flight)
 
-    def sent(self, rank: int, message: Message) -> None:
+    def sent(self, rank: int, message: News) -> None:
         self.messages.append(message)
 
 

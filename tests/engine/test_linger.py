@@ -71,11 +71,11 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
             since.setdefault((id(state), deferred), time.perf_counter())
         return task
 
-    def started(state: RankState, task: Task, more: bool = False) -> Any:
+    def started(state: RankState, task: Task, *of_a_piece: Any) -> Any:
         if (id(state), task) in since:
             waited.append(time.perf_counter() - since.pop((id(state), task)))
             assert task.kind is Kind.WEIGHT
-        return starts(state, task, more)
+        return starts(state, task, *of_a_piece)
 
     monkeypatch.setattr(LocalTransport, "takes_time", True)
     monkeypatch.setattr(Linger, "pick", watched)
@@ -98,9 +98,9 @@ def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_new_session_does_not_go_on_waiting() -> None:
     """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
     engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
-    engine._loop._linger.defers(0.0, takes=1.0)
-    engine._loop._enter(engine._training)
-    assert engine._loop._linger.until is None
+    engine._rank.loop._linger.defers(0.0, takes=1.0)
+    engine._rank.loop._enter(engine._trainer.training)
+    assert engine._rank.loop._linger.until is None
     engine.close()
 
 

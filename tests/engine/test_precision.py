@@ -55,7 +55,7 @@ def test_what_travels_is_in_the_type_that_is_computed_in() -> None:
         def send(self, rank: int, parcel: Parcel) -> None:
             payload = parcel.payload[0] if isinstance(parcel.payload, tuple) and parcel.payload else parcel.payload
             if isinstance(payload, torch.Tensor) and payload.dim() == 2:
-                sent.append((parcel.message.meaning.value, payload.dtype))
+                sent.append((parcel.message[0].value, payload.dtype))
             super().send(rank, parcel)
 
     def rank_main(transport: LocalTransport) -> None:

@@ -157,7 +157,7 @@ def test_running_means_see_each_microbatch_once() -> None:
         config = configured(MICROBATCHES, schedule={"policy": "gpipe"}, memory={"recompute": recompute})
         with axrt.initialize(normed(), config=config, transport=LocalWorld(1).alone()) as engine:
             engine.train_batch(iter(BATCHES(0)))
-            return torch.cat([buffer.flatten().float() for _, layer in engine._holding.layers() for buffer in layer.buffers()])
+            return torch.cat([buffer.flatten().float() for _, layer in engine._model.layers() for buffer in layer.buffers()])
 
     assert torch.equal(means("none"), means("full"))
 

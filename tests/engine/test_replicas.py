@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt import engine as engine_module
+from axrt import rank as rank_module
 from axrt.compute import compute_on
 from axrt.reader import _digest
 from axrt.transport import Transport
@@ -93,7 +93,7 @@ def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.Monke
         made.append(device)
         return Delayed() if len(made) > 2 else compute_on(device)
 
-    monkeypatch.setattr(engine_module, "compute_on", third_and_fourth_are_slow)
+    monkeypatch.setattr(rank_module, "compute_on", third_and_fourth_are_slow)
     assert on_ranks(2, 2, steps=4, seed=3) == expected
 
 

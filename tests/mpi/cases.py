@@ -395,7 +395,7 @@ def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Com
         engine.train_batch(iter(batches))
         mine = [value.detach().tolist() for _, value in engine.named_parameters()]
         assert all(theirs == mine for theirs in comm.allgather(mine))
-        buffers = [value.tolist() for _, layer in engine._holding.layers() for value in layer.buffers()]
+        buffers = [value.tolist() for _, layer in engine._model.layers() for value in layer.buffers()]
         assert all(theirs == buffers for theirs in comm.allgather(buffers))
 
 

@@ -8,7 +8,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
-from axrt.scheduler.reading import has_ended, has_read
+from axrt.scheduler.reader_messages import has_ended, has_read
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import AnyKind, Kind, Task

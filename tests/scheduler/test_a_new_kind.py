@@ -10,7 +10,7 @@ import pytest
 from axrt.scheduler.bucket import held_by_pipes
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import named, placement_for
-from axrt.scheduler.reading import has_read
+from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import Feature, Need, Queue, Row, StageHere, features_of
 from axrt.scheduler.rules.replicas import losses_of_all, replicas, whole
 from axrt.scheduler.rules.row import urgent

@@ -1,0 +1,233 @@
+"""Which schedule, where the settings leave it open.
+
+Policy "auto" simulates every policy on the run's own measured costs, and takes the fastest that fits. Costs come from a microbatch that
+runs through every layer once (`model.costs`), latency and bandwidth from messages that go there and back between two ranks. How much
+durations vary is taken from the same measurements, since that is what separates policies that look alike on a steady machine.
+
+With no policy named, nothing is measured: the first of a few that is legal is taken.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from statistics import median
+from typing import Any
+
+import torch
+
+from axrt.config import AUTO, DEFAULTS, Config, Schedule
+from axrt.errors import ConfigError
+from axrt.exchange import Exchange
+from axrt.local_model import TYPES
+from axrt.model.compiler import Compiler
+from axrt.model.costs import LayerCosts, measure
+from axrt.model.module import PipelineModule
+from axrt.preflight import checked_sample, refuse_shared_parameters
+from axrt.rank import Rank
+from axrt.schedule import caps_of, scheduled_by
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, named
+from axrt.scheduler.recompute import recomputing
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+
+_STEPS = 3
+_MOST_MICROBATCHES = 4  # times the ranks
+_TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+_AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
+_MIB = _LARGE = 2**20
+_Found = tuple[Schedule, Job]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule, and what it would do.
+
+    Args:
+        schedule: what it is.
+        step_s: seconds a step.
+        busy: the share of them in which the busiest rank computes.
+        stash_mib: the most activations that a rank holds.
+    """
+
+    schedule: Schedule
+    step_s: float
+    busy: float
+    stash_mib: float
+
+    def __str__(self) -> str:
+        cap = f" in_flight {self.schedule.in_flight}" if self.schedule.in_flight else ""
+        return f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy {self.busy:.2f}, {self.stash_mib:.1f} MiB"
+
+
+def resolve(config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None) -> tuple[Schedule, Job, list[str]]:
+    """The schedule with a policy that it names, the job that it comes to for the model, and what "auto" has found, a line each.
+
+    Every rank calls it; the main one decides.
+
+    Args:
+        config: of the run.
+        model: the same on every rank.
+        rank: this one.
+        sample: a microbatch, (inputs, targets), on the main rank.
+        compiler: of the layers.
+    Raises:
+        ConfigError: on every rank: there is no sample, or nothing fits.
+    """
+    mesh, exchange, generator = rank.mesh, rank.exchange, rank.generator
+    if config.schedule.policy != AUTO:
+        schedule, job = (
+            _by_default(config, model, mesh.pipe) if config.schedule.policy == "" else _of(config.schedule, config, model, mesh.pipe)
+        )
+        return schedule, replace(job, replicas=mesh.data), []
+    layers: list[LayerCosts] = []
+
+    def measured() -> None:
+        given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
+        layers.extend(measure(model, config.run.seed, given, generator, TYPES[config.precision.compute], compiler))
+
+    def decided() -> tuple[str, int, list[str]]:
+        found = choose(config, model, mesh.pipe, layers, edge)
+        return found[0].schedule.policy, found[0].schedule.in_flight, [str(one) for one in found]
+
+    with generator.borrowed():
+        exchange.agreed(measured)
+    edge = _measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
+    policy, in_flight, candidates = exchange.agreed(decided)
+    schedule, job = _of(replace(config.schedule, policy=policy, in_flight=in_flight), config, model, mesh.pipe)
+    return schedule, replace(job, replicas=mesh.data), candidates
+
+
+def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
+    """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
+    asked = config.schedule.placement
+    if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
+        return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
+    refusal = None
+    for name, placement in DEFAULTS.items():
+        takes_the_cap = not config.schedule.in_flight or name == "adaptive"
+        if asked in ("", placement) and takes_the_cap:
+            try:
+                return _of(replace(config.schedule, policy=name), config, model, ranks)
+            except ConfigError as error:
+                refusal = error
+    raise refusal or _no_default_takes_the_cap(config.schedule)
+
+
+def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
+    fitting = [name for name in CAPPED if name != FIXED and asked.placement in named(name).placements]
+    others = " or ".join(f"schedule.policy = {name!r}" for name in fitting)
+    return ConfigError(
+        f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with no policy named; expected "
+        f"schedule.in_flight = 0, or {others or 'another placement: no policy of this one takes a cap'}"
+    )
+
+
+def _measured_edge(exchange: Exchange, device: torch.device) -> Edge:
+    """Between two ranks, in seconds and bytes, by two sizes of message."""
+    small_s, large_s = (exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2 for size in (1, _LARGE))
+    return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))
+
+
+def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge) -> list[Candidate]:
+    """All that fit the settings and the memory, the one to take first, then by their time.
+
+    Args:
+        config: `schedule.placement`, `chunks` and `in_flight` narrow the choice where they are set; `memory.activations_mb` is the
+            most that a rank may hold.
+        model: for where it is cut.
+        ranks: of a pipeline.
+        layers: what each costs.
+        edge: between ranks, in seconds and bytes.
+    Raises:
+        ConfigError: nothing fits.
+    """
+    found = [_predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)]
+    limit = config.memory.activations_mb or float("inf")
+    fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
+    if not fitting:
+        least = min(found, key=lambda one: one.stash_mib, default=None)
+        if least is None:
+            raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]")
+        recompute = "memory.recompute = 'full', " if config.memory.recompute == "none" else ""
+        raise ConfigError(
+            f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; {least} holds least: set "
+            f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, {recompute}or start more ranks"
+        )
+    best = min((one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s), key=lambda one: one.stash_mib)
+    return [best, *(one for one in fitting if one is not best)]
+
+
+def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found]:
+    """Schedules that fit, each with its job."""
+    asked = config.schedule
+    for name in NAMES:
+        for cap in [asked.in_flight] if asked.in_flight else caps_of(name, ranks):
+            try:
+                found = _of(replace(asked, policy=name, in_flight=cap), config, model, ranks)
+            except ConfigError:
+                continue
+            if found[1].pipes == 1 or asked.placement:  # two pipes hold all weights twice, which is for the user to want
+                yield found
+
+
+def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
+    """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError` where it cannot be."""
+    job = scheduled_by(schedule, ranks)
+    cuts = model.boundaries(job.stages, config.parallel.partition)
+    refuse_shared_parameters(model, cuts)
+    job = replace(job, cuts=tuple(cuts), votes=config.optimizer.clip > 0)
+    return schedule, recomputing(job, config.memory.recompute)
+
+
+def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge: Edge) -> Candidate:
+    stages = [layers[first:end] for first, end in pairwise(job.cuts)]
+    costs = Costs(
+        tuple(map(_work, stages)),
+        recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
+        task=_TASK_S,
+        edge=edge,
+        jitter=median(layer.spread for layer in layers),
+        pieces=4,
+    )
+
+    def simulated(microbatches: int) -> tuple[float, float]:
+        line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
+        return line.makespan / _STEPS, max(line.stash(kept, recomputed))
+
+    def kept(stage: int) -> float:
+        count, first = job.recomputed.get(stage, 0), job.cuts[stage]
+        came_in = layers[first - 1].sent_bytes if count and first else 0
+        return (came_in + sum(layer.stash_bytes for layer in stages[stage][count:])) / _MIB
+
+    def recomputed(stage: int) -> float:
+        return sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
+
+    step_s, stash_mib = _at(job.microbatches, job.ranks, simulated)
+    return Candidate(schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, stash_mib)
+
+
+def _at(microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]) -> tuple[float, float]:
+    """What a long step takes and holds, in a straight line from two shorter ones: its middle repeats itself."""
+    shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
+    if microbatches <= longer:
+        return simulated(microbatches)
+    far = (microbatches - longer) / (longer - shorter)
+    (step_s, stash), (less_s, less) = simulated(longer), simulated(shorter)
+    return step_s + far * (step_s - less_s), stash + far * (stash - less)
+
+
+def _share(layers: Sequence[LayerCosts], count: int) -> float:
+    """Of a forward, what its first layers take."""
+    whole = sum(layer.forward_s for layer in layers)
+    return sum(layer.forward_s for layer in layers[:count]) / whole if whole else 0.0
+
+
+def _work(layers: Sequence[LayerCosts]) -> Work:
+    sent = layers[-1].sent_bytes if layers else 0
+    return Work(
+        sum(layer.forward_s for layer in layers),
+        sum(layer.input_s for layer in layers),
+        sum(layer.weight_s for layer in layers),
+        sent,
+    )

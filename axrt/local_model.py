@@ -1,0 +1,144 @@
+"""What a rank holds of the model: its stages, and their parameters in buckets."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from axrt.config import Config
+from axrt.mesh import Mesh
+from axrt.model.compiler import Compiler
+from axrt.model.layers import build
+from axrt.model.module import PipelineModule
+from axrt.model.seeds import BorrowedGenerator
+from axrt.model.stage import Stage
+from axrt.scheduler.bucket import Holder, Holders
+from axrt.scheduler.job import Job
+from axrt.store.assign import buckets_of
+from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
+
+_MIB = 1024 * 1024
+TYPES = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """Stages of this rank by number, of each its buckets, and of which pipe it is, numbered over all replicas."""
+
+    stages: dict[int, Stage]
+    buckets: dict[int, tuple[Bucket, ...]]
+    pipes: dict[int, int]
+
+    def of_pipe(self, pipe: int) -> "LocalModel":
+        """What of this belongs to a pipe."""
+        mine = [stage for stage in self.stages if self.pipes[stage] == pipe]
+        return LocalModel(
+            {stage: self.stages[stage] for stage in mine}, {stage: self.buckets[stage] for stage in mine}, dict.fromkeys(mine, pipe)
+        )
+
+    @property
+    def holders(self) -> dict[int, tuple[Holders, ...]]:
+        return {stage: tuple(bucket.holders for bucket in buckets) for stage, buckets in self.buckets.items()}
+
+    @property
+    def all_buckets(self) -> list[Bucket]:
+        return [bucket for buckets in self.buckets.values() for bucket in buckets]
+
+    @property
+    def lr(self) -> float:
+        """Of the first parameter group on this rank; nan where the rank has no parameters."""
+        return next((bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan"))
+
+    def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """What is trained here as plain torch lists it: a tied weight once, by the name that the first of its layers gives it."""
+        called = {id(p): name for bucket in self.all_buckets for name, (_, p) in zip(bucket.called, bucket.named, strict=True)}
+        listed: dict[str, nn.Parameter] = {}
+        for stage in self.stages.values():
+            for _, parameter in stage.named_parameters():
+                listed.setdefault(called[id(parameter)], parameter)
+        return list(listed.items())
+
+    def layers(self) -> Iterator[tuple[int, nn.Module]]:
+        """Each layer with its place in the model."""
+        for stage in self.stages.values():
+            for place, layer in stage.layers.items():
+                yield int(place), layer
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Every module in evaluation mode; afterwards each is in the mode that it was in."""
+        modules = [module for _, layer in self.layers() for module in layer.modules()]
+        modes = [module.training for module in modules]
+        for module in modules:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def drop(self) -> None:
+        """Forget every microbatch under way, and all gradients."""
+        for stage in self.stages.values():
+            stage.drop()
+        for bucket in self.all_buckets:
+            bucket.forget()
+
+
+def local_model(
+    model: PipelineModule,
+    job: Job,
+    mesh: Mesh,
+    config: Config,
+    generator: BorrowedGenerator,
+    factory: OptimizerFactory,
+    lr_schedule: LrSchedule,
+    compiler: Compiler | None,
+) -> LocalModel:
+    """Build what this rank holds.
+
+    Args:
+        model: the whole one.
+        job: says where the model is cut, and who holds what.
+        mesh: this rank's coordinates.
+        config: of the run.
+        generator: of the device that this rank computes on.
+        factory: makes the optimizer of a bucket.
+        lr_schedule: the factor on the learning rate.
+        compiler: runs the layers; None: they run as they are.
+    """
+    stages, buckets, pipes = {}, {}, {}
+    for stage in job.placement.stages_of(mesh.pipe_rank):
+        pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
+        first, end = job.cuts[stage], job.cuts[stage + 1]
+        stages[stage] = Stage(
+            [build(model.layers, place, config.run.seed).to(generator.device) for place in range(first, end)],
+            first,
+            model.loss_fn if stage == job.last_stage else None,
+            job.microbatches,
+            generator,
+            mesh.data_rank,
+            job.replicas,
+            TYPES[config.precision.compute],
+            job.splits,
+            compiler,
+            job.recomputed.get(stage, 0),
+        )
+        named = stages[stage].named_parameters()
+        places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
+        held = buckets_of(model.layers, job.cuts, stage, named, job.pipes, config.memory.bucket_mb * _MIB)
+        buckets[stage] = tuple(
+            Bucket(
+                one,
+                [places[name] for name, _ in one.named],
+                Holder(pipes[stage], stage, number),
+                factory,
+                lr_schedule,
+                generator.device,
+            )
+            for number, one in enumerate(held)
+        )
+        stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
+    return LocalModel(stages, buckets, pipes)

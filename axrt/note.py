@@ -1,0 +1,39 @@
+"""A note is what ranks tell each other beside the messages that tasks wait for; the brain does not hear of it."""
+
+from typing import NamedTuple
+
+from axrt.scheduler.message import Message
+from axrt.scheduler.task import Vocabulary
+
+
+class Topic(Vocabulary):
+    """What a note says. `about` and `number` mean what stands beside it."""
+
+    VALUES = "values"  # the first values of a layer's weights; about 0, number: the layer
+    READ = "read"  # a reader has read its first microbatch; about: the replica, number 0
+    STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; about: the stage, number: the step
+    EVALUATED = "evaluated"  # the losses of an evaluation; about: the replica, number 0
+    EXCHANGED = "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange
+    SAVED = "saved"  # the sender has written its part of a checkpoint; about: a stage, number: the save
+    WAITS = "waits"  # the sender has waited long for something that this rank owes it
+    LEAVES = "leaves"  # the sender has closed its engine and sends nothing more
+
+
+class Note(NamedTuple):
+    """One note to a rank.
+
+    Args:
+        topic: what it says.
+        about: a stage, a replica or a rank, as the topic says.
+        number: which one, as the topic says.
+    """
+
+    topic: Topic
+    about: int = 0
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic.value} {self.number} about {self.about}"
+
+
+News = Message | Note  # what a parcel carries to a rank

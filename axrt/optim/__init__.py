@@ -1,1 +1,0 @@
-"""The optimizer step of a stage, optimizers and learning-rate schedules by name."""

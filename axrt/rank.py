@@ -1,0 +1,89 @@
+"""This process as a rank of the job: its device, threads, transport, loop and exchange.
+
+What a job changes in the process as a whole (the current device, the number of threads) is changed here
+and nowhere else.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from axrt.compute import compute_on
+from axrt.config import Config
+from axrt.device import device_of, visible_gpus
+from axrt.exchange import Exchange
+from axrt.launch import World
+from axrt.loop import Loop
+from axrt.mesh import Mesh
+from axrt.model.seeds import BorrowedGenerator
+from axrt.note import Note, Topic
+from axrt.observe.diagnosis import WaitDiagnosis
+from axrt.observe.observer import Observer
+from axrt.observe.trace import Trace
+from axrt.threads import threads_of, usable_cores
+from axrt.transport import Transport
+
+MAIN = 0  # the rank that prints, writes files and decides for all
+
+
+class Rank:
+    """One rank, ready to run sessions.
+
+    Args:
+        config: checked.
+        world: the job.
+        transport: to the other ranks; None: the world's own.
+        observers: told of every event of the loop.
+    Attributes:
+        number: of this rank in the job.
+        size: ranks in the job.
+        mesh: its coordinates.
+        device: that it computes on.
+        generator: of random numbers on that device.
+        transport: to the other ranks.
+        trace: what ran when, in the steps that are traced.
+        loop: runs sessions.
+        exchange: notes between ranks.
+        hears: who hears notes of a topic, where it is not the exchange.
+    """
+
+    def __init__(self, config: Config, world: World, transport: Transport | None, observers: Sequence[Observer]) -> None:
+        self.number, self.size = (transport.rank, transport.size) if transport else (world.rank, world.size)
+        self.mesh = Mesh.of(self.number, self.size, config.parallel.pipe, config.parallel.data, config.parallel.order)
+        gpus = world.gathered_on_node(visible_gpus(config.run.device))
+        self.device = device_of(config.run.device, world.node_rank, gpus, config.run.share_gpu)
+        self._settle(world)
+        self.generator = BorrowedGenerator(config.run.seed, self.device)
+        self.transport = transport or world.transport(self.device, config.run.cuda_aware)
+        self.trace = Trace(self.mesh.data_rank * self.mesh.pipe + self.mesh.pipe_rank, config.run.trace_steps)
+        self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
+        self._heartbeat = world.heartbeat(config.run.patience_s)
+        watching = (*observers, WaitDiagnosis(self.number), *((self.trace,) * (config.run.trace_steps > 0)))
+        self.loop = Loop(self.transport, compute_on(self.device), self.mesh, self._hear, self._heartbeat, watching)
+        self.exchange = Exchange(self.loop, self.number, self.size)
+
+    def _settle(self, world: World) -> None:
+        """Set what is one for the whole process."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if world.size > 1:
+            usable = world.gathered_on_node(usable_cores())
+            torch.set_num_threads(threads_of(torch.get_num_threads(), world.node_rank, usable, os.environ))
+
+    @property
+    def is_main(self) -> bool:
+        """This rank prints, writes files and decides for all."""
+        return self.number == MAIN
+
+    def leave(self) -> None:
+        """Wait until every rank has made its last call."""
+        self.loop.leave()
+        self._heartbeat.free()
+
+    def _hear(self, source: int, generation: int, note: Note, payload: Any) -> None:
+        if note.topic in self.hears:
+            self.hears[note.topic](note, payload)
+        else:
+            self.exchange.hear(source, generation, note, payload)

@@ -1,0 +1,84 @@
+"""Which buckets a stage has, and who holds them; every rank works out the same from the list of layers alone."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from torch import nn
+
+from axrt.model.layers import Layer, TiedLayerSpec, places_of, tied_layer
+from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
+
+Named = list[tuple[str, nn.Parameter]]
+
+
+class BucketSpec(NamedTuple):
+    """One bucket of a stage.
+
+    Args:
+        holders: in the order in which their gradients are added up.
+        named: its parameters.
+        called: what the user's factory knows them as: tied weights by the name that the first layer gives them, in every copy.
+        counts: its norms count; those of tied weights count once a pipe, with the first layer.
+    """
+
+    holders: Holders
+    named: Named
+    called: list[str]
+    counts: bool
+
+
+def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: Named, pipes: int, most_bytes: float) -> list[BucketSpec]:
+    """The buckets of a stage: one for each tied layer, which comes first so that other stages know its number, then the rest.
+
+    Args:
+        layers: of the whole model.
+        cuts: where it is cut into stages.
+        stage: the one in question.
+        named: its trained parameters, in model order.
+        pipes: of all replicas.
+        most_bytes: of an ordinary bucket, unless one parameter is larger.
+    """
+    tied = [_tied(layers, cuts, place, named, pipes) for place in _tied_places(layers, cuts, stage)]
+    taken = {name for bucket in tied for name, _ in bucket.named}
+    rest = _filled([pair for pair in named if pair[0] not in taken], most_bytes)
+    if not rest and not tied:
+        rest = [[]]  # a stage without parameters has a step to take, too
+    ordinary = [
+        BucketSpec(held_by_pipes(stage, number, pipes), pairs, [name for name, _ in pairs], True)
+        for number, pairs in enumerate(rest, len(tied))
+    ]
+    return tied + ordinary
+
+
+def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> list[int]:
+    return [place for place in range(cuts[stage], cuts[stage + 1]) if isinstance(layers[place], TiedLayerSpec)]
+
+
+def _tied(layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, pipes: int) -> BucketSpec:
+    layer = tied_layer(layers, place)
+    places = places_of(layers, layer.key)
+    seats = [_seat(layers, cuts, other) for other in places]
+    holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats)
+    firsts = {f"{place}.{name}": f"{places[0]}.{first}" for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)}
+    pairs = [pair for pair in named if pair[0] in firsts]
+    return BucketSpec(holders, pairs, [firsts[name] for name, _ in pairs], place == places[0])
+
+
+def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:
+    """The stage of a tied layer, and the number of its bucket there."""
+    stage = next(stage for stage in range(len(cuts) - 1) if cuts[stage] <= place < cuts[stage + 1])
+    return stage, _tied_places(layers, cuts, stage).index(place)
+
+
+def _filled(named: Named, most_bytes: float) -> list[Named]:
+    """Whole parameters in model order, a new bucket where the next would not fit."""
+    buckets: list[Named] = []
+    ends = accumulate(parameter.nbytes for _, parameter in named)
+    begun = 0.0
+    for pair, end in zip(named, ends, strict=True):
+        if not buckets or end - begun > most_bytes:
+            buckets.append([])
+            begun = end - pair[1].nbytes
+        buckets[-1].append(pair)
+    return buckets

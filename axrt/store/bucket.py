@@ -1,0 +1,302 @@
+"""A bucket: parameters of one stage that are reduced, stepped, saved and loaded as one.
+
+Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are views of
+them. Gradients add up in place over the microbatches of a step (gradient accumulation).
+
+Where several ranks (or several layers, of tied weights) hold a bucket, each holder sends every other its
+*part* of the gradient, cut into one *shard* a holder (reduce-scatter). Who owns a shard adds the parts up
+in the order of holders, in float32 or better, and sends the *sum* back (all-gather), which arrives where
+the gradient is. That is the volume of a ring, needs no operator of MPI, and has one order of summation
+whatever the timing, the sizes of buckets and the library.
+
+No memory is written to while the network may still read it. A holder writes to its gradient again after
+its own step, for which it needed a sum from everyone to whom it had sent a part; and it adds up again when
+everyone has sent a part of the next step, for which they needed its sum.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axrt.errors import ModelError
+from axrt.scheduler.bucket import Holder
+
+from .assign import BucketSpec
+from .flat import FlatBuffer, by_dtype, can_be_flat
+from .state import ParameterState, restore_state, saved_state
+
+OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+LrSchedule = Callable[[int], float]
+Shards = tuple[Tensor, ...]  # of a holder, one a type of parameters; each shape (elements,)
+Part = tuple[Shards, list[bool] | None]  # a holder's shards of a gradient; which parameters have one, None where all do
+Norms = tuple[Tensor, Tensor]  # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
+
+
+def constant(step: int) -> float:
+    """The schedule that leaves the learning rate as it is."""
+    return 1.0
+
+
+class Bucket:
+    """Parameters, who holds them, and the optimizer that the user's factory made for them.
+
+    Args:
+        spec: the parameters and their holders.
+        places: of each parameter in the model, rising numbers.
+        me: which of the holders this one is.
+        factory: makes the optimizer; parameter groups may carry learning rates of their own.
+        schedule: `schedule(step)` is the factor on every group's learning rate.
+        device: of the parameters.
+    """
+
+    def __init__(
+        self, spec: BucketSpec, places: Sequence[int], me: Holder, factory: OptimizerFactory, schedule: LrSchedule, device: torch.device
+    ) -> None:
+        self.named, self.called = spec.named, spec.called
+        self.holders, self.me = spec.holders, me
+        self._counts = spec.counts
+        self._parameters = [parameter for _, parameter in spec.named]
+        self._places = torch.tensor(places, dtype=torch.int64)
+        self._schedule, self._device = schedule, device
+        self._groups = by_dtype(self._parameters)
+        self._weights = [self._adopted([self._parameters[place] for place in group]) for group in self._groups]
+        self.optimizer = factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)]) if spec.named else None
+        self.initial_groups = [dict(group, params=None) for group in self.groups]
+        self._moments: list[FlatBuffer] = []
+        self._with_moments = 0
+        self._gradients: list[FlatBuffer] = []
+        self._views: list[Tensor] = []
+        self._untouched: list[int] = []
+        self._closed_at: list[int] = []
+        self._used = [True] * len(self._parameters)
+        self._totals: list[Tensor] = []
+
+    @property
+    def shared(self) -> bool:
+        """There is someone to add up with."""
+        return len(self.holders) > 1
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups."""
+        return self.optimizer.param_groups if self.optimizer else []
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first parameter group in the last step; None where there is no group."""
+        return float(self.groups[0]["lr"]) if self.groups else None
+
+    def _adopted(self, parameters: Sequence[nn.Parameter]) -> FlatBuffer | None:
+        """Flat memory for weights of one type; None where a parameter is more than its elements, and all keep their own."""
+        if not all(map(can_be_flat, parameters)):
+            return None
+        weights = FlatBuffer(parameters, self._device)
+        weights.adopt(parameters)
+        return weights
+
+    @property
+    def first_layer(self) -> int:
+        """The place in the model of the first layer that has some of its parameters; 0 where it has none."""
+        return min((int(name.partition(".")[0]) for name, _ in self.named), default=0)
+
+    # The gradient of a step.
+
+    def open(self) -> None:
+        """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and backwards add to it there."""
+        if not self._gradients:
+            self._allocate()
+        for gradient in self._gradients:
+            # The number that changes none when it is added to, not even the sign of a zero: the first sum has the bits of a copy.
+            gradient.flat.fill_(complex(-0.0, -0.0) if gradient.dtype.is_complex else -0.0)
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        self._untouched = [view._version for view in self._views]
+
+    def close(self) -> None:
+        """The gradient is complete on this holder; a parameter that no microbatch has used keeps none.
+
+        An addition in place counts up the version of a view: so autograd is heard without a call for each microbatch.
+        """
+        for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is not None and gradient is not view:  # a hook of the user's has put another there
+                view.copy_(gradient)
+            self._used[place] = gradient is not None and (gradient is not view or view._version != self._untouched[place])
+        self._closed_at = [view._version for view in self._views]
+        self._show_gradients()
+
+    def check_unchanged(self) -> None:
+        """Nothing was added to the gradient after it was complete; to be called when the whole stage's is.
+
+        Raises:
+            ModelError: a weight is used by a layer that does not list it, and part of its gradient came too late to be added up.
+        """
+        for (name, _), view, version in zip(self.named, self._views, self._closed_at, strict=True):
+            if self.shared and view._version != version:
+                raise ModelError(
+                    f"{name} got a gradient from an earlier layer than its own, which does not list it among its parameters; expected an "
+                    "axrt.TiedLayerSpec for each layer that shares it, or memory.bucket_mb so large that a stage has one bucket"
+                )
+
+    def forget(self) -> None:
+        """Drop the gradient, whoever may still write to its memory."""
+        self.forget_gradients()
+        self._gradients, self._views = [], []
+
+    def forget_gradients(self) -> None:
+        """No parameter has a gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _allocate(self) -> None:
+        self._gradients = [FlatBuffer([self._parameters[place] for place in group], self._device) for group in self._groups]
+        views = {
+            place: view
+            for group, gradient in zip(self._groups, self._gradients, strict=True)
+            for place, view in zip(group, gradient.views, strict=True)
+        }
+        self._views = [views[place] for place in range(len(self._parameters))]
+
+    def _show_gradients(self) -> None:
+        for parameter, view, used in zip(self._parameters, self._views, self._used, strict=True):
+            parameter.grad = view if used else None
+
+    # Adding up.
+
+    def part_for(self, to: Holder) -> Part:
+        """This holder's gradient of the shards that another one owns; lent until that one's sums have come."""
+        mask = None if all(self._used) else list(self._used)
+        return self._shards_of(self.holders.index(to)), mask
+
+    def add_up(self, parts: Sequence[Part]) -> Shards:
+        """The sums of the parts of this holder's shards, in the order of holders; lent until the next step's parts have come."""
+        shards = [of_holder for of_holder, _ in parts]
+        if not self._totals:
+            self._totals = [torch.empty_like(shard, dtype=_wide(shard.dtype)) for shard in shards[0]]
+        for total, *of_holders in zip(self._totals, *shards, strict=True):
+            _add_up(of_holders, total)
+        masks = [mask for _, mask in parts if mask is not None]
+        self._used = [len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)] or [True] * len(self._parameters)
+        return tuple(total.to(shard.dtype) for total, shard in zip(self._totals, shards[0], strict=True))
+
+    def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
+        """(number of a holder, memory for the sums that it sends), for every other holder."""
+        mine = self.holders.index(self.me)
+        for holder in range(len(self.holders)):
+            if holder != mine:
+                yield holder, self._shards_of(holder)
+
+    def take_sums(self, sums: Sequence[Shards]) -> None:
+        """Make the sums of all holders the gradient; a parameter that no holder has used keeps none."""
+        for holder, of_holder in enumerate(sums):
+            for shard, total in zip(self._shards_of(holder), of_holder, strict=True):
+                if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
+                    shard.copy_(total)
+        self._show_gradients()
+
+    def _shards_of(self, holder: int) -> Shards:
+        return tuple(gradient.shards(len(self.holders))[holder] for gradient in self._gradients)
+
+    # Norms, factors and the step.
+
+    def norms(self) -> Norms:
+        """The norms of the gradients there are, on their way to the CPU; of tied weights only with the layer that counts."""
+        found = [(place, p.grad) for place, p in zip(self._places, self._parameters, strict=True) if p.grad is not None and self._counts]
+        if not found:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        norms = torch.stack([torch.linalg.vector_norm(gradient) for _, gradient in found])
+        return torch.stack([place for place, _ in found]), norms.to("cpu", non_blocking=True)
+
+    def scale(self, factor: float | Tensor) -> None:
+        """Multiply the gradient."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def step(self, step: int) -> None:
+        """Apply the gradient and forget it."""
+        factor = self._schedule(step)
+        for group, initial in zip(self.groups, self.initial_groups, strict=True):
+            group["lr"] = initial["lr"] * factor
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self._flatten_moments()
+        self.forget_gradients()
+
+    def _flatten_moments(self) -> None:
+        """State that is shaped like parameters becomes views of flat memory, when there is more of it than before."""
+        assert self.optimizer is not None
+        if len(self.optimizer.state) == self._with_moments:
+            return
+        self._with_moments = len(self.optimizer.state)
+        moments: dict[str, list[Tensor]] = {}
+        for parameter in self._parameters:
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                if _is_moment(value, parameter):
+                    moments.setdefault(key, []).append(value)
+        self._moments = []
+        for tensors in moments.values():
+            for group in by_dtype(tensors):
+                like = [tensors[place] for place in group]
+                self._moments.append(FlatBuffer(like, self._device))
+                self._moments[-1].adopt(like)
+
+    # Saving and loading.
+
+    def saved(self) -> Iterator[tuple[str, ParameterState]]:
+        """The name and the optimizer's state of each parameter; `DataError` where some of it cannot be saved."""
+        if self.optimizer is not None:
+            yield from saved_state(self.optimizer, self.initial_groups, self._name_of)
+
+    def restore(self, states: Mapping[str, ParameterState]) -> None:
+        """Make states the optimizer's own; a parameter that has none begins anew."""
+        if self.optimizer is not None:
+            restore_state(self.optimizer, self.initial_groups, self._name_of, states)
+            self._with_moments = 0
+            self._flatten_moments()
+
+    @property
+    def _name_of(self) -> dict[nn.Parameter, str]:
+        return {parameter: name for name, parameter in self.named}
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which gradients are added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
+    """The sum of the parts in their order, in the total's type."""
+    first, second, *others = parts
+    if total.dtype == first.dtype:
+        torch.add(first, second, out=total)
+    else:
+        total.copy_(first).add_(second)
+    for part in others:
+        total += part
+
+
+def _is_moment(value: object, parameter: nn.Parameter) -> bool:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.device != parameter.device:
+        return False
+    return can_be_flat(value)
+
+
+def joined(parts: Iterable[Norms]) -> Norms:
+    """Norms of several buckets or stages as one."""
+    places, norms = zip(*parts, strict=True)
+    return torch.cat(places), torch.cat([of_part.to(norms[0].dtype) for of_part in norms])
+
+
+def total_norm(parts: Iterable[Norms]) -> Tensor:
+    """One norm of norms, taken in model order as `torch.nn.utils.clip_grad_norm_` takes it; shape ()."""
+    places, norms = joined(parts)
+    norm: Tensor = torch.linalg.vector_norm(norms[places.argsort()])
+    return norm
+
+
+def clip_factor(norm: Tensor, most: float) -> Tensor:
+    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by: at most 1, shape ()."""
+    return torch.clamp(most / (norm + 1e-6), max=1.0)

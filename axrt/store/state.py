@@ -1,0 +1,82 @@
+"""The state of an optimizer, parameter by parameter and by name: what is saved of it, and how it comes back."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from axrt.errors import DataError
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+@dataclass(slots=True)
+class ParameterState:
+    """The optimizer's state of one parameter.
+
+    Args:
+        optimizer: name of the optimizer's class.
+        tensors: moments and the like, by key.
+        plain: values that are no tensors, by key.
+        group: what the optimizer itself has changed in the parameter's group. The learning rate is not among it: it follows
+            from the step.
+    """
+
+    optimizer: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    plain: dict[str, Any] = field(default_factory=dict)
+    group: dict[str, Any] = field(default_factory=dict)
+
+
+def saved_state(
+    optimizer: torch.optim.Optimizer, initial: Groups, name_of: Mapping[nn.Parameter, str]
+) -> Iterator[tuple[str, ParameterState]]:
+    """Each parameter's name with its state.
+
+    Args:
+        optimizer: of a bucket.
+        initial: its parameter groups as they were at the start.
+        name_of: the names of its parameters.
+    Raises:
+        DataError: there is state that is neither a tensor nor a plain value.
+    """
+    for group, before in zip(optimizer.param_groups, initial, strict=True):
+        changed = {key: value for key, value in group.items() if key not in ("params", "lr") and _differs(value, before.get(key))}
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+            _check_plain(name_of[parameter], {**plain, **changed})
+            yield name_of[parameter], ParameterState(type(optimizer).__name__, tensors, plain, changed)
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer, initial: Groups, name_of: Mapping[nn.Parameter, str], states: Mapping[str, ParameterState]
+) -> None:
+    """Make states the optimizer's own; a parameter that has none begins anew."""
+    ordered = [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    # By torch's own rules of which state is of which type and on which device.
+    whole = optimizer.state_dict()
+    whole["state"] = {
+        number: {**states[name].tensors, **states[name].plain}
+        for number, name in enumerate(ordered)
+        if name in states and (states[name].tensors or states[name].plain)
+    }
+    for group, before in zip(whole["param_groups"], initial, strict=True):
+        changed = [states[ordered[number]].group for number in group["params"] if ordered[number] in states]
+        group.update({key: value for key, value in before.items() if key != "params"}, **(changed[0] if changed else {}))
+    optimizer.load_state_dict(whole)
+
+
+def _differs(value: object, initial: object) -> bool:
+    return isinstance(value, Tensor) or isinstance(initial, Tensor) or value != initial
+
+
+def _check_plain(name: str, values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if not (value is None or type(value) in (bool, int, float, str)):
+            raise DataError(
+                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and plain values, which can be saved by name"
+            )

@@ -1,0 +1,181 @@
+"""Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain, workers and a reader.
+
+Every rank counts sessions alike. What is still under way for an old one means nothing to a new one.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from axrt.exchange import Collected
+from axrt.local_model import LocalModel
+from axrt.loop import Session
+from axrt.losses import Losses
+from axrt.note import Note, Topic
+from axrt.preflight import warn_of_equal_readers
+from axrt.rank import MAIN, Rank
+from axrt.reader import BatchReader
+from axrt.results import EvalResult, StepResult
+from axrt.scheduler.job import Job
+from axrt.scheduler.message import Meaning
+from axrt.scheduler.state import RankState
+from axrt.store.bucket import Norms, total_norm
+from axrt.workers.evaluation import EvaluationWorker
+from axrt.workers.gradients import GradientWorker
+from axrt.workers.stages import StageWorker
+from axrt.workers.stepping import SteppingWorker
+from axrt.workers.worker import Mail, Workers
+
+Wait = Callable[[Collected, str], list[Any]]
+
+
+class Trainer:
+    """The sessions of a rank.
+
+    Args:
+        rank: this one.
+        job: the training.
+        model: what this rank has of the model.
+        clip: the largest norm of all gradients; 0: no limit.
+        wait: waits for what is named until all of it has come, also between two calls of the user's.
+    Attributes:
+        training: the session of the training.
+    """
+
+    def __init__(self, rank: Rank, job: Job, model: LocalModel, clip: float, wait: Wait) -> None:
+        self._rank, self._job, self._model, self._clip, self._wait = rank, job, model, clip, wait
+        self._evaluation = job.evaluation()
+        self._generation = 0
+        self._read_first: dict[int, str] = {}
+        self._tells_first_read = job.replicas > 1
+        rank.hears[Topic.READ] = self._hear_first_read
+        self._begin(step=0)
+
+    # The training.
+
+    def train(self, batches: Iterable[Any] | None) -> bool:
+        """Run one step; False where the batches end before it is whole."""
+        state = self.training.state
+        state.ask_step()
+        first = self._tell_first_read if self._tells_first_read else None
+        self.training.reader = self._reader(self._job, batches, first)
+        with self._rank.trace.step():
+            self._rank.loop.run(self.training, lambda: state.finished or state.cut_short)
+        return not state.cut_short
+
+    @property
+    def ended_after(self) -> int:
+        """How many microbatches of the step there were, where it was cut short."""
+        end = self.training.state.end
+        assert end is not None
+        return self._job.step_of(end)[1]
+
+    def begin_again(self, step: int) -> None:
+        """Begin a step under a new generation."""
+        self._generation += 1
+        self._rank.loop.forget(older_than=self._generation)
+        self._model.drop()
+        self._begin(step)
+
+    def step_result(self, step: int) -> StepResult:
+        """The result of a step that this rank has done."""
+        outcome, rank = self._stepping.outcome(step), self._rank
+        norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
+        if outcome.norm is None and rank.is_main:
+            norms = rank.exchange.claim(Topic.STEPPED, step, self.ranks_of_replica(0), wanted=self._job.stages, generation=self._generation)
+            norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731
+        return StepResult(step=step, loss=outcome.loss, lr=self._model.lr, skipped=outcome.skipped, _grad_norm=norm)
+
+    def _begin(self, step: int) -> None:
+        mail, model, mesh = Mail(), self._model, self._rank.mesh
+        generation, expect = self._generation, self._rank.transport.expect
+        gradients = GradientWorker(model.buckets, mail, lambda message, rooms: expect(generation, message, rooms))
+        stepping = SteppingWorker(self._job, model.buckets, model.pipes, gradients.take_sums, mail, self._clip, self._tell_norms)
+        stages = StageWorker(self._job, model.stages, mail, gradients)
+        hears = {Meaning.LOSS: stepping.hear_losses, Meaning.VOTE: stepping.hear_vote}
+        workers = Workers(mail, [stages, gradients, stepping], hears)
+        state = RankState(self._job, mesh.pipe_rank, replica=mesh.data_rank, buckets=model.holders, first_step=step)
+        self._stepping = stepping
+        self.training = Session(generation, state, workers, self._reader(self._job, None))
+
+    def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
+        self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, stage, step), norms, self._generation)
+
+    # An evaluation.
+
+    def evaluate(self, batches: Iterable[Any] | None, outputs: bool) -> EvalResult | None:
+        """Run one evaluation; None where no replica has a microbatch."""
+        self._generation += 1
+        generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
+        worker = EvaluationWorker(job, self._model.stages, mail, keeps_outputs=outputs)
+        state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank)
+        session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
+        last = job.placement.rank_of(job.last_stage)
+        with self._model.evaluating():
+            rank.loop.run(session, lambda: state.finished)
+            if rank.mesh.pipe_rank == last:
+                losses = worker.losses()
+                for to in range(rank.size):
+                    said = (*losses, worker.outputs * (to == MAIN))
+                    rank.exchange.tell(to, Note(Topic.EVALUATED, rank.mesh.data_rank), said, generation)
+        last_ranks = [rank.mesh.rank_of(replica, last) for replica in range(job.replicas)]
+        evaluated = rank.exchange.claim(Topic.EVALUATED, 0, last_ranks, generation=generation)
+        what = "the results of an evaluation"
+        if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
+            return None
+        return EvalResult(lambda: [(Losses(*of), kept) for *of, kept in self._wait(evaluated, what)])
+
+    # Readers.
+
+    def _reader(self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None) -> BatchReader:
+        rank = self._rank
+        return BatchReader(batches, job, rank.mesh.data_rank, rank.device, rank.generator, first)
+
+    def _tell_first_read(self, digest: str) -> None:
+        self._tells_first_read = False
+        self._rank.exchange.tell(MAIN, Note(Topic.READ, self._rank.mesh.data_rank), digest)
+
+    def _hear_first_read(self, note: Note, digest: str) -> None:
+        self._read_first[note.about] = digest
+        warn_of_equal_readers(self._read_first, note.about)
+
+    # Before the first session.
+
+    def share_given_weights(self, given: Sequence[int]) -> None:
+        """Give every pipe the weights of the first, of layers that are modules: they may differ between processes.
+
+        Args:
+            given: the places of these layers in the model.
+        """
+        exchange, pipes = self._rank.exchange, self._model.pipes
+        mine = [
+            (stage, int(place), layer)
+            for stage, of in self._model.stages.items()
+            for place, layer in of.layers.items()
+            if int(place) in given
+        ]
+        for stage, place, layer in mine:
+            for pipe in range(1, self._job.pipes) if pipes[stage] == 0 else ():
+                # Copies: a forward may change buffers while the network still reads them.
+                copies = [value.detach().clone() for value in _values(layer)]
+                exchange.tell(self._rank_of(pipe, stage), Note(Topic.VALUES, 0, place), copies)
+        for stage, place, layer in mine:
+            if pipes[stage] > 0:
+                from_first = exchange.claim(Topic.VALUES, place, [self._rank_of(0, stage)])
+                (theirs,) = exchange.awaited(from_first, f"the weights of layer {place}")
+                with torch.no_grad():
+                    for value, its in zip(_values(layer), theirs, strict=True):
+                        value.copy_(its)
+
+    def ranks_of_replica(self, replica: int) -> list[int]:
+        """The ranks of the job that are one replica's pipeline."""
+        return [self._rank.mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._job.ranks)]
+
+    def _rank_of(self, pipe: int, stage: int) -> int:
+        return self._rank.mesh.rank_of(*self._job.placement.place_of(pipe, stage))
+
+
+def _values(layer: nn.Module) -> list[torch.Tensor]:
+    return [*layer.parameters(), *layer.buffers()]

@@ -1,0 +1,1 @@
+"""What runs the tasks that the brain picks: a worker a family of kinds."""

@@ -1,0 +1,108 @@
+"""Runs forwards and backwards on the stages of a rank."""
+
+from collections.abc import Callable, Mapping
+
+from axrt.model.stage import Stage
+from axrt.scheduler.job import Job
+from axrt.scheduler.message import Meaning
+from axrt.scheduler.task import Kind, Task
+
+from .gradients import GradientWorker
+from .losses import LossReader
+from .worker import Made, Mail, Piece, Worker, nothing
+
+
+class StageWorker(Worker):
+    """Forwards, backwards in one piece or in several, and recomputation.
+
+    Args:
+        job: of the run.
+        stages: of this rank, by number.
+        mail: of the session.
+        gradients: where backwards add to.
+    """
+
+    kinds = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+
+    def __init__(self, job: Job, stages: Mapping[int, Stage], mail: Mail, gradients: GradientWorker) -> None:
+        self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
+        self._losses = LossReader()
+        self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.FORWARD: self._forward,
+            Kind.RECOMPUTE: self._recompute,
+            Kind.BACKWARD: self._backward,
+            Kind.INPUT: self._input,
+            Kind.WEIGHT: self._weight,
+        }
+
+    def run(self, task: Task) -> Made:
+        return self._run[task.kind](task)
+
+    def piece_of(self, task: Task) -> Piece:
+        stage, number = self._stages[task.stage], task.microbatch
+        in_parts = self._gradients.leaves_in_parts(task.stage) and self._job.ends_a_step(number)
+        if task.kind is Kind.WEIGHT:
+            more = stage.weight_pieces(number) > 1
+            waiting = stage.waiting_parameters(number)[1:] if in_parts and more else []
+            return Piece(more, self._gradients.complete_without(task.stage, waiting) if waiting else ())
+        more = in_parts and stage.backward_pieces(number) > 1
+        return Piece(more, self._gradients.complete_from(task.stage, stage.next_piece(number)) if more else ())
+
+    def complete(self, task: Task, made: Made) -> Made:
+        if task.kind is not Kind.FORWARD or task.stage != self._job.last_stage:
+            return made
+        step, microbatch = self._job.step_of(task.microbatch)
+        self._losses.read(task.microbatch, f"step {step}, stage {task.stage}, microbatch {microbatch}")
+        if len(self._losses) < self._job.microbatches_a_pipe:
+            return nothing
+        losses = tuple(self._losses.take())
+        return lambda message: losses
+
+    def _forward(self, task: Task) -> Made:
+        _, stage, number, _ = task
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
+        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._job.last_stage else None
+        in_pieces = self._gradients.leaves_in_parts(stage) and self._job.ends_a_step(number) and not self._job.splits
+        outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
+        if stage == self._job.last_stage:
+            self._losses.start(number, *outputs)
+        return lambda message: outputs
+
+    def _recompute(self, task: Task) -> Made:
+        self._stages[task.stage].recompute(task.microbatch)
+        return nothing
+
+    def _backward(self, task: Task) -> Made:
+        _, stage, number, _ = task
+        piece = self.piece_of(task)
+        self._begin(task)
+        given = self._mail.take(Meaning.GRADIENT, stage, number)
+        if piece.more or task.part:
+            gradients = self._stages[stage].backward_piece(number, given)
+        else:
+            gradients = self._stages[stage].backward(number, given)
+        self._end(task, piece)
+        return lambda message: self._gradients.part(message) if message.meaning is Meaning.PART else gradients
+
+    def _input(self, task: Task) -> Made:
+        _, stage, number, _ = task
+        self._begin(task)
+        gradients = self._stages[stage].input_gradient(number, self._mail.take(Meaning.GRADIENT, stage, number))
+        return lambda message: gradients
+
+    def _weight(self, task: Task) -> Made:
+        piece = self.piece_of(task)
+        self._stages[task.stage].weight_gradient(task.microbatch)
+        self._end(task, piece)
+        return self._gradients.part
+
+    def _begin(self, task: Task) -> None:
+        """The first backward of a step on a stage is about to add to its gradients."""
+        if self._job.begins_a_step(task.microbatch) and task.part == 0:
+            self._gradients.open(task.stage)
+
+    def _end(self, task: Task, piece: Piece) -> None:
+        """The last backward of a step on a stage has completed the gradients of buckets."""
+        if self._job.ends_a_step(task.microbatch):
+            step, _ = self._job.step_of(task.microbatch)
+            self._gradients.close(task.stage, step, piece.completes if piece.more else None)

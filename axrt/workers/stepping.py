@@ -1,0 +1,148 @@
+"""Steps buckets: norms, the vote on them, and the optimizer."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from axrt.losses import Losses, mean_loss, total_weight
+from axrt.scheduler.job import Job
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.task import Kind, Task
+from axrt.store.bucket import Bucket, Norms, clip_factor, joined, total_norm
+
+from .worker import Made, Mail, Worker, nothing
+
+
+class StepOutcome(NamedTuple):
+    """What a rank knows of a step when it has done it.
+
+    Args:
+        loss: the mean over all microbatches.
+        norm: the 2-norm of all gradients, where steps are clipped.
+        skipped: the norm was no finite number, and no rank has stepped.
+    """
+
+    loss: float
+    norm: float | None
+    skipped: bool
+
+
+@dataclass(slots=True)
+class _StepRecord:
+    """What has come of a step, and what its buckets have said.
+
+    Args:
+        losses: by pipe.
+        norm: of all gradients, a tensor with one element.
+        norms: by stage and bucket.
+        complete: (stage, bucket) pairs whose gradient is that of the whole batch.
+    """
+
+    losses: dict[int, Losses] = field(default_factory=dict)
+    norm: Tensor | None = None
+    norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
+    complete: set[tuple[int, int]] = field(default_factory=set)
+
+    def in_order(self) -> list[Losses]:
+        return [self.losses[pipe] for pipe in sorted(self.losses)]
+
+
+class SteppingWorker(Worker):
+    """Norms of a stage, the norm of all gradients, and the step of a bucket.
+
+    Args:
+        job: of the run.
+        buckets: of this rank, by stage.
+        pipes: by stage, the pipe that it belongs to here.
+        take_sums: puts what was reduced into the bucket of a task.
+        mail: of the session.
+        clip: the largest norm of all gradients; 0: no limit.
+        tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have stepped without a vote; those of
+            other pipes are the same.
+    """
+
+    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP)
+
+    def __init__(
+        self,
+        job: Job,
+        buckets: Mapping[int, Sequence[Bucket]],
+        pipes: Mapping[int, int],
+        take_sums: Callable[[Task], None],
+        mail: Mail,
+        clip: float,
+        tell_norms: Callable[[int, int, Norms], None],
+    ) -> None:
+        self._job, self._buckets, self._pipe_of = job, buckets, pipes
+        self._take_sums, self._mail = take_sums, mail
+        self._clip, self._tell_norms = clip, tell_norms
+        self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
+        self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.NORM: self._norm,
+            Kind.VOTE: self._vote,
+            Kind.STEP: self._step,
+        }
+
+    def hear_losses(self, message: Message, payload: Any) -> None:
+        """The losses of a pipe."""
+        step, pipe = divmod(message.number, self._job.pipes)
+        self._records[step].losses[pipe] = Losses(*payload)
+
+    def hear_vote(self, message: Message, payload: Any) -> None:
+        """The norm of all gradients."""
+        self._records[message.number].norm = payload
+
+    def outcome(self, step: int) -> StepOutcome:
+        """Of a step that this rank has done; forgotten when told."""
+        record = self._records.pop(step)
+        norm = None if record.norm is None else float(record.norm)
+        return StepOutcome(mean_loss(record.in_order()), norm, norm is not None and not math.isfinite(norm))
+
+    def run(self, task: Task) -> Made:
+        return self._run[task.kind](task)
+
+    def complete(self, task: Task, made: Made) -> Made:
+        if task.kind is Kind.STEP and not self._clip:
+            norms = self._records[task.microbatch].norms[task.stage]
+            if len(norms) == len(self._buckets[task.stage]):
+                self._tell_norms(task.microbatch, task.stage, joined(norms.values()))
+        return made
+
+    def _norm(self, task: Task) -> Made:
+        buckets = range(len(self._buckets[task.stage]))
+        norms = [self._complete(task._replace(part=bucket)).norms() for bucket in buckets]
+        return lambda message: joined(norms)
+
+    def _vote(self, task: Task) -> Made:
+        stages = self._job.stages
+        numbers = range(task.microbatch * stages, (task.microbatch + 1) * stages)
+        norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
+        return lambda message: norm
+
+    def _step(self, task: Task) -> Made:
+        bucket, record = self._complete(task), self._records[task.microbatch]
+        if self._clip:
+            assert record.norm is not None
+            if not record.norm.isfinite():
+                bucket.forget_gradients()
+                return nothing
+            bucket.scale(clip_factor(record.norm, self._clip))
+        elif self._pipe_of[task.stage] == 0:
+            record.norms[task.stage][task.part] = bucket.norms()
+        bucket.step(task.microbatch)
+        return nothing
+
+    def _complete(self, task: Task) -> Bucket:
+        """The bucket of a task, with the gradient of all microbatches of all holders."""
+        bucket, record = self._buckets[task.stage][task.part], self._records[task.microbatch]
+        if (task.stage, task.part) not in record.complete:
+            record.complete.add((task.stage, task.part))
+            self._take_sums(task)
+            weight = total_weight(record.in_order())
+            if weight is not None:
+                bucket.scale(1 / weight)
+        return bucket

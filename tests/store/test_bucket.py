@@ -1,0 +1,197 @@
+"""A bucket by itself: how gradients are cut, added up and put back."""
+
+import pytest
+import torch
+from torch import nn
+
+import axrt
+from axrt.scheduler.bucket import held_by_pipes
+from axrt.store.assign import BucketSpec, buckets_of
+from axrt.store.bucket import Bucket, clip_factor, constant, total_norm
+
+CPU = torch.device("cpu")
+
+
+def bucket_of(*parameters: nn.Parameter, holders: int = 2) -> Bucket:
+    named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+    held = BucketSpec(held_by_pipes(0, 0, holders), named, [name for name, _ in named], True)
+    return Bucket(held, range(len(named)), held.holders[0], lambda named: torch.optim.SGD([p for _, p in named], lr=1.0), constant, CPU)
+
+
+def with_gradients(*gradients: list[float] | None, holders: int = 2, dtype: torch.dtype = torch.float32) -> Bucket:
+    """A bucket whose gradient is complete; None: of a parameter that no microbatch has used."""
+    parameters = [nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients]
+    bucket = bucket_of(*parameters, holders=holders)
+    bucket.open()
+    for parameter, values in zip(parameters, gradients, strict=True):
+        if values is not None:
+            (parameter * torch.tensor(values, dtype=dtype)).sum().backward()  # type: ignore[no-untyped-call]
+    bucket.close()
+    return bucket
+
+
+def gradients_of(bucket: Bucket) -> list[list[float] | None]:
+    return [None if p.grad is None else p.grad.tolist() for _, p in bucket.named]
+
+
+def added_up(*buckets: Bucket) -> list[tuple[torch.Tensor, ...]]:
+    """What each of the holders adds up of its shards."""
+    return [owner.add_up([bucket.part_for(to) for bucket in buckets]) for owner, to in zip(buckets, buckets[0].holders, strict=True)]
+
+
+def test_a_bucket_without_parameters_has_nothing_to_step() -> None:
+    def never(named: object) -> torch.optim.Optimizer:
+        raise AssertionError("no optimizer is wanted here")
+
+    holders = held_by_pipes(0, 0, 2)
+    empty = Bucket(BucketSpec(holders, [], [], True), [], holders[0], never, constant, CPU)
+    empty.open()
+    empty.close()
+    empty.step(0)
+    assert empty.lr is None
+    assert total_norm([empty.norms()]) == 0.0
+    assert empty.add_up([empty.part_for(holder) for holder in holders]) == ()
+
+
+def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
+    bucket = with_gradients([3.0, 4.0], None)
+    used, unused = (parameter for _, parameter in bucket.named)
+    places, norms = bucket.norms()
+    assert (places.tolist(), norms.tolist()) == ([0], [5.0])
+    bucket.step(0)
+    assert (used.tolist(), unused.tolist()) == ([-3.0, -4.0], [0.0])
+    assert used.grad is None
+
+
+def test_holders_add_up_their_shards_in_order_and_sums_make_the_gradient() -> None:
+    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
+    sums = added_up(one, other)
+    for bucket in (one, other):
+        bucket.take_sums(sums)
+        assert gradients_of(bucket) == [[11, 22, 33], [44] * 20]
+
+
+def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
+    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
+    (mine,), (theirs,) = added_up(one, other)
+    ((holder, (room,)),) = one.rooms_for_sums()
+    assert holder == 1
+    room.copy_(theirs)
+    one.take_sums([(mine,), (room,)])
+    assert gradients_of(one) == [[11, 22, 33], [44] * 20]
+
+
+def test_what_only_one_holder_has_used_is_used_and_what_none_has_is_not() -> None:
+    one, other = with_gradients([1], None, None), with_gradients([2], [3], None)
+    sums = added_up(one, other)
+    for bucket in (one, other):
+        bucket.take_sums(sums)
+        assert gradients_of(bucket) == [[3], [3], None]
+
+
+def test_half_precision_is_added_up_in_single() -> None:
+    small = [2.0**-8]
+    buckets = [with_gradients(of, holders=3, dtype=torch.bfloat16) for of in ([1.0], small, small)]
+    for bucket in buckets:
+        bucket.take_sums(added_up(*buckets))
+    assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], "in bfloat16 each of the two would have been lost"
+    assert buckets[0].named[0][1].grad.dtype == torch.bfloat16  # type: ignore[union-attr]
+
+
+def test_a_gradient_adds_up_in_place_and_keeps_the_sign_of_a_zero() -> None:
+    parameter = nn.Parameter(torch.zeros(2))
+    bucket = bucket_of(parameter)
+    bucket.open()
+    here = parameter.grad
+    assert here is not None
+    (parameter * torch.tensor([-0.0, 1.0])).sum().backward()  # type: ignore[no-untyped-call]
+    assert parameter.grad is here
+    assert here.signbit().tolist() == [True, False]
+    (parameter * torch.tensor([-0.0, 2.0])).sum().backward()  # type: ignore[no-untyped-call]
+    assert here.tolist() == [0.0, 3.0]
+    assert here.signbit().tolist() == [True, False]
+
+
+def test_weights_gradients_and_moments_are_views_of_flat_memory_and_stay_the_same_objects() -> None:
+    parameters = [nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(4, 2, 2, 3).to(memory_format=torch.channels_last))]
+    before = [parameter.detach().clone() for parameter in parameters]
+    named = [(f"0.{number}", parameter) for number, parameter in enumerate(parameters)]
+    spec = BucketSpec(held_by_pipes(0, 0, 1), named, [name for name, _ in named], True)
+    bucket = Bucket(spec, range(2), spec.holders[0], lambda named: torch.optim.Adam([p for _, p in named], lr=0.0), constant, CPU)
+    assert all(torch.equal(now, value) and now.stride() == value.stride() for now, value in zip(parameters, before, strict=True))
+    for step in range(2):
+        bucket.open()
+        sum(parameter.square().sum() for parameter in parameters).backward()  # type: ignore[union-attr]
+        bucket.close()
+        bucket.step(step)
+    for kind in (parameters, *([state[key] for state in bucket.optimizer.state.values()] for key in ("exp_avg", "exp_avg_sq"))):  # type: ignore[union-attr]
+        assert len({tensor.untyped_storage().data_ptr() for tensor in kind}) == 1
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in kind)
+
+
+def test_parameters_of_several_types_share_a_bucket() -> None:
+    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32)]
+    one, other = bucket_of(*parameters), bucket_of(*[nn.Parameter(p.detach().clone()) for p in parameters])
+    for factor, bucket in ((1.0, one), (2.0, other)):
+        bucket.open()
+        sum((p.double() * factor).sum() for _, p in bucket.named).backward()  # type: ignore[union-attr]
+        bucket.close()
+    one.take_sums(added_up(one, other))
+    assert gradients_of(one) == [[3.0, 3.0]] * 3
+    assert [p.grad.dtype for _, p in one.named if p.grad is not None] == [torch.float32, torch.float64, torch.float32]
+
+
+def test_a_hook_of_the_users_that_puts_another_gradient_there_is_heard() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * 2))  # type: ignore[no-untyped-call]
+    bucket = bucket_of(parameter)
+    bucket.open()
+    parameter.sum().backward()  # type: ignore[no-untyped-call]
+    bucket.close()
+    assert gradients_of(bucket) == [[2.0]]
+    (shard,), mask = bucket.part_for(bucket.me)
+    assert mask is None
+    assert float(shard.sum()) in (0.0, 2.0)
+
+
+def test_a_gradient_that_comes_too_late_is_refused() -> None:
+    bucket = with_gradients([1.0])
+    bucket.check_unchanged()
+    bucket.named[0][1].sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(axrt.ModelError, match="0 got a gradient from an earlier layer than its own"):
+        bucket.check_unchanged()
+
+
+def test_norms_are_joined_in_model_order_whatever_order_they_come_in() -> None:
+    values = torch.rand(100)
+    places = torch.randperm(100)
+    whole = torch.linalg.vector_norm(values)
+    assert total_norm([(places[:30], values[places[:30]]), (places[30:], values[places[30:]])]) == whole
+
+
+@pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (2.0, 0.5)])
+def test_the_factor_is_that_of_torch(norm: float, factor: float) -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([norm])
+    nn.utils.clip_grad_norm_(parameter, 1.0)
+    assert parameter.grad is not None
+    assert float(clip_factor(torch.tensor(norm), 1.0) * norm) == float(parameter.grad)
+    assert float(clip_factor(torch.tensor(norm), 1.0)) == pytest.approx(factor, rel=1e-5)
+
+
+def test_buckets_take_whole_parameters_in_model_order() -> None:
+    named = [(f"0.{name}", nn.Parameter(torch.zeros(size))) for name, size in (("a", 2), ("b", 2), ("huge", 9), ("c", 1), ("d", 2))]
+    held = buckets_of([nn.Identity()], [0, 1], 0, named, pipes=3, most_bytes=16)
+    assert [[name for name, _ in one.named] for one in held] == [["0.a", "0.b"], ["0.huge"], ["0.c", "0.d"]]
+    assert [[holder.pipe for holder in one.holders] for one in held] == [[0, 1, 2]] * 3
+
+
+def test_double_precision_keeps_its_norm() -> None:
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    parameter.grad = torch.tensor([1e200, 3e200], dtype=torch.float64)
+    expected = nn.utils.get_total_norm([parameter.grad])
+    bucket = with_gradients([1e200, 3e200], dtype=torch.float64)
+    assert total_norm([bucket.norms()]) == expected
+    nn.utils.clip_grad_norm_(parameter, 1.0)
+    bucket.scale(clip_factor(expected, 1.0))
+    assert gradients_of(bucket) == [parameter.grad.tolist()]
