@@ -4,12 +4,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = [page for page in DOCUMENTS if page.name != "CONTRIBUTING.md"]
+LONGEST_README, WIDEST = 120, 100
+NOT_YET_NARROW = {"design.md"}  # its paragraphs are single lines still
 
 
 def test_a_wheel_holds_the_linked_rooms_and_nothing_at_the_top(tmp_path: Path) -> None:
@@ -26,25 +30,59 @@ def test_no_mpi_library_is_a_hard_dependency_and_torch_is_not_pinned() -> None:
     assert "torch>=2.9" in project["dependencies"]
 
 
+def prose(document: Path) -> Iterator[tuple[int, str]]:
+    """The lines that are no code, with their numbers."""
+    is_code = False
+    for number, line in enumerate(document.read_text().splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, line
+
+
+def anchors(document: Path) -> set[str]:
+    """Of all headings, as GitHub makes them: the second of a name gets -1."""
+    found: set[str] = set()
+    for _, line in prose(document):
+        if heading := re.match(r"#+ +(.+)", line):
+            words = re.sub(r"[^\w\- ]", "", heading.group(1).strip().lower()).replace(" ", "-")
+            found.add(next(name for name in (words, *(f"{words}-{n}" for n in range(1, 99))) if name not in found))
+    return found
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
-        assert (document.parent / target).exists(), target
+    text = "\n".join(line for _, line in prose(document))
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", text):
+        page = document.parent / target if target else document
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
 
 
-def snippets(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_an_anchor_is_made_of_a_heading_as_github_makes_it(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# On a `GPU`, twice: 2p\n\n```\n# no heading\n```\n\n## Data\n\n## Data\n")
+    assert anchors(page) == {"on-a-gpu-twice-2p", "data", "data-1"}
+
+
+def snippets(language: str) -> list[object]:
+    """Every block of that language, of all pages."""
+    return [
+        pytest.param(snippet, id=f"{page.name}-{number}")
+        for page in PAGES
+        for number, snippet in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+    ]
 
 
 @pytest.mark.parametrize("snippet", snippets("python"))
-def test_the_python_of_the_readme_runs(snippet: str, tmp_path: Path) -> None:
+def test_the_python_of_the_pages_runs(snippet: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stdout or "print" not in snippet
 
 
 @pytest.mark.parametrize("snippet", snippets("toml"))
-def test_the_toml_of_the_readme_is_taken(snippet: str) -> None:
+def test_the_toml_of_the_pages_is_taken(snippet: str) -> None:
     from axrt import Config
 
     keys = tomllib.loads(snippet)
@@ -56,3 +94,25 @@ def test_the_scripts_and_examples_that_documents_name_exist() -> None:
     for document in DOCUMENTS:
         for name in re.findall(r"\b((?:scripts|examples|docs|tests)/[\w./-]+\w)", document.read_text()):
             assert (ROOT / name).exists(), f"{document.name}: {name}"
+
+
+def test_the_page_of_the_configuration_has_every_key_with_its_default_and_no_other() -> None:
+    from axrt import Config
+
+    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| `([^`]+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
+    told: dict[str, dict[str, object]] = {}
+    for section, key, default in rows:
+        told.setdefault(section, {})[key] = tomllib.loads(f"value = {default}")["value"]
+    assert len(rows) == sum(map(len, told.values()))
+    assert told == Config().as_dict()
+
+
+def test_the_readme_is_one_page() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in NOT_YET_NARROW], ids=lambda path: path.name)
+def test_lines_of_prose_fit_a_screen(page: Path) -> None:
+    """Rows of tables are as wide as what they hold."""
+    wide = [number for number, line in prose(page) if len(line) > WIDEST and not line.startswith("|")]
+    assert wide == [], page.name
