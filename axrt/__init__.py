@@ -1,21 +1,28 @@
-"""axrt: an asynchronous, message-driven runtime for training large neural networks."""
+"""axrt: an asynchronous, message-driven runtime for training large neural networks.
 
-from axrt.config import Config
-from axrt.engine import Engine, initialize
-from axrt.errors import (
-    AxrtError,
-    ConfigError,
-    DamagedError,
-    DataError,
-    LaunchError,
-    ModelError,
-    NonFiniteLossError,
-    PeerLeftError,
-    PeerLostError,
-    SaveError,
-)
-from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
-from axrt.results import EvalResult, StepResult
+Names are imported when they are first used: `axrt simulate` and `axrt --help` need no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from axrt.config import Config
+    from axrt.engine import Engine, initialize
+    from axrt.errors import (
+        AxrtError,
+        ConfigError,
+        DamagedError,
+        DataError,
+        LaunchError,
+        ModelError,
+        NonFiniteLossError,
+        PeerLeftError,
+        PeerLostError,
+        SaveError,
+    )
+    from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
+    from axrt.results import EvalResult, StepResult
 
 __all__ = [
     "AxrtError",
@@ -39,3 +46,23 @@ __all__ = [
     "initialize",
     "seed_of",
 ]
+
+_HOMES = (
+    "axrt.config",
+    "axrt.errors",
+    "axrt.engine",
+    "axrt.model",
+    "axrt.results",
+)  # the lightest first
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in _HOMES:
+            if hasattr(module := import_module(home), name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'axrt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,4 +20,6 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all(mallopt(which, value) == 1 for which, value in _SETTINGS.items())
+    return mallopt is not None and all(
+        mallopt(which, value) == 1 for which, value in _SETTINGS.items()
+    )

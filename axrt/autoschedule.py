@@ -25,9 +25,10 @@ from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
-from axrt.schedule import caps_of, scheduled_by
+from axrt.schedule import job_of
 from axrt.scheduler.job import Job
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, named
+from axrt.scheduler.planner import caps_of
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
@@ -60,7 +61,9 @@ class Candidate:
         return f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy {self.busy:.2f}, {self.stash_mib:.1f} MiB"
 
 
-def resolve(config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None) -> tuple[Schedule, Job, list[str]]:
+def resolve(
+    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+) -> tuple[Schedule, Job, list[str]]:
     """The schedule with a policy that it names, the job that it comes to for the model, and what "auto" has found, a line each.
 
     Every rank calls it; the main one decides.
@@ -77,14 +80,20 @@ def resolve(config: Config, model: PipelineModule, rank: Rank, sample: Any, comp
     mesh, exchange, generator = rank.mesh, rank.exchange, rank.generator
     if config.schedule.policy != AUTO:
         schedule, job = (
-            _by_default(config, model, mesh.pipe) if config.schedule.policy == "" else _of(config.schedule, config, model, mesh.pipe)
+            _by_default(config, model, mesh.pipe)
+            if config.schedule.policy == ""
+            else _of(config.schedule, config, model, mesh.pipe)
         )
         return schedule, replace(job, replicas=mesh.data), []
     layers: list[LayerCosts] = []
 
     def measured() -> None:
         given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
-        layers.extend(measure(model, config.run.seed, given, generator, TYPES[config.precision.compute], compiler))
+        layers.extend(
+            measure(
+                model, config.run.seed, given, generator, TYPES[config.precision.compute], compiler
+            )
+        )
 
     def decided() -> tuple[str, int, list[str]]:
         found = choose(config, model, mesh.pipe, layers, edge)
@@ -94,7 +103,9 @@ def resolve(config: Config, model: PipelineModule, rank: Rank, sample: Any, comp
         exchange.agreed(measured)
     edge = _measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
     policy, in_flight, candidates = exchange.agreed(decided)
-    schedule, job = _of(replace(config.schedule, policy=policy, in_flight=in_flight), config, model, mesh.pipe)
+    schedule, job = _of(
+        replace(config.schedule, policy=policy, in_flight=in_flight), config, model, mesh.pipe
+    )
     return schedule, replace(job, replicas=mesh.data), candidates
 
 
@@ -115,7 +126,11 @@ def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
 
 
 def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
-    fitting = [name for name in CAPPED if name != FIXED and asked.placement in named(name).placements]
+    fitting = [
+        name
+        for name in CAPPED
+        if name != FIXED and asked.placement in policy_by_name(name).placements
+    ]
     others = " or ".join(f"schedule.policy = {name!r}" for name in fitting)
     return ConfigError(
         f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with no policy named; expected "
@@ -125,11 +140,16 @@ def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
 
 def _measured_edge(exchange: Exchange, device: torch.device) -> Edge:
     """Between two ranks, in seconds and bytes, by two sizes of message."""
-    small_s, large_s = (exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2 for size in (1, _LARGE))
+    small_s, large_s = (
+        exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
+        for size in (1, _LARGE)
+    )
     return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))
 
 
-def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge) -> list[Candidate]:
+def choose(
+    config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge
+) -> list[Candidate]:
     """All that fit the settings and the memory, the one to take first, then by their time.
 
     Args:
@@ -142,19 +162,26 @@ def choose(config: Config, model: PipelineModule, ranks: int, layers: Sequence[L
     Raises:
         ConfigError: nothing fits.
     """
-    found = [_predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)]
+    found = [
+        _predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
+    ]
     limit = config.memory.activations_mb or float("inf")
     fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
     if not fitting:
         least = min(found, key=lambda one: one.stash_mib, default=None)
         if least is None:
-            raise ConfigError(f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]")
+            raise ConfigError(
+                f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]"
+            )
         recompute = "memory.recompute = 'full', " if config.memory.recompute == "none" else ""
         raise ConfigError(
             f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; {least} holds least: set "
             f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, {recompute}or start more ranks"
         )
-    best = min((one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s), key=lambda one: one.stash_mib)
+    best = min(
+        (one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s),
+        key=lambda one: one.stash_mib,
+    )
     return [best, *(one for one in fitting if one is not best)]
 
 
@@ -167,13 +194,15 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
                 found = _of(replace(asked, policy=name, in_flight=cap), config, model, ranks)
             except ConfigError:
                 continue
-            if found[1].pipes == 1 or asked.placement:  # two pipes hold all weights twice, which is for the user to want
+            if (
+                found[1].pipes == 1 or asked.placement
+            ):  # two pipes hold all weights twice, which is for the user to want
                 yield found
 
 
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
     """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError` where it cannot be."""
-    job = scheduled_by(schedule, ranks)
+    job = job_of(schedule, ranks)
     cuts = model.boundaries(job.stages, config.parallel.partition)
     refuse_shared_parameters(model, cuts)
     job = replace(job, cuts=tuple(cuts), votes=config.optimizer.clip > 0)
@@ -201,13 +230,19 @@ def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge:
         return (came_in + sum(layer.stash_bytes for layer in stages[stage][count:])) / _MIB
 
     def recomputed(stage: int) -> float:
-        return sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
+        return (
+            sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
+        )
 
     step_s, stash_mib = _at(job.microbatches, job.ranks, simulated)
-    return Candidate(schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, stash_mib)
+    return Candidate(
+        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, stash_mib
+    )
 
 
-def _at(microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]) -> tuple[float, float]:
+def _at(
+    microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]
+) -> tuple[float, float]:
     """What a long step takes and holds, in a straight line from two shorter ones: its middle repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
     if microbatches <= longer:

@@ -19,7 +19,9 @@ from axrt.scheduler.task import Task
 Made = Callable[[Message], Any]
 Run = Callable[[Task], Made]
 
-_LAUNCH_DEPTH = 2  # one that runs and one behind it; more would only take choices away from the policy
+_LAUNCH_DEPTH = (
+    2  # one that runs and one behind it; more would only take choices away from the policy
+)
 
 
 class Compute(Protocol):
@@ -98,7 +100,9 @@ class OnCuda:
         return bool(self._running)
 
     def current(self) -> AbstractContextManager[Any]:
-        self._stream.wait_stream(torch.cuda.current_stream())  # what the user has put there, weights above all
+        self._stream.wait_stream(
+            torch.cuda.current_stream()
+        )  # what the user has put there, weights above all
         return torch.cuda.stream(self._stream)
 
     def start(self, task: Task, run: Run) -> Made:

@@ -15,16 +15,31 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
-from axrt.scheduler.policies import FIXED, NAMES, named
+from axrt.scheduler.policies import FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
 
 AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
 # With no policy named, the first that the model can be cut for, of those on the placement that is asked for. Measured: docs/performance.md.
-DEFAULTS = {"adaptive": "vee", "breadth-first": "looped", "zb-h1": "linear", "dualpipe": "bidirectional"}
+DEFAULTS = {
+    "adaptive": "vee",
+    "breadth-first": "looped",
+    "zb-h1": "linear",
+    "dualpipe": "bidirectional",
+}
 
 
-def _key(default: Any, meaning: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()) -> Any:
-    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most, "choices": choices})
+def _key(
+    default: Any,
+    meaning: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+) -> Any:
+    return field(
+        default=default,
+        metadata={"meaning": meaning, "least": least, "most": most, "choices": choices},
+    )
 
 
 class _Mistakes(ConfigError):
@@ -36,7 +51,11 @@ class _Mistakes(ConfigError):
 
 
 def _told(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else "\n  ".join([f"{len(texts)} mistakes in the configuration:", *texts])
+    return (
+        texts[0]
+        if len(texts) == 1
+        else "\n  ".join([f"{len(texts)} mistakes in the configuration:", *texts])
+    )
 
 
 def _refuse(mistakes: Iterable[str]) -> None:
@@ -71,7 +90,10 @@ class Model(_Section):
     """What is trained: a GPT of these sizes, or a model of the user's own."""
 
     name: str = _key("gpt", "a built-in model", choices=("gpt",))
-    factory: str = _key("", "'package.module:function' that takes the Config and returns a PipelineModule; '' = the built-in model")
+    factory: str = _key(
+        "",
+        "'package.module:function' that takes the Config and returns a PipelineModule; '' = the built-in model",
+    )
     layers: int = _key(4, "transformer blocks", least=1)
     width: int = _key(128, "features of a token", least=1)
     heads: int = _key(4, "attention heads; width is a multiple of twice as many", least=1)
@@ -91,9 +113,20 @@ class Data(_Section):
     )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
     tokenizer: str = _key("bytes", "how text becomes tokens", choices=("bytes",))
-    held_out: float = _key(0.05, "share of the files (of one file: of its end) kept for validation; 0 = none", least=0, most=0.5)
-    validation: str = _key("", "what to validate on, like source, instead of a share of it; '' = held_out says")
-    workers: int = _key(0, "processes that prepare microbatches ahead, for each rank that reads; 0 = the rank itself does", least=0)
+    held_out: float = _key(
+        0.05,
+        "share of the files (of one file: of its end) kept for validation; 0 = none",
+        least=0,
+        most=0.5,
+    )
+    validation: str = _key(
+        "", "what to validate on, like source, instead of a share of it; '' = held_out says"
+    )
+    workers: int = _key(
+        0,
+        "processes that prepare microbatches ahead, for each rank that reads; 0 = the rank itself does",
+        least=0,
+    )
 
     @property
     def validates(self) -> bool:
@@ -107,13 +140,25 @@ class Optimizer(_Section):
 
     name: str = _key("adamw", "which", choices=("adamw", "adam", "sgd"))
     lr: float = _key(3e-4, "learning rate at its highest", least=0)
-    betas: tuple[float, ...] = _key((0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1)
+    betas: tuple[float, ...] = _key(
+        (0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1
+    )
     momentum: float = _key(0.9, "of sgd; 0 = off", least=0, most=1)
-    clip: float = _key(0.0, "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm", least=0)
+    clip: float = _key(
+        0.0,
+        "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm",
+        least=0,
+    )
     weight_decay: float = _key(0.1, "on parameters of two and more dimensions; 0 = off", least=0)
-    schedule: str = _key("constant", "the learning rate after the warm-up, until run.steps", choices=("constant", "linear", "cosine"))
+    schedule: str = _key(
+        "constant",
+        "the learning rate after the warm-up, until run.steps",
+        choices=("constant", "linear", "cosine"),
+    )
     warmup_steps: int = _key(0, "steps over which the learning rate rises from 0; 0 = off", least=0)
-    final_lr: float = _key(0.0, "where a linear or cosine schedule ends, as a share of lr", least=0, most=1)
+    final_lr: float = _key(
+        0.0, "where a linear or cosine schedule ends, as a share of lr", least=0, most=1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +168,13 @@ class Parallel(_Section):
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
     order: str = _key(
-        "pipe", "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage", choices=("pipe", "data")
+        "pipe",
+        "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage",
+        choices=("pipe", "data"),
     )
-    partition: str | tuple[int, ...] = _key("", "'uniform', 'parameters', 'type:REGEX' or boundaries [0, 4, 8]; '' = the model's own")
+    partition: str | tuple[int, ...] = _key(
+        "", "'uniform', 'parameters', 'type:REGEX' or boundaries [0, 4, 8]; '' = the model's own"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +188,33 @@ class Schedule(_Section):
         "with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
     )
-    placement: str = _key("", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS))
-    chunks: int = _key(0, "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped", least=0)
+    placement: str = _key(
+        "", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS)
+    )
+    chunks: int = _key(
+        0,
+        "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped",
+        least=0,
+    )
     microbatches: int = _key(8, "per step and replica", least=1)
-    microbatch_size: int = _key(1, "samples in a microbatch; in code only what engine.samples counts by", least=1)
-    global_batch: int = _key(0, "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked", least=0)
+    microbatch_size: int = _key(
+        1, "samples in a microbatch; in code only what engine.samples counts by", least=1
+    )
+    global_batch: int = _key(
+        0,
+        "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked",
+        least=0,
+    )
     in_flight: int = _key(
         0,
         "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those in flight, until their backward begins; "
         "for adaptive, dualpipe-v and fixed on those held, until their last weight gradient begins; 0 = the policy's own",
         least=0,
     )
-    order: str = _key("", "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan")
+    order: str = _key(
+        "",
+        "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan",
+    )
 
     def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):
@@ -160,7 +224,7 @@ class Schedule(_Section):
             )
         try:
             if self.policy in NAMES:
-                named(self.policy, self.in_flight)
+                policy_by_name(self.policy, self.in_flight)
         except ValueError as error:
             yield f"schedule.in_flight: {error}"
 
@@ -180,7 +244,9 @@ class Precision(_Section):
 class Memory(_Section):
     """How memory is cut, and what is not kept in it."""
 
-    activations_mb: float = _key(0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0)
+    activations_mb: float = _key(
+        0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0
+    )
     bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
     recompute: str | int = _key(
         "none",
@@ -200,10 +266,20 @@ class Memory(_Section):
 class Checkpoint(_Section):
     """What a run saves and goes on from."""
 
-    dir: str = _key("checkpoints", "directory, relative to that of the run; all ranks must share it; '' = nothing is saved")
-    every: int = _key(0, "steps between checkpoints; one at the end and when interrupted comes anyway; 0 = only those", least=0)
+    dir: str = _key(
+        "checkpoints",
+        "directory, relative to that of the run; all ranks must share it; '' = nothing is saved",
+    )
+    every: int = _key(
+        0,
+        "steps between checkpoints; one at the end and when interrupted comes anyway; 0 = only those",
+        least=0,
+    )
     keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
-    resume: str = _key("", "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is one; '' = begin anew")
+    resume: str = _key(
+        "",
+        "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is one; '' = begin anew",
+    )
 
     def _of_all(self) -> Iterator[str]:
         if self.resume == "auto" and not self.dir:
@@ -219,30 +295,53 @@ class Run(_Section):
 
     steps: int = _key(1000, "optimizer steps", least=1)
     seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
-    device: str = _key("auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda"))
+    device: str = _key(
+        "auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda")
+    )
     compile: str = _key(
         "",
         "a backend of torch.compile, such as inductor: it compiles each layer, and the loss, before the first step; backwards then run "
         "whole, whatever the policy; '' = off",
     )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
-    transport: str = _key("auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local"))
-    start_patience_s: float = _key(300.0, "seconds that ranks wait for each other before MPI is up; 0 = for ever", least=0, most=1e6)
-    cuda_aware: str = _key("auto", "MPI may touch GPU memory; auto = ask the library", choices=("auto", "true", "false"))
+    transport: str = _key(
+        "auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local")
+    )
+    start_patience_s: float = _key(
+        300.0,
+        "seconds that ranks wait for each other before MPI is up; 0 = for ever",
+        least=0,
+        most=1e6,
+    )
+    cuda_aware: str = _key(
+        "auto",
+        "MPI may touch GPU memory; auto = ask the library",
+        choices=("auto", "true", "false"),
+    )
     eval_every: int = _key(
-        0, "steps between validations; one before the first step and one at the end come anyway; 0 = only those", least=0
+        0,
+        "steps between validations; one before the first step and one at the end come anyway; 0 = only those",
+        least=0,
     )
     eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
     out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
     log_every: int = _key(10, "steps between lines of metrics", least=1)
-    trace_steps: int = _key(0, "steps whose timeline is written and drawn, from the second on, which is warm; 0 = none", least=0)
+    trace_steps: int = _key(
+        0,
+        "steps whose timeline is written and drawn, from the second on, which is warm; 0 = none",
+        least=0,
+    )
     patience_s: float = _key(
         600.0,
         "seconds that a rank waits for one that shows no sign of life (it neither answers nor computes) before it ends the job with code "
         "69; 0 = for ever",
         least=0,
     )
-    progress: str = _key("auto", "what the terminal shows; auto = live on a terminal", choices=("auto", "live", "plain", "off"))
+    progress: str = _key(
+        "auto",
+        "what the terminal shows; auto = live on a terminal",
+        choices=("auto", "live", "plain", "off"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +367,9 @@ class Config:
         return self.parallel.data * self.schedule.microbatches * self.schedule.microbatch_size
 
     @classmethod
-    def read(cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()) -> Self:
+    def read(
+        cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()
+    ) -> Self:
         """The configuration from a TOML file, a dict of sections, or a Config, with `section.key=value` overrides on top.
 
         Raises:
@@ -280,10 +381,16 @@ class Config:
         elif isinstance(source, str | Path):
             tree = _parse_file(Path(source))
         else:
-            tree = {section: dict(keys) if isinstance(keys, Mapping) else keys for section, keys in (source or {}).items()}
+            tree = {
+                section: dict(keys) if isinstance(keys, Mapping) else keys
+                for section, keys in (source or {}).items()
+            }
         mistakes = [text for override in overrides for text in _apply(override, tree)]
         mistakes += _unknown(tree)
-        sections = {name: _built(kind, tree.get(name, {}), mistakes) for name, kind in get_type_hints(cls).items()}
+        sections = {
+            name: _built(kind, tree.get(name, {}), mistakes)
+            for name, kind in get_type_hints(cls).items()
+        }
         try:
             config = cls(**sections)
         except _Mistakes as error:
@@ -294,7 +401,10 @@ class Config:
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
         """Every section with every key, as TOML can write it."""
-        return {name: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()} for name, keys in asdict(self).items()}
+        return {
+            name: {k: list(v) if isinstance(v, tuple) else v for k, v in keys.items()}
+            for name, keys in asdict(self).items()
+        }
 
 
 def described() -> list[str]:
@@ -302,7 +412,10 @@ def described() -> list[str]:
     lines = []
     for name, section in get_type_hints(Config).items():
         lines.append(f"[{name}]  {section.__doc__}")
-        lines += [f"  {item.name} = {item.default!r}".ljust(34) + item.metadata["meaning"] for item in fields(section)]
+        lines += [
+            f"  {item.name} = {item.default!r}".ljust(34) + item.metadata["meaning"]
+            for item in fields(section)
+        ]
     return lines
 
 
@@ -310,7 +423,9 @@ def _parse_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; expected a TOML file, such as examples/quickstart.toml") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}; expected a TOML file, such as examples/quickstart.toml"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
@@ -319,7 +434,9 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
     """Lay an override over the sections; what is wrong with it."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
-    if "\n" in override or "\r" in override:  # TOML would take the first line and a second key with it
+    if (
+        "\n" in override or "\r" in override
+    ):  # TOML would take the first line and a second key with it
         yield f"{override!r} has more than one line; expected section.key=value, one at a time"
         return
     if not (equals and dot and key):
@@ -340,14 +457,22 @@ def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
     yield from _strangers("section", tree, sections, "")
     for name, kind in sections.items():
         if isinstance(tree.get(name), Mapping):
-            yield from _strangers("key", tree[name], {item.name: None for item in fields(kind)}, f"{name}.")
+            yield from _strangers(
+                "key", tree[name], {item.name: None for item in fields(kind)}, f"{name}."
+            )
 
 
-def _strangers(what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _strangers(
+    what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str
+) -> Iterator[str]:
     for name in found:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"expected one of {', '.join(known)}"
+            hint = (
+                f"did you mean {prefix}{near[0]}?"
+                if near
+                else f"expected one of {', '.join(known)}"
+            )
             yield f"there is no {what} {prefix}{name}; {hint}"
 
 
@@ -358,13 +483,21 @@ def _built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
         mistakes.append(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
         return kind()
     known = {item.name for item in fields(kind)}
-    fitting = {key: tuple(value) if isinstance(value, list) else value for key, value in keys.items() if key in known}
+    fitting = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in keys.items()
+        if key in known
+    }
     while True:
         try:
             return kind(**fitting)
         except _Mistakes as error:
             mistakes += error.texts
-            wrong = [key for key in fitting if any(_names_any(text, [f"{section}.{key}"]) for text in error.texts)]
+            wrong = [
+                key
+                for key in fitting
+                if any(_names_any(text, [f"{section}.{key}"]) for text in error.texts)
+            ]
             fitting = {key: value for key, value in fitting.items() if wrong and key not in wrong}
 
 
@@ -375,7 +508,12 @@ def _names_any(text: str, keys: Iterable[str]) -> bool:
 def _in_doubt(mistakes: Iterable[str]) -> set[str]:
     """The keys and sections that mistakes are about: nothing that is said of their values together with others is sure."""
     known = {f"{section}.{key}" for section, keys in Config().as_dict().items() for key in keys}
-    return {key for text in mistakes for key in known if _names_any(text, [key]) or text.startswith(f"[{key.partition('.')[0]}]")}
+    return {
+        key
+        for text in mistakes
+        for key in known
+        if _names_any(text, [key]) or text.startswith(f"[{key.partition('.')[0]}]")
+    }
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -413,10 +551,16 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
         yield f"{key} = {value!r}; expected one of {known} ({limits['meaning']}){hint}"
     for one in value if isinstance(value, tuple) else (value,):
         too_small = limits["least"] is not None and not one >= limits["least"]
-        too_large = (limits["most"] is not None and not one <= limits["most"]) or one == float("inf")
+        too_large = (limits["most"] is not None and not one <= limits["most"]) or one == float(
+            "inf"
+        )
         if too_small or too_large:
             bounds = [f"at least {limits['least']}"] * (limits["least"] is not None)
-            bounds += [f"at most {limits['most']}"] if limits["most"] is not None else ["finite"] * too_large
+            bounds += (
+                [f"at most {limits['most']}"]
+                if limits["most"] is not None
+                else ["finite"] * too_large
+            )
             yield f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})"
             return
 
@@ -437,7 +581,10 @@ def _of_sections(config: Config) -> Iterator[str]:
         )
     if len(config.optimizer.betas) != 2:
         yield f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]"
-    if config.optimizer.schedule != "constant" and config.optimizer.warmup_steps >= config.run.steps:
+    if (
+        config.optimizer.schedule != "constant"
+        and config.optimizer.warmup_steps >= config.run.steps
+    ):
         yield (
             f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = {config.run.steps}; expected fewer, so that the "
             f"{config.optimizer.schedule} schedule has steps to fall"
@@ -454,5 +601,9 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
             f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or change model.heads"
         )
-    if config.data.tokenizer == "bytes" and not config.data.source.endswith(".bin") and model.vocab < 256:
+    if (
+        config.data.tokenizer == "bytes"
+        and not config.data.source.endswith(".bin")
+        and model.vocab < 256
+    ):
         yield f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"

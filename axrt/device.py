@@ -11,10 +11,15 @@ def visible_gpus(wanted: str) -> list[str]:
     """The GPUs that this process sees, by an id that is the same in every process; none where the CPU is wanted."""
     if wanted == "cpu" or not torch.cuda.is_available():
         return []
-    return [str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())]
+    return [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(torch.cuda.device_count())
+    ]
 
 
-def device_of(wanted: str, node_rank: int, visible: Sequence[Sequence[str]], share: bool) -> torch.device:
+def device_of(
+    wanted: str, node_rank: int, visible: Sequence[Sequence[str]], share: bool
+) -> torch.device:
     """The device of a rank: the GPUs that it sees, taken in turn by its place on the node.
 
     Args:
@@ -26,7 +31,9 @@ def device_of(wanted: str, node_rank: int, visible: Sequence[Sequence[str]], sha
         ConfigError: CUDA is wanted and not there, or ranks would share a GPU without leave.
     """
     if wanted == "cuda" and not all(visible):
-        raise ConfigError("run.device = 'cuda', but torch sees no GPU here; set run.device = 'cpu', or see what nvidia-smi says")
+        raise ConfigError(
+            "run.device = 'cuda', but torch sees no GPU here; set run.device = 'cpu', or see what nvidia-smi says"
+        )
     if not all(visible):
         return torch.device("cpu")
     taken = [gpus[rank % len(gpus)] for rank, gpus in enumerate(visible)]

@@ -14,7 +14,14 @@ from axrt.autoschedule import resolve
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, Schedule
-from axrt.errors import AxrtError, ConfigError, DataError, EmptyEvaluationError, ModelError, SaveError
+from axrt.errors import (
+    AxrtError,
+    ConfigError,
+    DataError,
+    EmptyEvaluationError,
+    ModelError,
+    SaveError,
+)
 from axrt.exchange import Collected
 from axrt.launch import World, join
 from axrt.local_model import local_model
@@ -81,18 +88,37 @@ class Engine:
         self._exchange = self._rank.exchange
         self._checkpoints = JobCheckpoints(self._exchange, self.rank, self._layers)
         compiler = Compiler(config.run.compile) if config.run.compile else None
-        self._schedule, self._job, self.candidates = resolve(config, model, self._rank, sample, compiler)
-        self._model = local_model(model, self._job, self._rank.mesh, config, self._rank.generator, factory, lr_schedule, compiler)
-        self._trainer = Trainer(self._rank, self._job, self._model, config.optimizer.clip, self._await_later)
+        self._schedule, self._job, self.candidates = resolve(
+            config, model, self._rank, sample, compiler
+        )
+        self._model = local_model(
+            model,
+            self._job,
+            self._rank.mesh,
+            config,
+            self._rank.generator,
+            factory,
+            lr_schedule,
+            compiler,
+        )
+        self._trainer = Trainer(
+            self._rank, self._job, self._model, config.optimizer.clip, self._await_later
+        )
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._job.pipes > 1:
-            given = [place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)]
+            given = [
+                place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)
+            ]
             self._trainer.share_given_weights(given)
         trained = self._exchange.gathered(bool(self._model.named_parameters()))
-        self._trains_nothing = trained is not None and not any(trained)  # the main rank knows; an evaluation needs nothing trained
+        self._trains_nothing = trained is not None and not any(
+            trained
+        )  # the main rank knows; an evaluation needs nothing trained
         if compiler:
-            self._precompile(model, sample)  # last: a faster rank may be training, and tells this one
+            self._precompile(
+                model, sample
+            )  # last: a faster rank may be training, and tells this one
 
     @property
     def rank(self) -> int:
@@ -167,7 +193,9 @@ class Engine:
         """
         with self._working():
             if self._trains_nothing:
-                raise ModelError("no weight of the model is trained; expected a layer whose parameters have requires_grad = True")
+                raise ModelError(
+                    "no weight of the model is trained; expected a layer whose parameters have requires_grad = True"
+                )
             if self.reads and not isinstance(batches, Iterator):
                 raise DataError(
                     f"batches is of type {type(batches).__name__}; expected an iterator, made once before the first step, such as "
@@ -203,7 +231,9 @@ class Engine:
         with self._working():
             result = self._trainer.evaluate(batches, outputs)
         if result is None:
-            raise EmptyEvaluationError("eval_batch got no microbatch on any replica; expected one or more")
+            raise EmptyEvaluationError(
+                "eval_batch got no microbatch on any replica; expected one or more"
+            )
         return result
 
     @property
@@ -276,7 +306,9 @@ class Engine:
             # Replicas but the first hold the same, and so do pipes but the first.
             mine = self._model.of_pipe(0) if self.data_rank == 0 else None
             of = self.step, self.samples, self._model.lr, self._layers, self.config, extra or {}
-            self._checkpoints.save(path, lambda: Manifest.of(*of), mine, self._trainer.ranks_of_replica(0))
+            self._checkpoints.save(
+                path, lambda: Manifest.of(*of), mine, self._trainer.ranks_of_replica(0)
+            )
 
     @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
@@ -336,7 +368,12 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
@@ -346,10 +383,16 @@ class Engine:
 
     def _precompile(self, model: PipelineModule, sample: Any) -> None:
         given = self._exchange.agreed(
-            lambda: checked_sample(sample, f"run.compile = {self.config.run.compile!r} compiles before the first step")
+            lambda: checked_sample(
+                sample, f"run.compile = {self.config.run.compile!r} compiles before the first step"
+            )
         )
         if self.is_main:
-            print(f"axrt: compiling layers with {self.config.run.compile} ...", file=sys.stderr, flush=True)
+            print(
+                f"axrt: compiling layers with {self.config.run.compile} ...",
+                file=sys.stderr,
+                flush=True,
+            )
         with self._rank.loop.computing(), self._rank.generator.borrowed():
             precompile(self._model, model, self.config, given, self._rank.generator)
         # The main rank alone waits here: what it tells of the first step's speed is not to count how long others compile.
@@ -366,7 +409,9 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise AxrtError("this engine is closed, or has failed; expected calls before close() or inside the with block")
+            raise AxrtError(
+                "this engine is closed, or has failed; expected calls before close() or inside the with block"
+            )
 
     @contextmanager
     def _working(self) -> Iterator[None]:
@@ -439,12 +484,23 @@ def initialize(
     except ConfigError as error:
         world = World() if transport else join()
         world.fail(error)
-    world = World() if transport else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)
+    world = (
+        World()
+        if transport
+        else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)
+    )
     factory = optimizer or optimizer_factory(settings.optimizer)
-    schedule = lr_schedule or (constant if optimizer else named_schedule(settings.optimizer, settings.run.steps))
+    schedule = lr_schedule or (
+        constant if optimizer else named_schedule(settings.optimizer, settings.run.steps)
+    )
     try:
-        layers, order = dict(enumerate(map(name_of, model.layers))), {"order": digest_of_order(settings.schedule)}
-        world.check_alike({**settings.as_dict(), "model layers": layers, "digest of schedule": order})
+        layers, order = (
+            dict(enumerate(map(name_of, model.layers))),
+            {"order": digest_of_order(settings.schedule)},
+        )
+        world.check_alike(
+            {**settings.as_dict(), "model layers": layers, "digest of schedule": order}
+        )
         return Engine(model, factory, schedule, settings, world, transport, observers, sample)
     except BaseException as error:
         world.fail(as_failure(error))

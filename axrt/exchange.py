@@ -66,7 +66,14 @@ class Exchange:
         collected.heard_from.add(source)
         self._let_go(key)
 
-    def claim(self, topic: Topic, number: int, from_ranks: Iterable[int], wanted: int | None = None, generation: int = 0) -> Collected:
+    def claim(
+        self,
+        topic: Topic,
+        number: int,
+        from_ranks: Iterable[int],
+        wanted: int | None = None,
+        generation: int = 0,
+    ) -> Collected:
         """What is collected under a key, to be filled as notes come.
 
         Args:
@@ -114,7 +121,10 @@ class Exchange:
             if self._rank == _MAIN:
                 self.tell(1, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
             if self._rank <= 1:
-                self.wait(self.claim(Topic.EXCHANGED, self._exchanges, [1 - self._rank]), "a message that is timed")
+                self.wait(
+                    self.claim(Topic.EXCHANGED, self._exchanges, [1 - self._rank]),
+                    "a message that is timed",
+                )
             if self._rank == 1:
                 self.tell(_MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
             taken.append(time.perf_counter() - began)

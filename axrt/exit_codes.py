@@ -15,7 +15,9 @@ class Exit(IntEnum):
     """The codes; docs/reliability.md and docs/slurm.md carry the same table."""
 
     DONE = 0  # everything asked for is done
-    BAD_INPUT = 2  # the configuration, the data or the model cannot work: starting again meets the same
+    BAD_INPUT = (
+        2  # the configuration, the data or the model cannot work: starting again meets the same
+    )
     LOST_PEER = 69  # a rank of the job has died or is frozen: start again
     FAILED = 70  # anything else: read the traceback first
     SAVED = 75  # interrupted, and saved: start again, it goes on (sysexits' EX_TEMPFAIL)

@@ -64,7 +64,9 @@ class Heartbeat(Silence):
         self._work = _Work()
         self._waits_since: float | None = None
         self._waits_for: tuple[int, ...] = ()
-        self._verdict: tuple[tuple[int, ...], Sign] | None = None  # who was waited for, and the sign of one that is lost
+        self._verdict: tuple[tuple[int, ...], Sign] | None = (
+            None  # who was waited for, and the sign of one that is lost
+        )
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="axrt heartbeat", daemon=True)
@@ -80,7 +82,9 @@ class Heartbeat(Silence):
         elif not self._waits_for and now - self._waits_since > self._asks_after_s:
             self._waits_for = tuple(sorted(set(owing())))
         verdict = self._verdict
-        if verdict is not None and verdict[0] is self._waits_for:  # else it is of a wait that has ended
+        if (
+            verdict is not None and verdict[0] is self._waits_for
+        ):  # else it is of a wait that has ended
             raise PeerLostError(self._told(verdict[1], now - self._waits_since))
 
     def moves(self) -> None:
@@ -114,13 +118,19 @@ class Heartbeat(Silence):
         before = time.monotonic()
         while not self._stopped.wait(self._tick_s):
             now = time.monotonic()
-            self._beat(min(now - before, 3 * self._tick_s))  # it may have been stopped itself, like everyone
+            self._beat(
+                min(now - before, 3 * self._tick_s)
+            )  # it may have been stopped itself, like everyone
             before = now
 
     def _beat(self, seconds: float) -> None:
         waits_for = self._waits_for
-        self._liveness.pass_time(seconds, waits_for, self._waits_since is not None or self._work.was_done(seconds))
-        with suppress(self._mpi.Exception):  # a rank that has died says nothing, which is what counts
+        self._liveness.pass_time(
+            seconds, waits_for, self._waits_since is not None or self._work.was_done(seconds)
+        )
+        with suppress(
+            self._mpi.Exception
+        ):  # a rank that has died says nothing, which is what counts
             self._hear()
         for rank in waits_for:
             self._send(rank, _ASK, Sign(0.0, rank))
@@ -139,7 +149,9 @@ class Heartbeat(Silence):
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
         """Without waiting for it: whoever is stopped receives nothing."""
-        self._sending = [(request, data) for request, data in self._sending if not self._is_done(request)]
+        self._sending = [
+            (request, data) for request, data in self._sending if not self._is_done(request)
+        ]
         data = _SIGN.pack(sign.silent_s, sign.about)
         with suppress(self._mpi.Exception):
             self._sending.append((self._comm.Isend([data, self._mpi.BYTE], rank, tag), data))

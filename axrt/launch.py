@@ -65,7 +65,12 @@ class Told:
 # SLURM_NTASKS is missing on purpose: a batch script carries it, and everything started from there. Slurm comes last,
 # because other launchers start their daemons through srun, and ranks inherit the daemons' variables.
 _VARIABLES = (
-    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    (
+        "Open MPI's mpirun",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
     ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
@@ -73,12 +78,19 @@ _VARIABLES = (
 
 def told(environment: Mapping[str, str] = os.environ) -> Told | None:
     """What the launcher says, None where there is none."""
-    locals_ = [environment[local_rank] for _, _, _, local_rank in _VARIABLES if local_rank in environment]
+    locals_ = [
+        environment[local_rank] for _, _, _, local_rank in _VARIABLES if local_rank in environment
+    ]
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
             # srun --mpi=pmi2 sets PMI_RANK and no local rank of that family; its own variable says it.
             local = environment.get(local_rank, locals_[0] if locals_ else None)
-            return Told(launcher, int(environment[rank]), int(environment[size]), None if local is None else int(local))
+            return Told(
+                launcher,
+                int(environment[rank]),
+                int(environment[size]),
+                None if local is None else int(local),
+            )
     if "PMIX_RANK" in environment:  # last: Open MPI's mpirun and Slurm's PMIx set it as well
         return Told("prterun (PMIx)", int(environment["PMIX_RANK"]), None, None)
     return None
@@ -105,7 +117,9 @@ class World:
 
     def __init__(self) -> None:
         self.rank, self.size, self.node_rank = 0, 1, 0
-        self.where: Callable[[], str] = lambda: "the start, before any step"  # what this rank is at, for a failure's text
+        self.where: Callable[[], str] = lambda: (
+            "the start, before any step"
+        )  # what this rank is at, for a failure's text
 
     def gathered_on_node(self, mine: T) -> list[T]:
         """What each rank of this node says, in order."""
@@ -171,7 +185,10 @@ class MpiWorld(World):
         from axrt.transport.mpi import MpiTransport
         from axrt.transport.staging import staging_for
 
-        return MpiTransport(self.comm, staging_for(device, is_cuda_aware() if cuda_aware == "auto" else cuda_aware == "true"))
+        return MpiTransport(
+            self.comm,
+            staging_for(device, is_cuda_aware() if cuda_aware == "auto" else cuda_aware == "true"),
+        )
 
     def heartbeat(self, patience_s: float) -> Silence:
         if not patience_s or self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
@@ -180,12 +197,20 @@ class MpiWorld(World):
         return self._heartbeats[-1]
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
-        flat = {f"{section}.{key}": value for section, keys in settings.items() for key, value in keys.items()}
+        flat = {
+            f"{section}.{key}": value
+            for section, keys in settings.items()
+            for key, value in keys.items()
+        }
         everyones: list[dict[str, Any]] = self.comm.allgather(flat)
         first = everyones[0]
         for rank, theirs in enumerate(everyones):
-            for key in sorted(key for key in first.keys() | theirs.keys() if first.get(key) != theirs.get(key)):
-                found = f"{key} is {first.get(key)!r} on rank 0 and {theirs.get(key)!r} on rank {rank}"
+            for key in sorted(
+                key for key in first.keys() | theirs.keys() if first.get(key) != theirs.get(key)
+            ):
+                found = (
+                    f"{key} is {first.get(key)!r} on rank 0 and {theirs.get(key)!r} on rank {rank}"
+                )
                 raise ConfigError(f"{found}; expected the same on every rank")
 
     def at_exit(self, close: Callable[[], None]) -> None:
@@ -211,8 +236,12 @@ class MpiWorld(World):
         os.register_at_fork(before=_warn_of_fork)
 
     def _exit_hook(self, status: int) -> NoReturn:
-        if status == 0 and not self._has_left and os.getpid() == self._pid:  # a forked child may end as it likes
-            text = f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
+        if (
+            status == 0 and not self._has_left and os.getpid() == self._pid
+        ):  # a forked child may end as it likes
+            text = (
+                f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
+            )
             os.write(2, text.encode())
             status = Exit.FAILED
             leave_code(Exit.FAILED)
@@ -224,7 +253,9 @@ class MpiWorld(World):
 
     def fail(self, error: BaseException) -> NoReturn:
         if self._failed not in (None, threading.current_thread()):
-            time.sleep(_ALL_AGREE_S)  # another thread has failed before and is ending the job, with its code
+            time.sleep(
+                _ALL_AGREE_S
+            )  # another thread has failed before and is ending the job, with its code
         if self._failed is None:  # the first failure speaks; ending may raise others
             self._failed = threading.current_thread()
             leave_code(exit_code_of(error))
@@ -265,7 +296,9 @@ class MpiWorld(World):
             notes = "".join(f"\n    {note}" for note in getattr(error, "__notes__", []))
             text = f"axrt: {here}: {error}{notes}\n"
         else:
-            text = f"axrt: {here} has failed at {self.where()} and ends the job\n" + "".join(traceback.format_exception(error))
+            text = f"axrt: {here} has failed at {self.where()} and ends the job\n" + "".join(
+                traceback.format_exception(error)
+            )
         sys.stderr.write(text)
         sys.stderr.flush()
         sys.stdout.flush()
@@ -288,9 +321,16 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
             f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; expected auto or mpi. "
             "Start one process, or leave run.transport away"
         )
-    if transport == "local" or (transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules):
+    if transport == "local" or (
+        transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules
+    ):
         return World()
-    if said is not None and said.local_rank is not None and device != "cpu" and torch.cuda.is_available():
+    if (
+        said is not None
+        and said.local_rank is not None
+        and device != "cpu"
+        and torch.cuda.is_available()
+    ):
         torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
     try:
         MPI = start_mpi_with_every_rank(patience_s)  # noqa: N806

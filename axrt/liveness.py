@@ -48,7 +48,10 @@ class Liveness:
             has_worked: it has, since the last call.
         """
         self._signs = {rank: self._signs.get(rank, Sign(0.0, rank)) for rank in waits_for}
-        self._signs = {rank: sign._replace(silent_s=sign.silent_s + seconds) for rank, sign in self._signs.items()}
+        self._signs = {
+            rank: sign._replace(silent_s=sign.silent_s + seconds)
+            for rank, sign in self._signs.items()
+        }
         self._idle_s = 0.0 if has_worked or self._signs else self._idle_s + seconds
 
     def heard(self, rank: int, silent_s: float, about: int) -> None:

@@ -35,12 +35,17 @@ class LocalModel:
         """What of this belongs to a pipe."""
         mine = [stage for stage in self.stages if self.pipes[stage] == pipe]
         return LocalModel(
-            {stage: self.stages[stage] for stage in mine}, {stage: self.buckets[stage] for stage in mine}, dict.fromkeys(mine, pipe)
+            {stage: self.stages[stage] for stage in mine},
+            {stage: self.buckets[stage] for stage in mine},
+            dict.fromkeys(mine, pipe),
         )
 
     @property
     def holders(self) -> dict[int, tuple[Holders, ...]]:
-        return {stage: tuple(bucket.holders for bucket in buckets) for stage, buckets in self.buckets.items()}
+        return {
+            stage: tuple(bucket.holders for bucket in buckets)
+            for stage, buckets in self.buckets.items()
+        }
 
     @property
     def all_buckets(self) -> list[Bucket]:
@@ -49,11 +54,17 @@ class LocalModel:
     @property
     def lr(self) -> float:
         """Of the first parameter group on this rank; nan where the rank has no parameters."""
-        return next((bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan"))
+        return next(
+            (bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan")
+        )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """What is trained here as plain torch lists it: a tied weight once, by the name that the first of its layers gives it."""
-        called = {id(p): name for bucket in self.all_buckets for name, (_, p) in zip(bucket.called, bucket.named, strict=True)}
+        called = {
+            id(p): name
+            for bucket in self.all_buckets
+            for name, (_, p) in zip(bucket.called, bucket.named, strict=True)
+        }
         listed: dict[str, nn.Parameter] = {}
         for stage in self.stages.values():
             for _, parameter in stage.named_parameters():
@@ -114,7 +125,10 @@ def local_model(
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
         first, end = job.cuts[stage], job.cuts[stage + 1]
         stages[stage] = Stage(
-            [build(model.layers, place, config.run.seed).to(generator.device) for place in range(first, end)],
+            [
+                build(model.layers, place, config.run.seed).to(generator.device)
+                for place in range(first, end)
+            ],
             first,
             model.loss_fn if stage == job.last_stage else None,
             job.microbatches,
@@ -127,8 +141,13 @@ def local_model(
             job.recomputed.get(stage, 0),
         )
         named = stages[stage].named_parameters()
-        places = {name: (int(name.partition(".")[0]) << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
-        held = buckets_of(model.layers, job.cuts, stage, named, job.pipes, config.memory.bucket_mb * _MIB)
+        places = {
+            name: (int(name.partition(".")[0]) << 32) + ordinal
+            for ordinal, (name, _) in enumerate(named)
+        }
+        held = buckets_of(
+            model.layers, job.cuts, stage, named, job.pipes, config.memory.bucket_mb * _MIB
+        )
         buckets[stage] = tuple(
             Bucket(
                 one,

@@ -96,14 +96,27 @@ class Loop:
                 else:
                     self._peers.moved()
                 wait_s = self._patience_s() if waiting else 0.0
-                moved = any([self._finish(session), self._poll(wait_s), self._read(session), self._start(session)])
+                moved = any(
+                    [
+                        self._finish(session),
+                        self._poll(wait_s),
+                        self._read(session),
+                        self._start(session),
+                    ]
+                )
             self._transport.flush()
 
     def computing(self) -> AbstractContextManager[Any]:
         """Within, what runs on the device is in order with the tasks."""
         return self._compute.current()
 
-    def listen(self, until: Callable[[], bool], what: str, owing: Callable[[], Collection[int]], in_this_call: bool = True) -> None:
+    def listen(
+        self,
+        until: Callable[[], bool],
+        what: str,
+        owing: Callable[[], Collection[int]],
+        in_this_call: bool = True,
+    ) -> None:
         """Hear what comes, and run nothing, until the condition holds.
 
         Args:
@@ -238,7 +251,9 @@ class Loop:
         if self._compute.busy:
             self._linger.end()
             return session.state.pick()
-        return self._linger.pick(session.state, OnDevice.COMPUTE, time.perf_counter(), session.workers.has_more_pieces)
+        return self._linger.pick(
+            session.state, OnDevice.COMPUTE, time.perf_counter(), session.workers.has_more_pieces
+        )
 
     def _patience_s(self) -> float:
         """How long it is worth waiting for a message."""

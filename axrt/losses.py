@@ -38,4 +38,6 @@ def total_weight(pipes: list[Losses]) -> float | None:
 def check_all_weighted_or_none(weighted: int, losses: int) -> None:
     """Raise `DataError` where some losses have weights and others have none."""
     if 0 < weighted < losses:
-        raise DataError("the loss function gave (sum, weight) for some microbatches and a mean for others; expected one of the two for all")
+        raise DataError(
+            "the loss function gave (sum, weight) for some microbatches and a mean for others; expected one of the two for all"
+        )

@@ -35,7 +35,11 @@ class Mesh:
             ConfigError: the ranks do not factor into pipe x data.
         """
         if size % data or (pipe and pipe * data != size):
-            fits = "parallel.pipe = 0" if pipe and not size % data else "parallel.data = 1 and parallel.pipe = 0"
+            fits = (
+                "parallel.pipe = 0"
+                if pipe and not size % data
+                else "parallel.data = 1 and parallel.pipe = 0"
+            )
             raise ConfigError(
                 f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
                 f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
@@ -52,4 +56,8 @@ class Mesh:
 
     def rank_of(self, replica: int, pipe_rank: int) -> int:
         """The rank of the job that has these coordinates."""
-        return replica * self.pipe + pipe_rank if self.order == "pipe" else pipe_rank * self.data + replica
+        return (
+            replica * self.pipe + pipe_rank
+            if self.order == "pipe"
+            else pipe_rank * self.data + replica
+        )

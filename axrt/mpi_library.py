@@ -30,7 +30,11 @@ def check_knows_launcher(version: str, environment: Mapping[str, str]) -> None:
     MPICH does that under PMIx (Open MPI's mpirun, prterun, `srun --mpi=pmix`), unless it was configured with it; its version says so.
     """
     speaks_pmix = not version.startswith("MPICH") or "pmix" in version.lower()
-    if "PMIX_RANK" in environment and not speaks_pmix and not any(name in environment for name in _OWN_OF_MPICH):
+    if (
+        "PMIX_RANK" in environment
+        and not speaks_pmix
+        and not any(name in environment for name in _OWN_OF_MPICH)
+    ):
         raise LaunchError(
             f"a launcher that speaks PMIx (Open MPI's mpirun, prterun, srun --mpi=pmix) started this process as rank "
             f"{environment['PMIX_RANK']}, and the MPI library is {' '.join(version.splitlines()[0].split())}, built without PMIx: the "

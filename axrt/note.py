@@ -13,8 +13,12 @@ class Topic(Vocabulary):
     READ = "read"  # a reader has read its first microbatch; about: the replica, number 0
     STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; about: the stage, number: the step
     EVALUATED = "evaluated"  # the losses of an evaluation; about: the replica, number 0
-    EXCHANGED = "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange
-    SAVED = "saved"  # the sender has written its part of a checkpoint; about: a stage, number: the save
+    EXCHANGED = (
+        "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange
+    )
+    SAVED = (
+        "saved"  # the sender has written its part of a checkpoint; about: a stage, number: the save
+    )
     WAITS = "waits"  # the sender has waited long for something that this rank owes it
     LEAVES = "leaves"  # the sender has closed its engine and sends nothing more
 

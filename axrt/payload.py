@@ -63,7 +63,10 @@ def detached(payload: object) -> Any:
 def copied(payload: object) -> Any:
     """The payload with tensors of its own, laid out like those that it has: kernels choose their way by strides."""
     skeleton, tensors = flatten(payload)
-    return unflatten(skeleton, [_copy(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in tensors])
+    return unflatten(
+        skeleton,
+        [_copy(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in tensors],
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -71,8 +74,12 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor.clone()
     shape, strides = tensor.shape, tensor.stride()
-    once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]  # what a stride of 0 repeats
-    copy = torch.empty_strided(once, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor.as_strided(once, strides))
+    once = [
+        1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)
+    ]  # what a stride of 0 repeats
+    copy = torch.empty_strided(once, strides, dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor.as_strided(once, strides)
+    )
     return copy.as_strided(shape, strides)
 
 

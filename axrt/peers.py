@@ -25,7 +25,12 @@ class Peers:
         now: a clock in seconds.
     """
 
-    def __init__(self, rank_of: Callable[[Place], int], heartbeat: Silence, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rank_of: Callable[[Place], int],
+        heartbeat: Silence,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rank_of, self._heartbeat, self._now = rank_of, heartbeat, now
         self._left: set[int] = set()
         self._elsewhere: set[int] = set()
@@ -83,13 +88,23 @@ class Peers:
             PeerLeftError: a rank that has gone owes something, and has for a while.
         """
         gone = self._left | self._elsewhere
-        owed = [(self._rank_of(lack.owed_by), str(lack)) for lack in lacks() if lack.owed_by is not None] if gone else []
+        owed = (
+            [
+                (self._rank_of(lack.owed_by), str(lack))
+                for lack in lacks()
+                if lack.owed_by is not None
+            ]
+            if gone
+            else []
+        )
         self._miss([(rank, text) for rank, text in owed if rank in gone])
 
     def check_owing(self, ranks: Collection[int], what: str) -> None:
         """The same, for a rank that runs nothing and waits for something from ranks of the job."""
         gone = self._left | self._elsewhere | self._waiting
-        self._miss([(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone])
+        self._miss(
+            [(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone]
+        )
 
     def check_alive(self, owing: Callable[[], Iterable[int]]) -> None:
         """This rank can do nothing before these ranks have done something; what is on its way in may never come, either.
@@ -109,5 +124,9 @@ class Peers:
             if rank in self._left:
                 what = "has closed its engine"
             else:
-                what = "has gone on to another call" if rank in self._elsewhere else "waits for this rank in another call"
+                what = (
+                    "has gone on to another call"
+                    if rank in self._elsewhere
+                    else "waits for this rank in another call"
+                )
             raise PeerLeftError(f"{text}, which {what}. {_ADVICE}")

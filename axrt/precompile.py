@@ -21,7 +21,13 @@ from axrt.model.stage import Stage
 from axrt.payload import copied, detached, flatten, on
 
 
-def precompile(here: LocalModel, model: PipelineModule, config: Config, sample: tuple[Any, Any], generator: BorrowedGenerator) -> None:
+def precompile(
+    here: LocalModel,
+    model: PipelineModule,
+    config: Config,
+    sample: tuple[Any, Any],
+    generator: BorrowedGenerator,
+) -> None:
     """Run every stage once as training and once as an evaluation; modules are afterwards as they were, but for what hides in objects of
     the user's own.
 
@@ -34,18 +40,26 @@ def precompile(here: LocalModel, model: PipelineModule, config: Config, sample: 
         ConfigError: a layer changes its parameters as it runs.
     """
     try:
-        entering = walk(model, config.run.seed, sample, generator, _what_enters, TYPES[config.precision.compute])
+        entering = walk(
+            model, config.run.seed, sample, generator, _what_enters, TYPES[config.precision.compute]
+        )
         target = on(generator.device, sample[1])
-        stages = [(stage, entering[stage.first_layer]) for stage in here.stages.values() if stage.layers]
+        stages = [
+            (stage, entering[stage.first_layer]) for stage in here.stages.values() if stage.layers
+        ]
         loss = model.loss_fn.modules() if isinstance(model.loss_fn, nn.Module) else ()
-        with _as_before([*(module for _, layer in here.layers() for module in layer.modules()), *loss]):
+        with _as_before(
+            [*(module for _, layer in here.layers() for module in layer.modules()), *loss]
+        ):
             for stage, value in stages:
                 _train_once(stage, copied(value), copied(target))
             with here.evaluating():
                 for stage, value in stages:
                     stage.evaluate(0, copied(detached(value)), copied(target))
     except Exception as error:
-        error.add_note(f"while compiling as run.compile = {config.run.compile!r} wants it; run.compile = '' trains without")
+        error.add_note(
+            f"while compiling as run.compile = {config.run.compile!r} wants it; run.compile = '' trains without"
+        )
         raise
 
 
@@ -58,7 +72,9 @@ def _train_once(stage: Stage, value: Any, target: Any) -> None:
     out = stage.forward(0, value, target)
     if stage.recomputed:
         stage.recompute(0)
-    stage.backward(0, tuple([torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad]))
+    stage.backward(
+        0, tuple([torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad])
+    )
     stage.drop()
 
 
@@ -67,10 +83,26 @@ def _as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Attributes are bound afterwards as they were, in modules and in their dicts and lists, and buffers have their values."""
     modules = list(modules)
     attributes = [(module.__dict__, dict(module.__dict__)) for module in modules]
-    dicts = [(value, dict(value)) for _, names in attributes for value in names.values() if isinstance(value, dict)]
-    lists = [(value, list(value)) for _, names in attributes for value in names.values() if isinstance(value, list)]
-    buffers = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)]
-    parameters = [(parameter, parameter._version) for module in modules for parameter in module.parameters(recurse=False)]
+    dicts = [
+        (value, dict(value))
+        for _, names in attributes
+        for value in names.values()
+        if isinstance(value, dict)
+    ]
+    lists = [
+        (value, list(value))
+        for _, names in attributes
+        for value in names.values()
+        if isinstance(value, list)
+    ]
+    buffers = [
+        (buffer, buffer.clone()) for module in modules for buffer in module.buffers(recurse=False)
+    ]
+    parameters = [
+        (parameter, parameter._version)
+        for module in modules
+        for parameter in module.parameters(recurse=False)
+    ]
     try:
         yield
     finally:
@@ -91,4 +123,6 @@ def _put_back(names: dict[Any, Any], before: dict[Any, Any]) -> None:
     """Only what has changed: torch's guards watch these dicts."""
     for name in names.keys() - before.keys():
         del names[name]
-    names.update({name: value for name, value in before.items() if names.get(name, names) is not value})
+    names.update(
+        {name: value for name, value in before.items() if names.get(name, names) is not value}
+    )

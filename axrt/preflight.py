@@ -16,7 +16,9 @@ from axrt.model.module import PipelineModule
 
 def refuse_in_a_worker() -> None:
     """A worker process that imports the script is no rank, and must not become one."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # what Python itself asks before it starts a process
+    if getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):  # what Python itself asks before it starts a process
         raise ConfigError(
             "initialize was called while a worker process, of a DataLoader say, imports this script, which it does from the beginning; "
             'put everything but definitions under `if __name__ == "__main__":`'
@@ -26,7 +28,9 @@ def refuse_in_a_worker() -> None:
 def check_use(model: Any, optimizer: Any) -> None:
     """What `initialize` takes; `ConfigError` says what it got instead."""
     if not isinstance(model, PipelineModule):
-        raise ConfigError(f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)")
+        raise ConfigError(
+            f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)"
+        )
     if optimizer is not None and not callable(optimizer):
         raise ConfigError(
             f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one of a rank's own parameters, "
@@ -70,7 +74,9 @@ def as_failure(error: BaseException) -> BaseException:
 
 def exit_refused(factory: str, error: SystemExit) -> ConfigError:
     """A factory of models that ends the process instead."""
-    return ConfigError(f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a PipelineModule that is returned")
+    return ConfigError(
+        f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a PipelineModule that is returned"
+    )
 
 
 def _place_of(error: BaseException) -> str:
@@ -96,13 +102,19 @@ def check_backend(name: str) -> None:
     known = torch.compiler.list_backends(exclude_tags=())
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected '' or one of {', '.join(torch.compiler.list_backends())}"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"expected '' or one of {', '.join(torch.compiler.list_backends())}"
+        )
         raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
     """Say so where a replica has read the same first microbatch as another."""
-    twins = [replica for replica, digest in digests.items() if replica != new and digest == digests[new]]
+    twins = [
+        replica for replica, digest in digests.items() if replica != new and digest == digests[new]
+    ]
     if twins:
         warnings.warn(
             f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first microbatch; expected each to read its own "

@@ -49,19 +49,46 @@ class Rank:
         hears: who hears notes of a topic, where it is not the exchange.
     """
 
-    def __init__(self, config: Config, world: World, transport: Transport | None, observers: Sequence[Observer]) -> None:
-        self.number, self.size = (transport.rank, transport.size) if transport else (world.rank, world.size)
-        self.mesh = Mesh.of(self.number, self.size, config.parallel.pipe, config.parallel.data, config.parallel.order)
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        transport: Transport | None,
+        observers: Sequence[Observer],
+    ) -> None:
+        self.number, self.size = (
+            (transport.rank, transport.size) if transport else (world.rank, world.size)
+        )
+        self.mesh = Mesh.of(
+            self.number,
+            self.size,
+            config.parallel.pipe,
+            config.parallel.data,
+            config.parallel.order,
+        )
         gpus = world.gathered_on_node(visible_gpus(config.run.device))
         self.device = device_of(config.run.device, world.node_rank, gpus, config.run.share_gpu)
         self._settle(world)
         self.generator = BorrowedGenerator(config.run.seed, self.device)
         self.transport = transport or world.transport(self.device, config.run.cuda_aware)
-        self.trace = Trace(self.mesh.data_rank * self.mesh.pipe + self.mesh.pipe_rank, config.run.trace_steps)
+        self.trace = Trace(
+            self.mesh.data_rank * self.mesh.pipe + self.mesh.pipe_rank, config.run.trace_steps
+        )
         self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
-        watching = (*observers, WaitDiagnosis(self.number), *((self.trace,) * (config.run.trace_steps > 0)))
-        self.loop = Loop(self.transport, compute_on(self.device), self.mesh, self._hear, self._heartbeat, watching)
+        watching = (
+            *observers,
+            WaitDiagnosis(self.number),
+            *((self.trace,) * (config.run.trace_steps > 0)),
+        )
+        self.loop = Loop(
+            self.transport,
+            compute_on(self.device),
+            self.mesh,
+            self._hear,
+            self._heartbeat,
+            watching,
+        )
         self.exchange = Exchange(self.loop, self.number, self.size)
 
     def _settle(self, world: World) -> None:
@@ -70,7 +97,9 @@ class Rank:
             torch.cuda.set_device(self.device)
         if world.size > 1:
             usable = world.gathered_on_node(usable_cores())
-            torch.set_num_threads(threads_of(torch.get_num_threads(), world.node_rank, usable, os.environ))
+            torch.set_num_threads(
+                threads_of(torch.get_num_threads(), world.node_rank, usable, os.environ)
+            )
 
     @property
     def is_main(self) -> bool:

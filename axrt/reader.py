@@ -53,16 +53,26 @@ class BatchReader:
             return [(message, None) for message in has_ended(self._placement, self._told, number)]
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-            raise DataError(f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)")
+            raise DataError(
+                f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)"
+            )
         if self._first is not None:
             self._first(_digest(item))
             self._first = None
-        return list(zip(has_read(self._placement, self._replica, number), [on(self._device, of) for of in item], strict=True))
+        return list(
+            zip(
+                has_read(self._placement, self._replica, number),
+                [on(self._device, of) for of in item],
+                strict=True,
+            )
+        )
 
     def _draw(self) -> Any:
         if self._iterator is None:
             if self._batches is None:
-                raise DataError("batches is None on the rank that reads; expected an iterable of (inputs, targets)")
+                raise DataError(
+                    "batches is None on the rank that reads; expected an iterable of (inputs, targets)"
+                )
             self._iterator = iter(self._batches)
         return next(self._iterator, _EXHAUSTED)
 
@@ -73,6 +83,12 @@ def _digest(payload: Any) -> str:
     digest = hashlib.blake2b(repr(skeleton).encode(), digest_size=16)
     for tensor in tensors:
         digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        plain = (
+            tensor.detach()
+            .cpu()
+            .resolve_conj()
+            .resolve_neg()
+            .clone(memory_format=torch.contiguous_format)
+        )
         digest.update(plain.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,87 +1,18 @@
-"""What the settings of a schedule come to: a job, which is a policy on a placement with so many microbatches."""
+"""What `[schedule]` comes to: a job, which is a policy on a placement with a number of microbatches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from axrt.config import Schedule
 from axrt.errors import ConfigError
 from axrt.scheduler.job import Job
-from axrt.scheduler.order import Order
-from axrt.scheduler.policies import FIXED, NAMES, Fixed, named, placement_for
-from axrt.scheduler.simulator import Costs, order_of, simulate
+from axrt.scheduler.planner import build_schedule
 
 
-def scheduled(
-    name: str, ranks: int, microbatches: int, *, placement: str = "", chunks: int = 0, in_flight: int = 0, order: str = ""
-) -> Job:
-    """The policy of that name, and where its stages are; one replica, and of no model yet.
-
-    Args:
-        name: of a policy, or "fixed".
-        ranks: of a pipeline.
-        microbatches: per step.
-        placement, chunks: "" and 0 are the policy's own.
-        in_flight: cap in chunks; 0 is the policy's own.
-        order: for "fixed": a CSV file (see `scheduler.order`), or a policy's name.
-    Raises:
-        ValueError: they do not go together, with the nearest that do; or the order cannot be read, or gets stuck.
-    """
-    if order and name != FIXED:
-        raise ValueError(f"policy {name} has an order of its own; set policy = {FIXED!r} to follow order = {order!r}, or leave order away")
-    if name != FIXED:
-        policy = named(name, in_flight)
-        where = placement_for(policy, ranks, microbatches, placement, chunks)
-        least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
-        if 0 < in_flight < least:
-            raise ValueError(f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or more, or 0")
-        return Job(where, policy, microbatches)
-    if order in NAMES:
-        return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
-    return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
-
-
-class Scheduled(NamedTuple):
-    """A schedule that fits: the policy's name, its cap (0: its own), and what they come to."""
-
-    name: str
-    in_flight: int
-    job: Job
-
-
-def candidates(ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False) -> Iterator[Scheduled]:
-    """Every policy that fits so many ranks and microbatches, those that take a cap under several.
-
-    Args:
-        chunks: to be tried where the placement leaves the choice; 0 is its own.
-        thorough: more caps.
-    """
-    for name in NAMES:
-        for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
-            for count in chunks:
-                with suppress(ValueError):
-                    yield Scheduled(name, cap, scheduled(name, ranks, microbatches, chunks=count, in_flight=cap))
-
-
-def caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The caps that are worth a try."""
-    return (0, 3 * ranks, 4 * ranks) if name in ("adaptive", "dualpipe-v") else (0,)
-
-
-def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The policy's own cap, and others from the least that it can do with to twice its own, half a round of the ranks apart."""
-    own = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
-    least, apart = 1 if name == "axonn" else own, max(1, ranks // 4 if name == "axonn" else ranks // 2)
-    return (0, *(cap for cap in range(least, 2 * own + 1, apart) if cap != own))
-
-
-def scheduled_by(settings: Schedule, ranks: int) -> Job:
+def job_of(settings: Schedule, ranks: int) -> Job:
     """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do not go together."""
     try:
-        return scheduled(
+        return build_schedule(
             settings.policy,
             ranks,
             settings.microbatches,
@@ -98,39 +29,3 @@ def digest_of_order(settings: Schedule) -> str:
     """Of the file with the order, which every rank reads for itself and all must have alike; "" where there is none."""
     file = Path(settings.order)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""
-
-
-def _as_a_plan(name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> Job:
-    """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
-    job = scheduled(name, ranks, microbatches, placement=placement, chunks=chunks)
-    order = order_of(job)
-    _check_cap(f"the order of {name}", order, cap)
-    return replace(job, policy=Fixed(order.without_weights(), order.needs, cap, strict=False))
-
-
-def _check_cap(what: str, order: Order, cap: int) -> None:
-    if 0 < cap < max(order.needs):
-        raise ValueError(f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0")
-
-
-def _from_file(file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int) -> Job:
-    if not file.endswith(".csv"):
-        raise ValueError(f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}")
-    try:
-        order = Order.parse(Path(file).read_text(encoding="utf-8-sig"), placement, chunks)
-    except OSError as error:
-        raise ValueError(f"order = {file!r}: {error.strerror}; expected a CSV file of tasks, one line a rank") from None
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-    if (order.placement.ranks, order.microbatches) != (ranks, microbatches):
-        raise ValueError(
-            f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} microbatches a step; "
-            f"expected {ranks} and {microbatches}, as the pipeline has"
-        )
-    _check_cap(file, order, cap)
-    job = Job(order.placement, Fixed(order, order.needs, cap), microbatches)
-    try:
-        simulate(job, Costs(pieces=1), steps=2)
-    except RuntimeError as error:
-        raise ValueError(f"{file}: {error}. Simulated with equal costs; expected an order in which every task gets what it needs") from None
-    return job

@@ -16,7 +16,11 @@ _SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 def usable_cores() -> list[int]:
     """The numbers of the cores that this process may use."""
-    return psutil.Process().cpu_affinity() if sys.platform == "linux" else list(range(psutil.cpu_count() or 1))
+    return (
+        psutil.Process().cpu_affinity()
+        if sys.platform == "linux"
+        else list(range(psutil.cpu_count() or 1))
+    )
 
 
 def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
@@ -30,7 +34,9 @@ def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
     return max(1, floor(sum(1 / users[core] for core in usable[node_rank]) + 1e-9))
 
 
-def threads_of(threads: int, node_rank: int, usable: Sequence[Sequence[int]], environment: Mapping[str, str]) -> int:
+def threads_of(
+    threads: int, node_rank: int, usable: Sequence[Sequence[int]], environment: Mapping[str, str]
+) -> int:
     """What a rank is to compute with where torch would take so many: at most its share, unless the environment says how many."""
     if any(name in environment for name in _SETTINGS):
         return threads

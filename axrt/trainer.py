@@ -84,19 +84,47 @@ class Trainer:
         outcome, rank = self._stepping.outcome(step), self._rank
         norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
         if outcome.norm is None and rank.is_main:
-            norms = rank.exchange.claim(Topic.STEPPED, step, self.ranks_of_replica(0), wanted=self._job.stages, generation=self._generation)
+            norms = rank.exchange.claim(
+                Topic.STEPPED,
+                step,
+                self.ranks_of_replica(0),
+                wanted=self._job.stages,
+                generation=self._generation,
+            )
             norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731
-        return StepResult(step=step, loss=outcome.loss, lr=self._model.lr, skipped=outcome.skipped, _grad_norm=norm)
+        return StepResult(
+            step=step,
+            loss=outcome.loss,
+            lr=self._model.lr,
+            skipped=outcome.skipped,
+            _grad_norm=norm,
+        )
 
     def _begin(self, step: int) -> None:
         mail, model, mesh = Mail(), self._model, self._rank.mesh
         generation, expect = self._generation, self._rank.transport.expect
-        gradients = GradientWorker(model.buckets, mail, lambda message, rooms: expect(generation, message, rooms))
-        stepping = SteppingWorker(self._job, model.buckets, model.pipes, gradients.take_sums, mail, self._clip, self._tell_norms)
+        gradients = GradientWorker(
+            model.buckets, mail, lambda message, rooms: expect(generation, message, rooms)
+        )
+        stepping = SteppingWorker(
+            self._job,
+            model.buckets,
+            model.pipes,
+            gradients.take_sums,
+            mail,
+            self._clip,
+            self._tell_norms,
+        )
         stages = StageWorker(self._job, model.stages, mail, gradients)
         hears = {Meaning.LOSS: stepping.hear_losses, Meaning.VOTE: stepping.hear_vote}
         workers = Workers(mail, [stages, gradients, stepping], hears)
-        state = RankState(self._job, mesh.pipe_rank, replica=mesh.data_rank, buckets=model.holders, first_step=step)
+        state = RankState(
+            self._job,
+            mesh.pipe_rank,
+            replica=mesh.data_rank,
+            buckets=model.holders,
+            first_step=step,
+        )
         self._stepping = stepping
         self.training = Session(generation, state, workers, self._reader(self._job, None))
 
@@ -119,17 +147,23 @@ class Trainer:
                 losses = worker.losses()
                 for to in range(rank.size):
                     said = (*losses, worker.outputs * (to == MAIN))
-                    rank.exchange.tell(to, Note(Topic.EVALUATED, rank.mesh.data_rank), said, generation)
+                    rank.exchange.tell(
+                        to, Note(Topic.EVALUATED, rank.mesh.data_rank), said, generation
+                    )
         last_ranks = [rank.mesh.rank_of(replica, last) for replica in range(job.replicas)]
         evaluated = rank.exchange.claim(Topic.EVALUATED, 0, last_ranks, generation=generation)
         what = "the results of an evaluation"
         if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
             return None
-        return EvalResult(lambda: [(Losses(*of), kept) for *of, kept in self._wait(evaluated, what)])
+        return EvalResult(
+            lambda: [(Losses(*of), kept) for *of, kept in self._wait(evaluated, what)]
+        )
 
     # Readers.
 
-    def _reader(self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None) -> BatchReader:
+    def _reader(
+        self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None
+    ) -> BatchReader:
         rank = self._rank
         return BatchReader(batches, job, rank.mesh.data_rank, rank.device, rank.generator, first)
 

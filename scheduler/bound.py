@@ -19,7 +19,10 @@ def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps:
         arrival = min(_way(placement, costs, stage, pipe, forward=True) for stage, pipe in mine)
         departure = min(_way(placement, costs, stage, pipe, forward=False) for stage, pipe in mine)
         work = [_on(placement, costs, stage, pipe) for stage, pipe in mine]
-        again = [costs.recomputed.get(stage, 0.0) * of.forward for (stage, _), of in zip(mine, work, strict=True)]
+        again = [
+            costs.recomputed.get(stage, 0.0) * of.forward
+            for (stage, _), of in zip(mine, work, strict=True)
+        ]
         critical = share * (sum(of.forward + of.input for of in work) + sum(again))
         bounds.append(arrival + critical + max(share * sum(of.weight for of in work), departure))
     return max(bounds)
@@ -28,7 +31,9 @@ def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps:
 def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: bool) -> float:
     """Of the first activation to a stage, or of its last input gradient to the first stage."""
     work = [_on(placement, costs, one, pipe) for one in range(stage)]
-    return sum(of.forward if forward else of.input for of in work) + costs.edge.latency * _hops(placement, stage, pipe)
+    return sum(of.forward if forward else of.input for of in work) + costs.edge.latency * _hops(
+        placement, stage, pipe
+    )
 
 
 def _on(placement: Placement, costs: Costs, stage: int, pipe: int) -> Work:

@@ -35,4 +35,6 @@ def held_by_pipes(stage: int, bucket: int, pipes: int) -> Holders:
 def to_holders(meaning: Meaning, holders: Holders, me: Holder, step: int) -> list[Message]:
     """The same news of a bucket for every holder, this one included, in order; each tells its own shard from it."""
     number = step * len(holders) + holders.index(me)
-    return [Message(meaning, holder.stage, number, holder.pipe, holder.bucket) for holder in holders]
+    return [
+        Message(meaning, holder.stage, number, holder.pipe, holder.bucket) for holder in holders
+    ]

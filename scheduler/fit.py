@@ -19,7 +19,7 @@ _BACK = (Kind.BACKWARD, Kind.INPUT)
 _Took = dict[tuple[AnyKind, int], list[float]]
 
 
-def fitted(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
+def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     """The costs with which a simulation should come to the timeline of a run.
 
     Args:
@@ -30,11 +30,19 @@ def fitted(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         ValueError: a stage has no forwards or backwards in it.
     """
     took = _took(line)
-    lacking = [stage for stage in range(placement.stages) if not took[Kind.FORWARD, stage] or not any(took[k, stage] for k in _BACK)]
+    lacking = [
+        stage
+        for stage in range(placement.stages)
+        if not took[Kind.FORWARD, stage] or not any(took[k, stage] for k in _BACK)
+    ]
     if lacking:
-        raise ValueError(f"the timeline has no forwards and backwards of stages {lacking}; expected those of whole steps")
+        raise ValueError(
+            f"the timeline has no forwards and backwards of stages {lacking}; expected those of whole steps"
+        )
     jitter = _jitter(took)
-    usual = {lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times}  # the median of a lognormal with that mean
+    usual = {
+        lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times
+    }  # the median of a lognormal with that mean
     between = fmean(_between_tasks(line) or [0.0])
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
@@ -79,20 +87,29 @@ def _took(line: Timeline) -> _Took:
 def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
     """Of whole backwards half is taken to be the input's gradient: nothing in them says which."""
     whole = usual.get((Kind.BACKWARD, stage), 0.0)
-    back, weight = usual.get((Kind.INPUT, stage), whole / 2), usual.get((Kind.WEIGHT, stage), whole / 2)
+    back, weight = (
+        usual.get((Kind.INPUT, stage), whole / 2),
+        usual.get((Kind.WEIGHT, stage), whole / 2),
+    )
     return Work(usual[Kind.FORWARD, stage], back, weight)
 
 
 def _jitter(took: _Took) -> float:
     """Sigma of the logarithm of what forwards and input gradients take, over lanes; whole backwards are sums, and vary less."""
-    lanes = [times for (kind, _), times in took.items() if kind in (Kind.FORWARD, Kind.INPUT) and len(times) > 1]
+    lanes = [
+        times
+        for (kind, _), times in took.items()
+        if kind in (Kind.FORWARD, Kind.INPUT) and len(times) > 1
+    ]
     variances = [pvariance([log(max(seconds, 1e-9)) for seconds in times]) for times in lanes]
     return fmean(variances) ** 0.5 if variances else 0.0
 
 
 def _by_rank(line: Timeline) -> Iterator[list[Span]]:
     for rank in range(line.ranks):
-        yield sorted((span for span in line.spans if span.rank == rank), key=lambda span: span.start)
+        yield sorted(
+            (span for span in line.spans if span.rank == rank), key=lambda span: span.start
+        )
 
 
 def _between_tasks(line: Timeline) -> list[float]:
@@ -116,8 +133,16 @@ def _waited_for(line: Timeline, placement: Placement) -> list[float]:
     for spans in _by_rank(line):
         for one, after in pairwise(spans):
             kind, stage, number, _ = after.task
-            source = ended.get((kind, stage - 1 if kind is Kind.FORWARD else stage + 1, number)) if kind in (Kind.FORWARD, *_BACK) else None
-            if source is not None and source.rank != after.rank and one.end < source.end <= after.start:
+            source = (
+                ended.get((kind, stage - 1 if kind is Kind.FORWARD else stage + 1, number))
+                if kind in (Kind.FORWARD, *_BACK)
+                else None
+            )
+            if (
+                source is not None
+                and source.rank != after.rank
+                and one.end < source.end <= after.start
+            ):
                 found.append(after.start - source.end)
     return found
 
@@ -136,5 +161,9 @@ def _once_a_step(line: Timeline, kind: AnyKind) -> float:
 
 
 def _pieces(line: Timeline) -> int:
-    counts = Counter((rank, task.stage, task.microbatch) for rank, task, _, _ in line.spans if task.kind is Kind.WEIGHT)
+    counts = Counter(
+        (rank, task.stage, task.microbatch)
+        for rank, task, _, _ in line.spans
+        if task.kind is Kind.WEIGHT
+    )
     return round(fmean(counts.values())) if counts else Costs().pieces

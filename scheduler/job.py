@@ -79,7 +79,9 @@ class Job:
 
     def evaluation(self) -> "Job":
         """Forwards alone, along the first pipe; microbatches run ahead of each other as its caps allow."""
-        return replace(self, placement=self.placement.first_pipe, policy=Nested(), votes=False, trains=False)
+        return replace(
+            self, placement=self.placement.first_pipe, policy=Nested(), votes=False, trains=False
+        )
 
     def step_of(self, number: int) -> tuple[int, int]:
         """The step of a microbatch, and the microbatch's number within it."""
@@ -95,7 +97,9 @@ class Job:
 
     def ends_a_step(self, number: int) -> bool:
         """The microbatch is the last of a step that its pipe gets."""
-        return self.trains and number % self.microbatches + self.placement.pipes >= self.microbatches
+        return (
+            self.trains and number % self.microbatches + self.placement.pipes >= self.microbatches
+        )
 
     def __str__(self) -> str:
         return f"{self.policy.name} on {self.placement.name} placement, {self.ranks} ranks, {self.microbatches} microbatches"

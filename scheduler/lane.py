@@ -92,7 +92,9 @@ class Lane:
         self.finished[kind] = self.count[kind]
         self.part[kind] = bucket
 
-    def count_messages(self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None) -> None:
+    def count_messages(
+        self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None
+    ) -> None:
         """Messages of a meaning come to this lane, from these; see `rules.row.Need`."""
         self._count(meaning, len(senders) if meaning.counts_steps else None)
         self._early.setdefault(meaning, set())
@@ -116,7 +118,9 @@ class Lane:
         """Set every counter as if the first `step` steps had been done."""
         for counter in self.count:
             self.count[counter] += step * self._per_step[counter]
-        self.finished.update({kind: self.count[kind] for kind in self.finished})  # in place: needs refer to it
+        self.finished.update(
+            {kind: self.count[kind] for kind in self.finished}
+        )  # in place: needs refer to it
 
     # Messages.
 
@@ -190,8 +194,12 @@ class Lane:
         self.finished[kind] += self._stride[kind]
 
     def __str__(self) -> str:
-        ran = [f"{kind.value} {self.count[kind]} started {finished} finished" for kind, finished in self.finished.items()]
+        ran = [
+            f"{kind.value} {self.count[kind]} started {finished} finished"
+            for kind, finished in self.finished.items()
+        ]
         came = [
-            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "") for meaning, early in self._early.items()
+            f"{meaning.value}s {self.count[meaning]}" + (f" and {sorted(early)}" if early else "")
+            for meaning, early in self._early.items()
         ]
         return f"{self.name}: {', '.join(ran)}; came: {', '.join(came)}"

@@ -29,7 +29,12 @@ class Linger:
         self._took: dict[tuple[AnyKind, int], float] = {}
 
     def pick(
-        self, state: RankState, queue: Queue, now: float, has_more: Callable[[Task], bool], usual: Callable[[Task], float] | None = None
+        self,
+        state: RankState,
+        queue: Queue,
+        now: float,
+        has_more: Callable[[Task], bool],
+        usual: Callable[[Task], float] | None = None,
     ) -> Task | None:
         """The task of a queue that starts now.
 
@@ -61,7 +66,9 @@ class Linger:
 
     def took(self, task: Task, duration: float) -> None:
         """How long a task of a kind took on a stage. One that was held up counts no more than twice the one before."""
-        self._took[task.kind, task.stage] = min(duration, 2 * self._took.get((task.kind, task.stage), duration))
+        self._took[task.kind, task.stage] = min(
+            duration, 2 * self._took.get((task.kind, task.stage), duration)
+        )
 
     def _usual(self, task: Task) -> float:
         return self._took.get((task.kind, task.stage), 0.0)

@@ -45,7 +45,9 @@ class Meaning(Vocabulary):
     # A reader has no more; the number says how many microbatches there are in all.
     END = "end", Counts.MICROBATCHES
 
-    def __init__(self, notation: str, counts: Counts, load: Load = Load.WORD, for_the_host: bool = False) -> None:
+    def __init__(
+        self, notation: str, counts: Counts, load: Load = Load.WORD, for_the_host: bool = False
+    ) -> None:
         self.counts_steps = counts is Counts.STEPS
         self.load = load
         self.of_a_bucket = load is Load.SHARD
@@ -71,4 +73,6 @@ class Message(NamedTuple):
 
     def __str__(self) -> str:
         bucket = f" bucket {self.bucket}" if self.meaning.of_a_bucket else ""
-        return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (f" of pipe {self.pipe}" if self.pipe else "")
+        return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (
+            f" of pipe {self.pipe}" if self.pipe else ""
+        )

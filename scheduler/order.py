@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
-from .placement import PLACEMENTS, Placement, placed
+from .placement import PLACEMENTS, Placement, placement_by_name
 from .plan import Plan
 from .task import AnyKind, Kind, Task
 
@@ -50,7 +50,9 @@ class Order:
 
     def without_weights(self) -> "Order":
         """The same with weight gradients that go wherever there is time."""
-        rows = tuple(tuple(task for task in row if task.kind is not Kind.WEIGHT) for row in self.rows)
+        rows = tuple(
+            tuple(task for task in row if task.kind is not Kind.WEIGHT) for row in self.rows
+        )
         return Order(self.placement, self.microbatches, rows)
 
     def __str__(self) -> str:
@@ -66,17 +68,28 @@ class Order:
         Raises:
             ValueError: the text is no order; it names the line and what was expected there.
         """
-        lines = [(number, _words(line)) for number, line in enumerate(text.splitlines(), 1) if not line.startswith("#")]
+        lines = [
+            (number, _words(line))
+            for number, line in enumerate(text.splitlines(), 1)
+            if not line.startswith("#")
+        ]
         lines = [(number, words) for number, words in lines if words]
         if not lines:
-            raise ValueError("the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0")
+            raise ValueError(
+                "the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0"
+            )
         rows = [tuple(_tasks(number, words)) for number, words in lines]
         if {Kind.BACKWARD, Kind.INPUT} <= {task.kind for row in rows for task in row}:
-            raise ValueError("some backwards are whole (B) and others split (I); expected one or the other")
+            raise ValueError(
+                "some backwards are whole (B) and others split (I); expected one or the other"
+            )
         where = _placement(rows, placement, chunks)
         microbatches = 1 + max(task.microbatch for row in rows for task in row)
         for rank, (number, _) in enumerate(lines):
-            lanes = {stage: range(where.pipe_of(rank, stage), microbatches, where.pipes) for stage in where.stages_of(rank)}
+            lanes = {
+                stage: range(where.pipe_of(rank, stage), microbatches, where.pipes)
+                for stage in where.stages_of(rank)
+            }
             _check(number, rows[rank], lanes)
         return cls(where, microbatches, tuple(rows))
 
@@ -96,14 +109,20 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         if task.kind.once_a_step or task.kind is Kind.RECOMPUTE or task.part:
-            raise ValueError(f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)")
+            raise ValueError(
+                f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)"
+            )
         yield task
 
 
 def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placement:
     """One in which every rank holds the stages that its line names."""
     stages = [tuple(sorted({task.stage for task in row})) for row in rows]
-    for one in [placed(name, len(rows), chunks)] if name else _all_placements(len(rows), len(stages[0])):
+    for one in (
+        [placement_by_name(name, len(rows), chunks)]
+        if name
+        else _all_placements(len(rows), len(stages[0]))
+    ):
         if [one.stages_of(rank) for rank in range(len(rows))] == stages:
             return one
     fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
@@ -116,11 +135,15 @@ def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placemen
 def _all_placements(ranks: int, chunks: int) -> Iterator[Placement]:
     for name in PLACEMENTS:
         with suppress(ValueError):  # it takes other numbers of ranks
-            yield placed(name, ranks, chunks if name == "looped" else 0)
+            yield placement_by_name(name, ranks, chunks if name == "looped" else 0)
 
 
 # What stands before a task of a kind.
-_BEFORE: dict[AnyKind, Kind] = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
+_BEFORE: dict[AnyKind, Kind] = {
+    Kind.BACKWARD: Kind.FORWARD,
+    Kind.INPUT: Kind.FORWARD,
+    Kind.WEIGHT: Kind.INPUT,
+}
 
 
 def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
@@ -130,18 +153,32 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
         kind, stage, microbatch, _ = task
         due = done.get((kind, stage), lanes[stage].start)
         if microbatch != due:
-            what = "stands there twice" if microbatch < due else f"comes before {Task(kind, stage, due)}"
-            raise ValueError(f"line {number}: {task} {what}; expected each microbatch once, in order")
+            what = (
+                "stands there twice"
+                if microbatch < due
+                else f"comes before {Task(kind, stage, due)}"
+            )
+            raise ValueError(
+                f"line {number}: {task} {what}; expected each microbatch once, in order"
+            )
         before = _BEFORE.get(kind)
         if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
-            raise ValueError(f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after")
+            raise ValueError(
+                f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after"
+            )
         done[kind, stage] = due + lanes[stage].step
     split = any(task.kind is Kind.INPUT for task in row)
     for stage, microbatches in lanes.items():
-        for kind in (Kind.FORWARD, Kind.INPUT if split else Kind.BACKWARD, *([Kind.WEIGHT] * any(k is Kind.WEIGHT for k, _ in done))):
+        for kind in (
+            Kind.FORWARD,
+            Kind.INPUT if split else Kind.BACKWARD,
+            *([Kind.WEIGHT] * any(k is Kind.WEIGHT for k, _ in done)),
+        ):
             due = done.get((kind, stage), microbatches.start)
             if due in microbatches:
-                raise ValueError(f"line {number} ends without {Task(kind, stage, due)}; there are {microbatches.stop} microbatches")
+                raise ValueError(
+                    f"line {number} ends without {Task(kind, stage, due)}; there are {microbatches.stop} microbatches"
+                )
 
 
 def _most_held(row: tuple[Task, ...]) -> int:

@@ -167,7 +167,7 @@ class Bidirectional(Placement):
 PLACEMENTS = ("linear", "looped", "vee", "bidirectional")
 
 
-def placed(name: str, ranks: int, chunks: int = 0) -> Placement:
+def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
     """The placement of that name.
 
     Args:
@@ -182,8 +182,14 @@ def placed(name: str, ranks: int, chunks: int = 0) -> Placement:
     if name == "looped":
         return Looped(ranks, chunks or 2)
     if name == "bidirectional" and ranks % 2:
-        raise ValueError(f"placement bidirectional takes an even number of ranks; start {ranks + 1} ranks a pipeline, not {ranks}")
-    kinds: dict[str, type[Linear | Vee | Bidirectional]] = {"linear": Linear, "vee": Vee, "bidirectional": Bidirectional}
+        raise ValueError(
+            f"placement bidirectional takes an even number of ranks; start {ranks + 1} ranks a pipeline, not {ranks}"
+        )
+    kinds: dict[str, type[Linear | Vee | Bidirectional]] = {
+        "linear": Linear,
+        "vee": Vee,
+        "bidirectional": Bidirectional,
+    }
     placement: Placement = kinds[name](ranks)
     if chunks not in (0, placement.chunks):
         raise ValueError(

@@ -16,7 +16,9 @@ def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
     order = _zb_v(ranks, rank, max(microbatches, 2 * ranks))
     if microbatches >= 2 * ranks:
         return list(order)
-    return [task for task in order if task.microbatch < microbatches and task.kind is not Kind.WEIGHT]
+    return [
+        task for task in order if task.microbatch < microbatches and task.kind is not Kind.WEIGHT
+    ]
 
 
 def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
@@ -28,12 +30,17 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
                 yield Task(kind, stage, done[kind, stage])
                 done[kind, stage] += 1
 
-    down, up = ([(kind, stage) for kind in (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)] for stage in (r, 2 * p - 1 - r))
+    down, up = (
+        [(kind, stage) for kind in (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)]
+        for stage in (r, 2 * p - 1 - r)
+    )
     yield from times(2 * (p - r) - 1, down[0])
     yield from times(r, up[0], down[0])
     yield from times(p - r, *up)
     yield from times(m - p, *down, *up)
-    yield from times(r, down[1], up[1])  # from here on others wait for every input gradient, and weight gradients for the end
+    yield from times(
+        r, down[1], up[1]
+    )  # from here on others wait for every input gradient, and weight gradients for the end
     yield from times(p - r, *down[1:])
     yield from times(m, up[2])
     yield from times(m, down[2])
@@ -70,7 +77,11 @@ class Plan:
         self.lanes: dict[tuple[int, AnyKind], list[int]] = {}
         for place, task in sorted(enumerate(order), key=lambda item: item[1].microbatch):
             self.lanes.setdefault((task.stage, task.kind), []).append(place)
-        self.due_lanes = {(stage, kind): places for (stage, kind), places in self.lanes.items() if kind not in floating}
+        self.due_lanes = {
+            (stage, kind): places
+            for (stage, kind), places in self.lanes.items()
+            if kind not in floating
+        }
         forwards = dict.fromkeys([task.stage for task in order], 0)
         self._before: list[dict[int, int]] = []
         for task in order:

@@ -97,11 +97,16 @@ class Costs:
         if not isinstance(self.work, Work):
             return self.work[stage]
         forward, back, weight, sent = self.work
-        return Work(forward * placement.share, back * placement.share, weight * placement.share, sent)
+        return Work(
+            forward * placement.share, back * placement.share, weight * placement.share, sent
+        )
 
     def of_busiest(self, placement: Placement) -> float:
         """What a microbatch costs on the rank that has most to do; of several pipes on average, since it goes through one."""
-        of_ranks = [sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank)) for rank in range(placement.ranks)]
+        of_ranks = [
+            sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank))
+            for rank in range(placement.ranks)
+        ]
         return max(of_ranks) / placement.pipes
 
 
@@ -118,7 +123,9 @@ class _Durations:
         self._base: dict[tuple[AnyKind, int], float] = {}
         self._once_a_step = {Kind.STEP: costs.step, Kind.REDUCE: costs.reduce, **costs.others}
         for stage in range(placement.stages):
-            slow = costs.stragglers.get(replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0)
+            slow = costs.stragglers.get(
+                replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0
+            )
             forward, back, weight, _ = costs.of_stage(placement, stage)
             self._base[Kind.FORWARD, stage] = slow * forward
             self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
@@ -131,9 +138,15 @@ class _Durations:
             return self._once_a_step.get(kind, 0.0)
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
-            return self._costs.task + parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
+            return (
+                self._costs.task
+                + parts
+                + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
+            )
         if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
-            factor = self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
+            factor = (
+                self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
+            )
             return self._costs.task + self._base[kind, stage] / self._costs.pieces * factor
         return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
 
@@ -148,7 +161,9 @@ class _Durations:
         stream = self._streams.get(lane)
         if stream is None:
             of_pipe = f" {self._pipe}" if self._pipe else ""
-            stream = self._streams[lane] = Random(f"{self._costs.seed} {kind.value} {stage}{of_pipe}")
+            stream = self._streams[lane] = Random(
+                f"{self._costs.seed} {kind.value} {stage}{of_pipe}"
+            )
         share, slow = self._costs.hiccups
         factor = exp(self._costs.jitter * stream.gauss(0, 1))
         self._factors[lane] = factor * slow if stream.random() < share else factor
@@ -163,11 +178,15 @@ class _Simulation:
         self._durations = [_Durations(costs, job.placement, pipe) for pipe in range(job.pipes)]
         self.end = None if job.trains else job.microbatches
         self.states = [
-            RankState(job, rank, replica=replica, features=features) for replica in range(job.replicas) for rank in range(job.ranks)
+            RankState(job, rank, replica=replica, features=features)
+            for replica in range(job.replicas)
+            for rank in range(job.ranks)
         ]
         self.line = Timeline(len(self.states), job.microbatches)
         self._running: set[tuple[int, Queue]] = set()
-        self._events: list[tuple[float, int, int, Message | Task | None]] = []  # when, order, place; what arrives or ends, or just: look
+        self._events: list[
+            tuple[float, int, int, Message | Task | None]
+        ] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
         self._lingers = [Linger(costs.linger) for _ in self.states]
@@ -203,7 +222,9 @@ class _Simulation:
                 elif what is not None:
                     self.states[place].deliver(what)
             touched = moved
-        stuck = [str(lack) for state in self.states if not state.finished for lack in state.waiting_for()]
+        stuck = [
+            str(lack) for state in self.states if not state.finished for lack in state.waiting_for()
+        ]
         if stuck:
             raise RuntimeError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
         return now
@@ -213,14 +234,20 @@ class _Simulation:
         for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
             while (number := first.microbatch_to_read()) is not None:
                 ended = number == self.end
-                said = has_ended(self._placement, [first.replica], number) if ended else has_read(self._placement, first.replica, number)
+                said = (
+                    has_ended(self._placement, [first.replica], number)
+                    if ended
+                    else has_read(self._placement, first.replica, number)
+                )
                 for message in said:
                     self.states[self._place_of(message)].deliver(message)
 
     def _start(self, place: int, queue: Queue, now: float) -> None:
         state, linger = self.states[place], self._lingers[place]
         waited_until = linger.until
-        task = linger.pick(state, queue, now, self._has_more, lambda task: self._of(state, task).usual(task))
+        task = linger.pick(
+            state, queue, now, self._has_more, lambda task: self._of(state, task).usual(task)
+        )
         if linger.until not in (waited_until, None):
             self._push(linger.until, place, None)
         if task is None:
@@ -261,7 +288,9 @@ class _Simulation:
         latency, bandwidth = self._costs.edges.get((source, to), self._costs.edge)
         if message.meaning.load is Load.WORD or bandwidth == float("inf"):
             return now + latency
-        free = self._edge_free[source, to] = max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
+        free = self._edge_free[source, to] = (
+            max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
+        )
         return free + latency
 
     def _size(self, message: Message) -> float:
@@ -284,7 +313,14 @@ class _Simulation:
         heapq.heappush(self._events, (when, self._counter, place, what))
 
 
-def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False, features: Sequence[Feature] | None = None) -> Timeline:
+def simulate(
+    job: Job,
+    costs: Costs,
+    *,
+    steps: int = 1,
+    barrier: bool = False,
+    features: Sequence[Feature] | None = None,
+) -> Timeline:
     """Run a job on made-up time.
 
     Args:
@@ -300,14 +336,20 @@ def simulate(job: Job, costs: Costs, *, steps: int = 1, barrier: bool = False, f
         RuntimeError: no rank can move and something is left to do; the text names what is missing where.
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
-        raise ValueError(f"the costs of stages {unknown} have a share that is recomputed; expected them in the job's recomputed too")
+        raise ValueError(
+            f"the costs of stages {unknown} have a share that is recomputed; expected them in the job's recomputed too"
+        )
     line = _Simulation(job, costs, features).run(steps, barrier)
     line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
     line.title = str(job)
     last = [0.0] * line.ranks
     for span in line.spans:
         last[span.rank] = max(last[span.rank], span.end)
-    line.pauses += [Pause(place, END, end, line.makespan) for place, end in enumerate(last) if end < line.makespan]
+    line.pauses += [
+        Pause(place, END, end, line.makespan)
+        for place, end in enumerate(last)
+        if end < line.makespan
+    ]
     return line
 
 

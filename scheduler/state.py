@@ -176,7 +176,9 @@ class RankState:
         """Everything asked for is done on this rank."""
         if self.job.trains:
             return self.job.first_of(self._steps_done) >= self.asked
-        return self.end is not None and all(lane.finished[Kind.BACKWARD] >= self.end for lane in self._lanes.values())
+        return self.end is not None and all(
+            lane.finished[Kind.BACKWARD] >= self.end for lane in self._lanes.values()
+        )
 
     @property
     def cut_short(self) -> bool:
@@ -256,7 +258,9 @@ class RankState:
                 return ROOM
         return END if self.finished else INPUT
 
-    def start(self, task: Task, more: bool = False, completes: Collection[int] = ()) -> list[Message]:
+    def start(
+        self, task: Task, more: bool = False, completes: Collection[int] = ()
+    ) -> list[Message]:
         """The task runs from now on; what it makes true on this rank holds at once, and is returned.
 
         Args:
@@ -285,7 +289,9 @@ class RankState:
             self._look_again()
         return here
 
-    def _following(self, row: Row, task: Task, whole: bool, completes: Collection[int]) -> Iterator[Message]:
+    def _following(
+        self, row: Row, task: Task, whole: bool, completes: Collection[int]
+    ) -> Iterator[Message]:
         """The messages that follow from a task, or from a piece of it."""
         if whole:
             yield from row.then(task)
@@ -335,7 +341,10 @@ class RankState:
             head, once = entry.head(), entry.row.kind.once_a_step
             if (self.job.first_of(head.microbatch) if once else head.microbatch) >= wanted:
                 continue
-            missing = [Lack(head, counter.value, self._owner(lane, counter)) for lane, counter in entry.lane.missing(head.kind)]
+            missing = [
+                Lack(head, counter.value, self._owner(lane, counter))
+                for lane, counter in entry.lane.missing(head.kind)
+            ]
             if not (missing or entry.row.fills or entry.row.admitted(head, self)):
                 missing = [Lack(head, ROOM, None)]
             lacks += missing
@@ -364,7 +373,9 @@ class RankState:
         """Training ends where the first reader ends; an evaluation's replicas end each for itself."""
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
-            raise IllegalMove(f"the end was told before: {self.end} microbatches, and now {message.number}")
+            raise IllegalMove(
+                f"the end was told before: {self.end} microbatches, and now {message.number}"
+            )
         self.end = message.number if self.end is None else min(self.end, message.number)
 
     def _addressed(self, message: Message) -> Lane:
@@ -378,7 +389,9 @@ class RankState:
             raise IllegalMove(f"{message} {refusal}: {lane}")
         step, _ = self.job.step_of(self._lanes[stage].count[Gate.WEIGHTS])
         if self.job.trains and lane.step_of(meaning, number) > step:
-            raise IllegalMove(f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor the next: {lane}")
+            raise IllegalMove(
+                f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor the next: {lane}"
+            )
         if not self.job.trains and self.end is not None and number >= self.end:
             raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")
         return lane

@@ -79,10 +79,14 @@ class Table:
         m, pipes = self._job.microbatches, self._job.placement.pipes
         lane = self.lanes[stage] = Lane(f"stage {stage}", m, pipe % pipes, pipes)
         lane.count_gate(Gate.WEIGHTS, open_to)
-        self.buckets[stage] = tuple(Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(here.buckets)))
+        self.buckets[stage] = tuple(
+            Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(here.buckets))
+        )
 
     def _add_rows(self, stage: int, rows: Sequence[Row]) -> None:
-        queue_of: dict[tuple[Counter, int | None], Queue] = {(row.kind, row.bucket): row.queue for row in rows}
+        queue_of: dict[tuple[Counter, int | None], Queue] = {
+            (row.kind, row.bucket): row.queue for row in rows
+        }
         for row in rows:
             lane = self._lane(stage, row.bucket)
             lane.count_tasks(row.kind, row.bucket or 0)

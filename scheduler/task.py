@@ -89,7 +89,9 @@ class Task(NamedTuple):
     part: int = 0
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.stage}.{self.microbatch}" + (f"/{self.part}" if self.part else "")
+        return f"{self.kind.value}{self.stage}.{self.microbatch}" + (
+            f"/{self.part}" if self.part else ""
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -97,5 +99,7 @@ class Task(NamedTuple):
         match = _NOTATION.fullmatch(text)
         kinds = {kind.value: kind for kind in Kind}
         if match is None or match[1] not in kinds:
-            raise ValueError(f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, as in 'F2.7'")
+            raise ValueError(
+                f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, as in 'F2.7'"
+            )
         return cls(kinds[match[1]], int(match[2]), int(match[3]), int(match[4] or 0))

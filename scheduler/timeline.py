@@ -80,7 +80,11 @@ class Timeline:
         """
         makespan = self.makespan
         if cause:
-            return self._until_makespan((pause.rank, pause.start, pause.end) for pause in self.pauses if pause.cause == cause)
+            return self._until_makespan(
+                (pause.rank, pause.start, pause.end)
+                for pause in self.pauses
+                if pause.cause == cause
+            )
         busy = self._until_makespan((span.rank, span.start, span.end) for span in self.spans)
         return [makespan - of_rank for of_rank in busy]
 
@@ -103,28 +107,39 @@ class Timeline:
     @property
     def in_flight(self) -> list[int]:
         """The most on each rank, in microbatches of a stage: forward started, backward (or input gradient) not finished."""
-        return [int(most) for most in self._most(lambda span: span.task.kind in (Kind.BACKWARD, Kind.INPUT))]
+        return [
+            int(most)
+            for most in self._most(lambda span: span.task.kind in (Kind.BACKWARD, Kind.INPUT))
+        ]
 
     @property
     def held(self) -> list[int]:
         """The same until the weight gradient has finished: what memory sees."""
         return [int(most) for most in self._most(self.ends_a_backward)]
 
-    def stash(self, of_stage: Callable[[int], float], recomputed: Callable[[int], float] = lambda stage: 0.0) -> list[float]:
+    def stash(
+        self,
+        of_stage: Callable[[int], float],
+        recomputed: Callable[[int], float] = lambda stage: 0.0,
+    ) -> list[float]:
         """The most that each rank holds, where a microbatch holds so much on a stage; and from when it is recomputed so much more."""
         return self._most(self.ends_a_backward, of_stage, recomputed)
 
     def ends_a_backward(self, span: Span) -> bool:
         """The span is a whole backward, or the last piece of a weight gradient."""
         kind, stage, number, part = span.task
-        return kind is Kind.BACKWARD or (kind is Kind.WEIGHT and part == self._last_pieces[stage, number])
+        return kind is Kind.BACKWARD or (
+            kind is Kind.WEIGHT and part == self._last_pieces[stage, number]
+        )
 
     @cached_property
     def _last_pieces(self) -> dict[tuple[int, int], int]:
         pieces: dict[tuple[int, int], int] = defaultdict(int)
         for _, task, _, _ in self.spans:
             if task.kind is Kind.WEIGHT:
-                pieces[task.stage, task.microbatch] = max(pieces[task.stage, task.microbatch], task.part)
+                pieces[task.stage, task.microbatch] = max(
+                    pieces[task.stage, task.microbatch], task.part
+                )
         return pieces
 
     def _most(
@@ -148,10 +163,18 @@ class Timeline:
     def from_step(self, step: int) -> Self:
         """The same without the steps before that one, from the start of its first task on."""
         first = step * self.microbatches
-        spans = [span for span in self.spans if span.task.microbatch >= (step if span.task.kind.once_a_step else first)]
+        spans = [
+            span
+            for span in self.spans
+            if span.task.microbatch >= (step if span.task.kind.once_a_step else first)
+        ]
         zero = min(span.start for span in spans)
         kept = [Span(rank, task, start - zero, end - zero) for rank, task, start, end in spans]
-        pauses = [Pause(rank, cause, max(start, zero) - zero, end - zero) for rank, cause, start, end in self.pauses if end > zero]
+        pauses = [
+            Pause(rank, cause, max(start, zero) - zero, end - zero)
+            for rank, cause, start, end in self.pauses
+            if end > zero
+        ]
         return replace(self, spans=kept, pauses=pauses)
 
     # Of several ranks, and on disk.
@@ -160,8 +183,19 @@ class Timeline:
     def merged(cls, parts: Sequence[Self]) -> Self:
         """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is done again aside, is its ideal."""
         zero = min((span.start for part in parts for span in part.spans), default=0.0)
-        spans = sorted((Span(rank, task, start - zero, end - zero) for part in parts for rank, task, start, end in part.spans), key=_start)
-        pauses = [Pause(rank, cause, start - zero, end - zero) for part in parts for rank, cause, start, end in part.pauses]
+        spans = sorted(
+            (
+                Span(rank, task, start - zero, end - zero)
+                for part in parts
+                for rank, task, start, end in part.spans
+            ),
+            key=_start,
+        )
+        pauses = [
+            Pause(rank, cause, start - zero, end - zero)
+            for part in parts
+            for rank, cause, start, end in part.pauses
+        ]
         whole = replace(parts[0], spans=spans, pauses=pauses)
         busy = [0.0] * whole.ranks
         for span in whole.computing():
@@ -182,7 +216,12 @@ class Timeline:
         """Read it back; ``ValueError`` says what is not as `to_json` writes it."""
         try:
             told = json.loads(text)
-            spans = [Span(rank, Task.parse(task), start, end) for rank, task, start, end in told.pop("spans")]
+            spans = [
+                Span(rank, Task.parse(task), start, end)
+                for rank, task, start, end in told.pop("spans")
+            ]
             return cls(spans=spans, pauses=[Pause(*pause) for pause in told.pop("pauses")], **told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate --timeline") from None
+            raise ValueError(
+                f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate --timeline"
+            ) from None

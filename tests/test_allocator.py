@@ -20,7 +20,9 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(word: str) -> tuple[str, int]:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, word], capture_output=True, text=True, check=True
+    )
     kept, count = ended.stdout.split()
     return kept, int(count)
 

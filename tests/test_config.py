@@ -26,14 +26,32 @@ ROOT = Path(__file__).resolve().parent.parent
         ("optimizer.betas=[0.9]", r"optimizer.betas = \[0.9\]; expected two numbers"),
         ("model.dropout=-0.1", "model.dropout = -0.1; expected at least 0 and at most 0.999"),
         ("optimizer.lr=nan", "optimizer.lr = nan; expected at least 0"),
-        ("schedule.policy=1f2b", "expected one of '', 1f1b, adaptive, axonn, .*; did you mean '1f1b'?"),
-        ("schedule.global_batch=7", "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8"),
-        ("precision.compute=float16", "precision.compute = 'float16'; expected one of float32, bfloat16"),
+        (
+            "schedule.policy=1f2b",
+            "expected one of '', 1f1b, adaptive, axonn, .*; did you mean '1f1b'?",
+        ),
+        (
+            "schedule.global_batch=7",
+            "parallel.data x schedule.microbatches x schedule.microbatch_size = 1 x 8 x 1 = 8",
+        ),
+        (
+            "precision.compute=float16",
+            "precision.compute = 'float16'; expected one of float32, bfloat16",
+        ),
         ("parallel.data=0", "parallel.data = 0; expected at least 1"),
-        ("model.width=100", "model.width = 100 is no multiple of 2 x model.heads = 8; set it to 104"),
+        (
+            "model.width=100",
+            "model.width = 100 is no multiple of 2 x model.heads = 8; set it to 104",
+        ),
         ("model.vocab=200", "data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"),
-        ("parallel.partition=[0, 1.5]", "parallel.partition .* expected a string or a list, each an integer"),
-        ("run.seed=9223372036854775808", "run.seed = 9223372036854775808; expected at least 0 and at most"),
+        (
+            "parallel.partition=[0, 1.5]",
+            "parallel.partition .* expected a string or a list, each an integer",
+        ),
+        (
+            "run.seed=9223372036854775808",
+            "run.seed = 9223372036854775808; expected at least 0 and at most",
+        ),
         ("optimizer.lr=inf", "optimizer.lr = inf; expected at least 0 and finite"),
         ("data.validation=val.bin", "one is a token file and the other is text"),
         ("run=3", "'run=3' is no override; expected section.key=value"),
@@ -76,22 +94,32 @@ def test_mistakes_are_told_all_at_once_unknown_keys_first() -> None:
         "model.width = 100 is no multiple of 2 x model.heads = 8",
     ]
     assert first == f"{len(begins)} mistakes in the configuration:"
-    assert [line[: len(text) + 2] for line, text in zip(lines, begins, strict=True)] == [f"  {text}" for text in begins]
+    assert [line[: len(text) + 2] for line, text in zip(lines, begins, strict=True)] == [
+        f"  {text}" for text in begins
+    ]
 
 
 def test_a_value_that_does_not_fit_is_not_held_against_others() -> None:
     for wrong in ("model.heads=0", "model.heads=two", "model.head=3"):
         with pytest.raises(ConfigError) as caught:
             Config.read({}, [wrong, "model.width=100"])
-        assert "\n" not in str(caught.value), "width = 100 may be right for the number of heads that is meant"
+        assert "\n" not in str(caught.value), (
+            "width = 100 may be right for the number of heads that is meant"
+        )
 
 
 def test_code_is_told_all_its_mistakes_too() -> None:
     from axrt.config import Run
 
-    with pytest.raises(ConfigError, match="2 mistakes in the configuration:\n  run.steps = -1; .*\n  run.log_every = 0; "):
+    with pytest.raises(
+        ConfigError,
+        match="2 mistakes in the configuration:\n  run.steps = -1; .*\n  run.log_every = 0; ",
+    ):
         Run(steps=-1, log_every=0)
-    with pytest.raises(ConfigError, match="2 mistakes in the configuration:\n  schedule.global_batch = 7.*\n  model.width = 100 is no"):
+    with pytest.raises(
+        ConfigError,
+        match="2 mistakes in the configuration:\n  schedule.global_batch = 7.*\n  model.width = 100 is no",
+    ):
         Config(schedule=Schedule(global_batch=7), model=Model(width=100))
 
 
@@ -116,7 +144,12 @@ def test_overrides_lie_over_the_file_and_a_bare_word_is_a_string(tmp_path: Path)
     file = tmp_path / "run.toml"
     file.write_text("[run]\nsteps = 3\nseed = 4\n")
     config = Config.read(file, ["run.steps=5", "run.out=runs/x", "parallel.partition=[0, 1, 2]"])
-    assert (config.run.steps, config.run.seed, config.run.out, config.parallel.partition) == (5, 4, "runs/x", (0, 1, 2))
+    assert (config.run.steps, config.run.seed, config.run.out, config.parallel.partition) == (
+        5,
+        4,
+        "runs/x",
+        (0, 1, 2),
+    )
 
 
 def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path: Path) -> None:
@@ -163,16 +196,24 @@ def test_every_key_is_described_in_a_line() -> None:
 
 def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:
     with pytest.raises(
-        ConfigError, match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks, or set parallel.pipe = 0 "
+        ConfigError,
+        match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks, or set parallel.pipe = 0 ",
     ):
         Mesh.of(rank=0, size=6, pipe=4, data=1)
-    with pytest.raises(ConfigError, match="= any x 2. Start 2 ranks, or set parallel.data = 1 and parallel.pipe = 0"):
+    with pytest.raises(
+        ConfigError,
+        match="= any x 2. Start 2 ranks, or set parallel.data = 1 and parallel.pipe = 0",
+    ):
         Mesh.of(rank=0, size=3, pipe=0, data=2)
     assert Mesh.of(rank=4, size=6, pipe=0, data=2) == Mesh(rank=4, pipe=3, data=2)
 
 
-@pytest.mark.parametrize(("order", "coordinates", "mine"), [("pipe", (1, 1), [3, 4, 5]), ("data", (0, 2), [0, 2, 4])])
-def test_consecutive_ranks_are_one_pipeline_or_the_replicas_of_a_stage(order: str, coordinates: tuple[int, int], mine: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("order", "coordinates", "mine"), [("pipe", (1, 1), [3, 4, 5]), ("data", (0, 2), [0, 2, 4])]
+)
+def test_consecutive_ranks_are_one_pipeline_or_the_replicas_of_a_stage(
+    order: str, coordinates: tuple[int, int], mine: list[int]
+) -> None:
     mesh = Mesh(rank=4, pipe=3, data=2, order=order)
     assert (mesh.data_rank, mesh.pipe_rank) == coordinates
     assert [mesh.rank_of(mesh.data_rank, r) for r in range(3)] == mine

@@ -13,13 +13,18 @@ def imports(path: Path) -> set[str]:
     """First parts of the absolute imports of a file; relative ones stay inside their folder."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     plain = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    absolute = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0}
+    absolute = {
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0
+    }
     return {name.split(".")[0] for name in plain | absolute}
 
 
 def climbs_out(path: Path, room: Path) -> bool:
     depth = len(path.relative_to(room).parts)
-    return any(isinstance(n, ast.ImportFrom) and n.level > depth for n in ast.walk(ast.parse(path.read_text())))
+    return any(
+        isinstance(n, ast.ImportFrom) and n.level > depth
+        for n in ast.walk(ast.parse(path.read_text()))
+    )
 
 
 def test_the_brain_imports_the_standard_library_and_itself() -> None:
@@ -44,5 +49,9 @@ def test_nobody_but_the_command_line_and_users_imports_the_engine() -> None:
     for path in (ROOT / "axrt").rglob("*.py"):
         if "cli" in path.parts or path.name == "__init__.py":
             continue
-        modules = [n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)]
+        modules = [
+            n.module or ""
+            for n in ast.walk(ast.parse(path.read_text()))
+            if isinstance(n, ast.ImportFrom)
+        ]
         assert not any(module.split(".")[-1] == "engine" for module in modules), path

@@ -18,7 +18,9 @@ NOT_YET_NARROW = {"design.md"}  # its paragraphs are single lines still
 
 def test_a_wheel_holds_the_linked_rooms_and_nothing_at_the_top(tmp_path: Path) -> None:
     code = "import setuptools; print(*sorted(setuptools.find_packages(include=['axrt', 'axrt.*'])))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert {"axrt", "axrt.scheduler", "axrt.scheduler.policies", "axrt.offload"} <= set(found)
     assert all(name.split(".")[0] == "axrt" for name in found)
 
@@ -46,7 +48,13 @@ def anchors(document: Path) -> set[str]:
     for _, line in prose(document):
         if heading := re.match(r"#+ +(.+)", line):
             words = re.sub(r"[^\w\- ]", "", heading.group(1).strip().lower()).replace(" ", "-")
-            found.add(next(name for name in (words, *(f"{words}-{n}" for n in range(1, 99))) if name not in found))
+            found.add(
+                next(
+                    name
+                    for name in (words, *(f"{words}-{n}" for n in range(1, 99)))
+                    if name not in found
+                )
+            )
     return found
 
 
@@ -70,13 +78,22 @@ def snippets(language: str) -> list[object]:
     return [
         pytest.param(snippet, id=f"{page.name}-{number}")
         for page in PAGES
-        for number, snippet in enumerate(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+        for number, snippet in enumerate(
+            re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        )
     ]
 
 
 @pytest.mark.parametrize("snippet", snippets("python"))
 def test_the_python_of_the_pages_runs(snippet: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", snippet],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stdout or "print" not in snippet
 
@@ -87,19 +104,27 @@ def test_the_toml_of_the_pages_is_taken(snippet: str) -> None:
 
     keys = tomllib.loads(snippet)
     read = Config.read(keys).as_dict()
-    assert {section: {key: read[section][key] for key in values} for section, values in keys.items()} == keys
+    assert {
+        section: {key: read[section][key] for key in values} for section, values in keys.items()
+    } == keys
 
 
 def test_the_scripts_and_examples_that_documents_name_exist() -> None:
     for document in DOCUMENTS:
-        for name in re.findall(r"\b((?:scripts|examples|docs|tests)/[\w./-]+\w)", document.read_text()):
+        for name in re.findall(
+            r"\b((?:scripts|examples|docs|tests)/[\w./-]+\w)", document.read_text()
+        ):
             assert (ROOT / name).exists(), f"{document.name}: {name}"
 
 
 def test_the_page_of_the_configuration_has_every_key_with_its_default_and_no_other() -> None:
     from axrt import Config
 
-    rows = re.findall(r"^\| `(\w+)\.(\w+)` \| `([^`]+)` \|", (ROOT / "docs" / "configuration.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)\.(\w+)` \| `([^`]+)` \|",
+        (ROOT / "docs" / "configuration.md").read_text(),
+        re.MULTILINE,
+    )
     told: dict[str, dict[str, object]] = {}
     for section, key, default in rows:
         told.setdefault(section, {})[key] = tomllib.loads(f"value = {default}")["value"]
@@ -111,8 +136,12 @@ def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in NOT_YET_NARROW], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in NOT_YET_NARROW], ids=lambda path: path.name
+)
 def test_lines_of_prose_fit_a_screen(page: Path) -> None:
     """Rows of tables are as wide as what they hold."""
-    wide = [number for number, line in prose(page) if len(line) > WIDEST and not line.startswith("|")]
+    wide = [
+        number for number, line in prose(page) if len(line) > WIDEST and not line.startswith("|")
+    ]
     assert wide == [], page.name

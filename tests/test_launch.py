@@ -13,20 +13,38 @@ from axrt.mpi_library import check_knows_launcher
     [
         ({}, None),
         (
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
             Told("Open MPI's mpirun", 1, 4, 1),
         ),
         ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0"}, Told("mpirun (PMI)", 2, 4, 0)),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}, Told("srun", 3, 8, 1)),
+        (
+            {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"},
+            Told("srun", 3, 8, 1),
+        ),
         # A batch script carries SLURM_NTASKS, and everything that is started from it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, None),
         # Open MPI starts its daemons through srun, and ranks inherit the daemons' variables.
         (
-            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8"},
+            {
+                "SLURM_PROCID": "0",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "8",
+            },
             Told("Open MPI's mpirun", 5, 8, None),
         ),
-        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1@1"}, Told("prterun (PMIx)", 1, None, None)),
-        ({"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}, Told("srun", 3, 8, None)),
+        (
+            {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1@1"},
+            Told("prterun (PMIx)", 1, None, None),
+        ),
+        (
+            {"PMIX_RANK": "3", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"},
+            Told("srun", 3, 8, None),
+        ),
     ],
 )
 def test_what_a_launcher_says(environment: dict[str, str], expected: Told | None) -> None:
@@ -39,14 +57,20 @@ def test_a_world_as_the_launcher_meant_it_is_fine() -> None:
 
 
 def test_many_worlds_of_one_are_refused() -> None:
-    with pytest.raises(LaunchError, match="srun started this process as rank 3 of 8, but MPI came up as rank 0 of 1"):
+    with pytest.raises(
+        LaunchError,
+        match="srun started this process as rank 3 of 8, but MPI came up as rank 0 of 1",
+    ):
         check_world(Told("srun", 3, 8, 1), rank=0, size=1)
 
 
 def test_a_launcher_that_does_not_say_the_size_is_believed_where_ranks_agree() -> None:
     check_world(Told("prterun (PMIx)", 0, None, None), rank=0, size=1)
     check_world(Told("prterun (PMIx)", 1, None, None), rank=1, size=2)
-    with pytest.raises(LaunchError, match=r"prterun \(PMIx\) started this process as rank 1, but MPI came up as rank 0 of 1"):
+    with pytest.raises(
+        LaunchError,
+        match=r"prterun \(PMIx\) started this process as rank 1, but MPI came up as rank 0 of 1",
+    ):
         check_world(Told("prterun (PMIx)", 1, None, None), rank=0, size=1)
 
 
@@ -65,31 +89,41 @@ MPICH, OPENMPI = (
         (OPENMPI, {"PMIX_RANK": "1", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}),
     ],
 )
-def test_a_library_that_knows_its_launcher_is_started(version: str, environment: dict[str, str]) -> None:
+def test_a_library_that_knows_its_launcher_is_started(
+    version: str, environment: dict[str, str]
+) -> None:
     check_knows_launcher(version, environment)
 
 
 def test_a_library_that_would_end_under_its_launcher_is_not_started() -> None:
-    text = (
-        "started this process as rank 1, and the MPI library is MPICH Version: 5.0.2, built without PMIx: the launcher and the MPI library"
-    )
+    text = "started this process as rank 1, and the MPI library is MPICH Version: 5.0.2, built without PMIx: the launcher and the MPI library"
     with pytest.raises(LaunchError, match=text):
         check_knows_launcher(MPICH.format(""), {"PMIX_RANK": "1"})
 
 
 def test_ranks_of_a_node_take_its_gpus_in_turn() -> None:
     node = [["a", "b", "c"]] * 3
-    assert [str(device_of("auto", rank, node, share=False)) for rank in range(3)] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [str(device_of("auto", rank, node, share=False)) for rank in range(3)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:2",
+    ]
 
 
 def test_a_launcher_may_show_each_rank_one_gpu_of_its_own() -> None:
     node = [["a"], ["b"]]
-    assert [str(device_of("cuda", rank, node, share=False)) for rank in range(2)] == ["cuda:0", "cuda:0"]
+    assert [str(device_of("cuda", rank, node, share=False)) for rank in range(2)] == [
+        "cuda:0",
+        "cuda:0",
+    ]
 
 
 def test_more_ranks_than_gpus_share_only_with_leave() -> None:
     node = [["a"], ["a"]]
-    with pytest.raises(ConfigError, match=r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = true"):
+    with pytest.raises(
+        ConfigError,
+        match=r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = true",
+    ):
         device_of("auto", 0, node, share=False)
     assert str(device_of("auto", 1, node, share=True)) == "cuda:0"
 

@@ -43,13 +43,19 @@ class Job:
         for _ in range(seconds):
             for rank, liveness in self.ranks.items():
                 if self.answers(rank):
-                    liveness.pass_time(1.0, self.waits[rank], not self.waits[rank] and self.works(rank))
+                    liveness.pass_time(
+                        1.0, self.waits[rank], not self.waits[rank] and self.works(rank)
+                    )
             for rank, liveness in self.ranks.items():
                 for other in self.waits[rank]:
                     if self.answers(rank) and self.answers(other):
                         sign = self.ranks[other].sign()
                         liveness.heard(other, sign.silent_s, sign.about)
-        return {rank: lost for rank, liveness in self.ranks.items() if (lost := liveness.lost()) and self.answers(rank)}
+        return {
+            rank: lost
+            for rank, liveness in self.ranks.items()
+            if (lost := liveness.lost()) and self.answers(rank)
+        }
 
 
 CHAIN: dict[int, set[int]] = {0: set(), 1: {0}, 2: {1}, 3: {2}}
@@ -68,7 +74,11 @@ def test_who_does_not_answer_is_lost_and_everyone_says_so_of_it() -> None:
 def test_who_answers_and_does_nothing_is_lost() -> None:
     job = Job(CHAIN, works=lambda rank: rank != 0)
     assert job.live(9) == {}
-    assert {(rank, sign.about, sign.answered) for rank, sign in job.live(6).items()} == {(1, 0, True), (2, 0, True), (3, 0, True)}
+    assert {(rank, sign.about, sign.answered) for rank, sign in job.live(6).items()} == {
+        (1, 0, True),
+        (2, 0, True),
+        (3, 0, True),
+    }
 
 
 def test_ranks_that_wait_for_each_other_in_a_circle_are_lost() -> None:
@@ -127,7 +137,9 @@ class Looks(torch.nn.Module):
         return value
 
 
-def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It may have waited for its input until then; and a deadlock in the task would look like patience."""
     monkeypatch.setattr(engine_module, "World", WatchedWorld)
 
@@ -137,9 +149,16 @@ def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(monkeypatch
             yield item
 
     def rank_main(transport: Transport) -> None:
-        layers: list[Any] = [axrt.LayerSpec(torch.nn.Linear, 8, 8), Looks(), Looks(), axrt.LayerSpec(torch.nn.Linear, 8, 3)]
+        layers: list[Any] = [
+            axrt.LayerSpec(torch.nn.Linear, 8, 8),
+            Looks(),
+            Looks(),
+            axrt.LayerSpec(torch.nn.Linear, 8, 3),
+        ]
         model = axrt.PipelineModule(layers, torch.nn.functional.cross_entropy)
-        with axrt.initialize(model, config=configured(4, schedule={"policy": "1f1b"}), transport=transport) as engine:
+        with axrt.initialize(
+            model, config=configured(4, schedule={"policy": "1f1b"}), transport=transport
+        ) as engine:
             mine = batches()
             for _ in range(2):
                 engine.train_batch(mine)

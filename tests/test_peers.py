@@ -27,7 +27,9 @@ def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
     clock.now = 1.9
     attendance.check(lambda: OWED)
     clock.now = 2.1
-    with pytest.raises(PeerLeftError, match="B1.3 lacks gradient from rank 2, which has gone on to another call"):
+    with pytest.raises(
+        PeerLeftError, match="B1.3 lacks gradient from rank 2, which has gone on to another call"
+    ):
         attendance.check(lambda: OWED)
 
 

@@ -20,11 +20,17 @@ FULL_DISK = "#!/bin/sh\necho Filesystem\necho /dev/disk 9 9 1024 99% /\n"
         ({}, "system", "axrt: AXRT_MPI=system, but there is no mpirun on the PATH"),
         ({}, "mpich", "axrt: AXRT_PYTHON=nothing; expected a Python >= 3.11 with torch and mpi4py"),
         ({"python3": "#!/bin/sh\nexit 1\n"}, "mpich", "axrt: no Python >= 3.11 found"),
-        ({"python3": WITHOUT_VENV}, "mpich", "axrt: python3 has no venv module; install it (Debian: apt install python3-venv)"),
+        (
+            {"python3": WITHOUT_VENV},
+            "mpich",
+            "axrt: python3 has no venv module; install it (Debian: apt install python3-venv)",
+        ),
         ({"python3": GOOD_PYTHON, "df": FULL_DISK}, "mpich", "axrt: 1 MiB free in "),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(tmp_path: Path, stubs: dict[str, str], mpi: str, line: str) -> None:
+def test_what_is_missing_is_said_in_one_line(
+    tmp_path: Path, stubs: dict[str, str], mpi: str, line: str
+) -> None:
     checkout, tools = tmp_path / "axrt", tmp_path / "bin"
     shutil.copytree(ROOT / "scripts", checkout / "scripts")
     for name in ("constraints.txt", "pyproject.toml"):
@@ -39,7 +45,13 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, stubs: dict[str, st
     environment = {"PATH": str(tools), "AXRT_MPI": mpi, "HOME": os.environ.get("HOME", "/")}
     if "AXRT_PYTHON" in line:
         environment["AXRT_PYTHON"] = "nothing"
-    ended = subprocess.run([checkout / "scripts" / "test"], env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [checkout / "scripts" / "test"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 1
     assert ended.stderr.startswith(line), ended.stderr
     assert ended.stderr.count("\n") == 1

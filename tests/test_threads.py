@@ -16,7 +16,9 @@ from axrt.threads import share_of, threads_of, usable_cores
         ([[0, 1, 2, 3], [0, 1]], [3, 1]),
     ],
 )
-def test_a_core_that_several_ranks_may_use_counts_in_parts(usable: list[list[int]], shares: list[int]) -> None:
+def test_a_core_that_several_ranks_may_use_counts_in_parts(
+    usable: list[list[int]], shares: list[int]
+) -> None:
     assert [share_of(rank, usable) for rank in range(len(usable))] == shares
 
 

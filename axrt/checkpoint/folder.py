@@ -72,8 +72,18 @@ def is_checkpoint(path: Path) -> bool:
 def candidates_in(folder: Path) -> list[Candidate]:
     """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names."""
     named = named_latest(folder)
-    found = [Candidate.at(path) for path in folder.iterdir() if path.suffix != _PARTIAL and is_checkpoint(path)] if folder.is_dir() else []
-    return sorted(found, key=lambda one: (one.step, one.path.name == named, one.path.name), reverse=True)
+    found = (
+        [
+            Candidate.at(path)
+            for path in folder.iterdir()
+            if path.suffix != _PARTIAL and is_checkpoint(path)
+        ]
+        if folder.is_dir()
+        else []
+    )
+    return sorted(
+        found, key=lambda one: (one.step, one.path.name == named, one.path.name), reverse=True
+    )
 
 
 def candidates_at(path: Path) -> list[Candidate]:
@@ -83,7 +93,9 @@ def candidates_at(path: Path) -> list[Candidate]:
         ConfigError: there is no such directory.
     """
     if not path.is_dir():
-        raise ConfigError(f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or a checkpoint")
+        raise ConfigError(
+            f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or a checkpoint"
+        )
     if (path / MANIFEST).exists():
         return [Candidate.at(path)]
     folders = [path]
@@ -94,7 +106,9 @@ def candidates_at(path: Path) -> list[Candidate]:
 
 def none_in(path: Path) -> ConfigError:
     """What is raised where a path means no checkpoint."""
-    return ConfigError(f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the directory of some")
+    return ConfigError(
+        f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the directory of some"
+    )
 
 
 def checkpoint_in(path: Path) -> Path:
@@ -125,8 +139,14 @@ def under_way(checkpoint: Path) -> Path:
 
 def check_name(checkpoint: Path, step: int) -> None:
     """Refuse names that mean something else."""
-    if checkpoint.name == _LATEST or checkpoint.suffix == _PARTIAL or checkpoint.name.startswith((_ASIDE, ".")):
-        raise ConfigError(f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as step-{step:08}")
+    if (
+        checkpoint.name == _LATEST
+        or checkpoint.suffix == _PARTIAL
+        or checkpoint.name.startswith((_ASIDE, "."))
+    ):
+        raise ConfigError(
+            f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as step-{step:08}"
+        )
 
 
 def check_writable(folder: Path) -> None:
@@ -137,7 +157,9 @@ def check_writable(folder: Path) -> None:
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to (checkpoint.dir)") from None
+        raise ConfigError(
+            f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to (checkpoint.dir)"
+        ) from None
 
 
 def begin(checkpoint: Path) -> None:
@@ -168,7 +190,9 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
             )
         for left_over in there - files.keys():
             (directory / left_over).unlink()
-        replace(manifest, files={name: asdict(files[name]) for name in sorted(files)}).write(directory)
+        replace(manifest, files={name: asdict(files[name]) for name in sorted(files)}).write(
+            directory
+        )
         directory.rename(checkpoint)
         sync(checkpoint.parent)
     except OSError as error:
@@ -234,7 +258,11 @@ def all_partial(folder: Path) -> list[Path]:
 
 def prune(folder: Path, keep: int, just_saved: Path) -> None:
     """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones; `OSError` where that cannot be."""
-    whole = [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")] if keep else []
+    whole = (
+        [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
+        if keep
+        else []
+    )
     for old in whole[keep:]:
         if old.name != just_saved.name:
             old.rename(under_way(old))  # what is half removed must not look whole

@@ -52,17 +52,31 @@ class JobCheckpoints:
         loaded: the checkpoint that was loaded last, None before.
     """
 
-    def __init__(self, exchange: Exchange, rank: int, layers: Sequence[str], say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        rank: int,
+        layers: Sequence[str],
+        say: Callable[[str], None] | None = None,
+    ) -> None:
         self._exchange, self._rank, self._layers = exchange, rank, list(layers)
         self._say = say or _to_stderr
         self._saves = 0
         self._locks: dict[Path, DirectoryLock] = {}
-        self._went_back: dict[Path, _WentBack] = {}  # by the folder of a run, until this job saves there
+        self._went_back: dict[
+            Path, _WentBack
+        ] = {}  # by the folder of a run, until this job saves there
         self.loaded: Path | None = None
 
     # Saving.
 
-    def save(self, checkpoint: Path, make_manifest: Callable[[], Manifest], mine: LocalModel | None, writers: Sequence[int]) -> None:
+    def save(
+        self,
+        checkpoint: Path,
+        make_manifest: Callable[[], Manifest],
+        mine: LocalModel | None,
+        writers: Sequence[int],
+    ) -> None:
         """Write a checkpoint.
 
         Args:
@@ -84,8 +98,15 @@ class JobCheckpoints:
         self._exchange.agreed(prepared)
         self._saves += 1
         if mine is not None:
-            told = _outcome(lambda: {name: asdict(record) for name, record in save_layers(under_way(checkpoint), mine).items()})
-            self._exchange.tell(_MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told)
+            told = _outcome(
+                lambda: {
+                    name: asdict(record)
+                    for name, record in save_layers(under_way(checkpoint), mine).items()
+                }
+            )
+            self._exchange.tell(
+                _MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told
+            )
         verdict = None
         if self._rank == _MAIN:
             saved = self._exchange.claim(Topic.SAVED, self._saves, writers)
@@ -101,7 +122,11 @@ class JobCheckpoints:
         """Refuse what cannot be saved under that name, before anything is written; on the main rank."""
         check_name(checkpoint, step)
         folder = checkpoint.parent
-        if checkpoint.exists() and checkpoint not in self._to_set_aside(folder) and not self._is_damaged(checkpoint):
+        if (
+            checkpoint.exists()
+            and checkpoint not in self._to_set_aside(folder)
+            and not self._is_damaged(checkpoint)
+        ):
             raise ConfigError(f"{checkpoint} exists; expected the name of a new checkpoint")
         self._lock(folder)
         begin(checkpoint)
@@ -119,7 +144,9 @@ class JobCheckpoints:
             sync(folder.parent)
             self._locks[folder] = DirectoryLock(folder)
         except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to") from None
+            raise ConfigError(
+                f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to"
+            ) from None
         except OSError as error:
             raise SaveError(f"{folder}: {error.strerror}") from None
 
@@ -127,7 +154,9 @@ class JobCheckpoints:
         for outcome in outcomes:
             if isinstance(outcome, str):
                 raise SaveError(outcome)
-        records = {name: FileRecord(**record) for outcome in outcomes for name, record in outcome.items()}
+        records = {
+            name: FileRecord(**record) for outcome in outcomes for name, record in outcome.items()
+        }
         if missing := sorted(files_of(len(self._layers)) - records.keys()):
             raise SaveError(f"{missing[0]} was written by no rank")
         self._set_aside(checkpoint.parent)
@@ -140,12 +169,18 @@ class JobCheckpoints:
         if back is None:
             return []
         later = after(folder, back.step)
-        return later + [folder / name for name in back.damaged if folder / name not in later and (folder / name).exists()]
+        return later + [
+            folder / name
+            for name in back.damaged
+            if folder / name not in later and (folder / name).exists()
+        ]
 
     def _set_aside(self, folder: Path) -> None:
         """This job has gone back to an older checkpoint here, and writes others of its own."""
         if paths := self._to_set_aside(folder):
-            self._say(set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths))
+            self._say(
+                set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths)
+            )
         self._went_back.pop(folder.resolve(), None)
 
     # Loading.
@@ -174,7 +209,9 @@ class JobCheckpoints:
 
     def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
         """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing is changed."""
-        manifest = Manifest(**self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint))))
+        manifest = Manifest(
+            **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
+        )
         loaded, damage, refusal = None, None, None
         try:
             loaded = read_layers(checkpoint, manifest, model)
@@ -200,16 +237,24 @@ class JobCheckpoints:
             )
         return manifest
 
-    def _has_loaded(self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Mapping[Path, str]) -> None:
+    def _has_loaded(
+        self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Mapping[Path, str]
+    ) -> None:
         self.loaded = checkpoint
         if self._rank != _MAIN:
             return
         folder = checkpoint.parent
         if faults:
-            self._say(f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the newest undamaged one")
+            self._say(
+                f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the newest undamaged one"
+            )
         elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
-            self._say(f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path")
-        self._went_back[home_of(checkpoint)] = _WentBack(manifest.step, tuple([path.name for path in faults]))
+            self._say(
+                f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path"
+            )
+        self._went_back[home_of(checkpoint)] = _WentBack(
+            manifest.step, tuple([path.name for path in faults])
+        )
 
     def own(self, folder: Path, step: int) -> None:
         """Make a folder this run's own: no other run writes there until `close`, and what comes after a step is set aside now.
@@ -221,7 +266,9 @@ class JobCheckpoints:
 
         def begin_there() -> None:
             self._lock(folder)
-            self._went_back[folder.resolve()] = self._went_back.get(folder.resolve(), _WentBack(step))._replace(step=step)
+            self._went_back[folder.resolve()] = self._went_back.get(
+                folder.resolve(), _WentBack(step)
+            )._replace(step=step)
             self._set_aside(folder)
 
         self._exchange.agreed(begin_there)

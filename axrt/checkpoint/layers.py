@@ -79,7 +79,9 @@ def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
         weights = {name: _on_cpu(value) for name, value in _weights(place, layer)}
         yield weights_file(place), save(weights, {"parameters": json.dumps(parameters)})
         frozen = [name for name in parameters if name not in states]
-        of_layer = {name: state for name, state in states.items() if int(name.partition(".")[0]) == place}
+        of_layer = {
+            name: state for name, state in states.items() if int(name.partition(".")[0]) == place
+        }
         yield optimizer_file(place), _packed(of_layer, frozen)
 
 
@@ -103,7 +105,9 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
     return LoadedLayers(weights, states)
 
 
-def read_weights(directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]) -> dict[int, dict[str, Tensor]]:
+def read_weights(
+    directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]
+) -> dict[int, dict[str, Tensor]]:
     """Weights and buffers of layers, given by their places, tensors by name; errors as in `read_layers`."""
     found = {}
     for place, layer in layers:
@@ -121,7 +125,9 @@ def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
         bucket.restore(loaded.states)
 
 
-def take_weights(found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]) -> None:
+def take_weights(
+    found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]
+) -> None:
     """Make what `read_weights` gave the layers' own."""
     with torch.no_grad():
         for place, layer in layers:
@@ -149,13 +155,17 @@ def fault_in(checkpoint: Path) -> str:
     return ""
 
 
-def _check_optimizer(directory: Path, bucket: Bucket, states: Mapping[str, ParameterState], frozen: set[str]) -> None:
+def _check_optimizer(
+    directory: Path, bucket: Bucket, states: Mapping[str, ParameterState], frozen: set[str]
+) -> None:
     mine = type(bucket.optimizer).__name__
     for name, _ in bucket.named:
         if name not in states:
             if name in frozen:
                 continue  # it was not trained then, and begins anew
-            raise DamagedError(f"{directory} has no optimizer state of {name}; expected that of every parameter")
+            raise DamagedError(
+                f"{directory} has no optimizer state of {name}; expected that of every parameter"
+            )
         if states[name].optimizer != mine:
             raise ConfigError(
                 f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} here; expected the same (optimizer.name)"
@@ -176,30 +186,50 @@ def _on_cpu(value: Tensor) -> Tensor:
 
 
 def _packed(states: Mapping[str, ParameterState], frozen: Sequence[str]) -> bytes:
-    tensors = {f"{name}/{key}": _on_cpu(value) for name, state in states.items() for key, value in state.tensors.items()}
+    tensors = {
+        f"{name}/{key}": _on_cpu(value)
+        for name, state in states.items()
+        for key, value in state.tensors.items()
+    }
     told = {
-        name: {"optimizer": state.optimizer, "plain": state.plain, "group": state.group, "tensors": _specs(state.tensors)}
+        name: {
+            "optimizer": state.optimizer,
+            "plain": state.plain,
+            "group": state.group,
+            "tensors": _specs(state.tensors),
+        }
         for name, state in states.items()
     }
     # Sorted: after a load torch keeps state in another order, and equal states have equal files.
-    return save(tensors, {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)})
+    return save(
+        tensors, {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)}
+    )
 
 
 def _specs(tensors: Mapping[str, Tensor]) -> Specs:
     return {key: [str(value.dtype), list(value.shape)] for key, value in tensors.items()}
 
 
-def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[dict[str, ParameterState], list[str]]:
+def _unpacked(
+    path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]
+) -> tuple[dict[str, ParameterState], list[str]]:
     """ParameterState by parameter, and the parameters that were not trained; what is there must be what is told."""
     try:
         told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
-        states = {name: ParameterState(of["optimizer"], {}, of["plain"], of["group"]) for name, of in told.items()}
+        states = {
+            name: ParameterState(of["optimizer"], {}, of["plain"], of["group"])
+            for name, of in told.items()
+        }
         for key, value in tensors.items():
             name, _, what = key.rpartition("/")
             states[name].tensors[what] = value
-        differing = [name for name, of in told.items() if _specs(states[name].tensors) != of["tensors"]]
+        differing = [
+            name for name, of in told.items() if _specs(states[name].tensors) != of["tensors"]
+        ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer state") from None
+        raise DamagedError(
+            f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer state"
+        ) from None
     if differing:
         name = differing[0]
         raise DamagedError(
@@ -211,29 +241,46 @@ def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str
 def _read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], Mapping[str, str]]:
     record = manifest.record_of(path.name)
     if record is None:
-        raise DamagedError(f"{path} is not in the manifest; expected every file of a checkpoint there")
+        raise DamagedError(
+            f"{path} is not in the manifest; expected every file of a checkpoint there"
+        )
     try:
         size = path.stat().st_size
         if size != record.size_bytes:
-            raise DamagedError(f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file as it was saved")
+            raise DamagedError(
+                f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file as it was saved"
+            )
         if digest_of_file(path) != record.crc32:
-            raise DamagedError(f"{path} has other bytes than were saved: its crc32 does not fit; expected the file as it was saved")
+            raise DamagedError(
+                f"{path} has other bytes than were saved: its crc32 does not fit; expected the file as it was saved"
+            )
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
     except OSError as error:
-        raise DamagedError(f"{path}: {error.strerror}; expected a file of a whole checkpoint") from None
+        raise DamagedError(
+            f"{path}: {error.strerror}; expected a file of a whole checkpoint"
+        ) from None
     except SafetensorError as error:
         raise DamagedError(f"{path}: {error}; expected a file of a whole checkpoint") from None
 
 
 def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     for name in sorted(mine.keys() ^ found.keys()):
-        where = "in the model and not in the checkpoint" if name in mine else "in the checkpoint and not in the model"
+        where = (
+            "in the model and not in the checkpoint"
+            if name in mine
+            else "in the checkpoint and not in the model"
+        )
         raise ConfigError(f"{path}: {name} is {where}; expected a checkpoint of the same model")
     for name, value in mine.items():
-        for what, its, here in (("shape", tuple(found[name].shape), tuple(value.shape)), ("type", found[name].dtype, value.dtype)):
+        for what, its, here in (
+            ("shape", tuple(found[name].shape), tuple(value.shape)),
+            ("type", found[name].dtype, value.dtype),
+        ):
             if its != here:
-                raise ConfigError(f"{path}: {name} has {what} {its}, and {here} in the model; expected a checkpoint of the same model")
+                raise ConfigError(
+                    f"{path}: {name} has {what} {its}, and {here} in the model; expected a checkpoint of the same model"
+                )
 
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -241,7 +288,11 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     try:
         parameters = [(name, tensors[name]) for name in json.loads(metadata["parameters"])]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} does not tell its parameters ({error!r}); expected a file of weights") from None
+        raise DamagedError(
+            f"{path} does not tell its parameters ({error!r}); expected a file of weights"
+        ) from None
     for name, value in parameters:
         if (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all()):
-            raise DamagedError(f"{path}: {name} holds what is no finite number; expected weights that a run can go on from")
+            raise DamagedError(
+                f"{path}: {name} holds what is no finite number; expected weights that a run can go on from"
+            )

@@ -44,7 +44,9 @@ class DirectoryLock:
             self._release.detach()
             os.close(self._file)
             raise
-        threading.Thread(target=_renew, args=(self._path, self._stopped), name="axrt lock", daemon=True).start()
+        threading.Thread(
+            target=_renew, args=(self._path, self._stopped), name="axrt lock", daemon=True
+        ).start()
 
     def release(self) -> None:
         """Let others write there; the end of the process does that, too."""
@@ -55,7 +57,9 @@ class DirectoryLock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if self._said() == _myself():  # another engine of this process, which cannot write at the same time
+            if (
+                self._said() == _myself()
+            ):  # another engine of this process, which cannot write at the same time
                 return
             raise self._refusal(directory, self._said()) from None
         except OSError:
@@ -71,7 +75,9 @@ class DirectoryLock:
         if passes_on:
             return False  # the lock was free, and it is given back with its process
         try:
-            return bool(psutil.Process(int(str(said.get("pid", 0)))).create_time() == said.get("started"))
+            return bool(
+                psutil.Process(int(str(said.get("pid", 0)))).create_time() == said.get("started")
+            )
         except (psutil.Error, ValueError):
             return False
 
@@ -103,7 +109,11 @@ def _myself() -> dict[str, object]:
 def _is_before_me(said: dict[str, object]) -> bool:
     """An earlier start of the same job of Slurm, which queues a job again only when it has ended."""
     me = _myself()
-    return bool(me["job"]) and said.get("job") == me["job"] and _number(said.get("restart")) < _number(me["restart"])
+    return (
+        bool(me["job"])
+        and said.get("job") == me["job"]
+        and _number(said.get("restart")) < _number(me["restart"])
+    )
 
 
 def _number(value: object) -> int:

@@ -125,15 +125,40 @@ class Manifest:
     files: dict[str, dict[str, Any]]
 
     @classmethod
-    def of(cls, step: int, samples: int, lr: float, layers: list[str], config: Config, extra: Mapping[str, Any]) -> Self:
+    def of(
+        cls,
+        step: int,
+        samples: int,
+        lr: float,
+        layers: list[str],
+        config: Config,
+        extra: Mapping[str, Any],
+    ) -> Self:
         """That of a run as it stands, without files; `ConfigError` where `extra` is not JSON."""
         try:
             own = json.loads(json.dumps(dict(extra), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"extra of a checkpoint: {error}; expected what JSON can hold") from None
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__), "axrt": metadata.version("axrt")}
+            raise ConfigError(
+                f"extra of a checkpoint: {error}; expected what JSON can hold"
+            ) from None
+        versions = {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "axrt": metadata.version("axrt"),
+        }
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(step, samples, config.run.seed, lr if math.isfinite(lr) else None, now, layers, config.as_dict(), versions, own, {})
+        return cls(
+            step,
+            samples,
+            config.run.seed,
+            lr if math.isfinite(lr) else None,
+            now,
+            layers,
+            config.as_dict(),
+            versions,
+            own,
+            {},
+        )
 
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
@@ -146,19 +171,34 @@ class Manifest:
         path = checkpoint / MANIFEST
         try:
             if path.stat().st_size > _LARGEST_BYTES:
-                raise DamagedError(f"{path} has {path.stat().st_size} bytes; expected the manifest of a checkpoint")
+                raise DamagedError(
+                    f"{path} has {path.stat().st_size} bytes; expected the manifest of a checkpoint"
+                )
             data = path.read_bytes()
         except OSError as error:
-            raise DamagedError(f"{path}: {error.strerror}; expected that of a whole checkpoint") from None
+            raise DamagedError(
+                f"{path}: {error.strerror}; expected that of a whole checkpoint"
+            ) from None
         found = _parsed(path, data)
-        is_as_written = data[: len(_HEAD)] == _HEAD and digest_of(_HEAD + _ZEROS + data[_END:]).encode() == data[len(_HEAD) : _END]
-        if not isinstance(found, dict) or (not is_as_written and ("crc32" in found or found.get("format") == FORMAT)):
-            raise DamagedError(f"{path} has other bytes than were saved: its crc32 does not fit; expected the manifest as it was written")
+        is_as_written = (
+            data[: len(_HEAD)] == _HEAD
+            and digest_of(_HEAD + _ZEROS + data[_END:]).encode() == data[len(_HEAD) : _END]
+        )
+        if not isinstance(found, dict) or (
+            not is_as_written and ("crc32" in found or found.get("format") == FORMAT)
+        ):
+            raise DamagedError(
+                f"{path} has other bytes than were saved: its crc32 does not fit; expected the manifest as it was written"
+            )
         if found.get("format") != FORMAT:
-            raise ConfigError(f"{path} is of another format; expected format {FORMAT}, which axrt of this version writes")
+            raise ConfigError(
+                f"{path} is of another format; expected format {FORMAT}, which axrt of this version writes"
+            )
         for name, (fits, expected) in _EXPECTED.items():
             if name not in found:
-                raise DamagedError(f"{path} has no {name}; expected the manifest of a whole checkpoint")
+                raise DamagedError(
+                    f"{path} has no {name}; expected the manifest of a whole checkpoint"
+                )
             if not fits(found[name]):
                 raise DamagedError(f"{path}: {name} = {str(found[name])[:60]}; expected {expected}")
         return cls(**{name: found[name] for name in _EXPECTED})
@@ -172,11 +212,15 @@ class Manifest:
         """Write it durably; `OSError` where that cannot be."""
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False).encode()
         rest = b'",\n' + body.removeprefix(b"{\n")
-        write_durably(directory / MANIFEST, _HEAD + digest_of(_HEAD + _ZEROS + rest).encode() + rest)
+        write_durably(
+            directory / MANIFEST, _HEAD + digest_of(_HEAD + _ZEROS + rest).encode() + rest
+        )
 
 
 def _parsed(path: Path, data: bytes) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} is not JSON: {str(error)[:80]}; expected the manifest of a whole checkpoint") from None
+        raise DamagedError(
+            f"{path} is not JSON: {str(error)[:80]}; expected the manifest of a whole checkpoint"
+        ) from None

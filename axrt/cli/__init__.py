@@ -1,20 +1,39 @@
-"""The `axrt` command; one module a subcommand."""
+"""The `axrt` command; one module a subcommand, imported when it is called: most need torch, some do not."""
+
+from importlib import import_module
 
 import click
 
-from .checkpoint import checkpoint
-from .doctor import doctor
-from .draw import draw_command
-from .generate import generate
-from .simulate import simulate_command
-from .train import train
+# Each command with its module, its name there, and what --help says of it.
+_COMMANDS = {
+    "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
+    "generate": ("generate", "generate", "Let a trained model go on from a prompt."),
+    "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
+    "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
+    "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),
+    "doctor": ("doctor", "doctor", "Look at this machine, or this job, and say what is wrong."),
+}
 
 
-@click.group()
+class _Commands(click.Group):
+    """Commands by name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, said) for name, (_, _, said) in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands)
 @click.version_option(package_name="axrt")
 def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
-
-
-for command in (train, generate, checkpoint, simulate_command, draw_command, doctor):
-    main.add_command(command)

@@ -11,7 +11,15 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from axrt.checkpoint.folder import Candidate, all_partial, all_set_aside, candidates_at, candidates_in, checkpoint_in, none_in
+from axrt.checkpoint.folder import (
+    Candidate,
+    all_partial,
+    all_set_aside,
+    candidates_at,
+    candidates_in,
+    checkpoint_in,
+    none_in,
+)
 from axrt.checkpoint.layers import fault_in
 from axrt.checkpoint.manifest import Manifest
 from axrt.errors import ConfigError
@@ -36,14 +44,25 @@ def list_command(directory: Path, as_json: bool) -> None:
     """
     rows = [_row(one) for one in _candidates(directory)]
     folder = Path(rows[0]["path"]).parent
-    aside = [{**_row(one), "state": "set aside"} for path in all_set_aside(folder) for one in candidates_in(path)]
+    aside = [
+        {**_row(one), "state": "set aside"}
+        for path in all_set_aside(folder)
+        for one in candidates_in(path)
+    ]
     rows += [*aside, *({**_empty(path), "state": "not whole"} for path in all_partial(folder))]
     if as_json:
         click.echo("\n".join(map(json.dumps, rows)))
         return
-    table = Table("step", "samples", "saved (UTC)", "MiB", "state", "path", box=None, pad_edge=False)
+    table = Table(
+        "step", "samples", "saved (UTC)", "MiB", "state", "path", box=None, pad_edge=False
+    )
     for row in rows:
-        table.add_row(*(str("" if row[key] is None else row[key]) for key in ("step", "samples", "saved_at", "mib", "state", "path")))
+        table.add_row(
+            *(
+                str("" if row[key] is None else row[key])
+                for key in ("step", "samples", "saved_at", "mib", "state", "path")
+            )
+        )
     Console(width=max(100, Console().width, *(len(row["path"]) + 70 for row in rows))).print(table)
 
 
@@ -96,9 +115,20 @@ def _row(one: Candidate) -> dict[str, str]:
     if one.manifest is None:
         return {**_empty(one.path), "state": "damaged"}
     mib = sum(record["size_bytes"] for record in one.manifest.files.values()) / _MIB
-    values = {"step": one.step, "samples": one.manifest.samples, "saved_at": one.manifest.saved_at, "mib": f"{mib:.1f}"}
-    state = "whole" if all(map(partial(_has_size, one.path), one.manifest.files.items())) else "damaged"
-    return {**_empty(one.path), **{key: str(value) for key, value in values.items()}, "state": state}
+    values = {
+        "step": one.step,
+        "samples": one.manifest.samples,
+        "saved_at": one.manifest.saved_at,
+        "mib": f"{mib:.1f}",
+    }
+    state = (
+        "whole" if all(map(partial(_has_size, one.path), one.manifest.files.items())) else "damaged"
+    )
+    return {
+        **_empty(one.path),
+        **{key: str(value) for key, value in values.items()},
+        "state": state,
+    }
 
 
 def _has_size(path: Path, file: tuple[str, dict[str, int]]) -> bool:

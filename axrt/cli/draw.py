@@ -24,9 +24,13 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     if picture.suffix != ".svg":
         _refuse(f"{picture}: pictures are SVG; expected a name that ends in .svg")
     try:
-        picture.write_text(draw(Timeline.from_json(timeline.read_text(encoding="utf-8"))), encoding="utf-8")
+        picture.write_text(
+            draw(Timeline.from_json(timeline.read_text(encoding="utf-8"))), encoding="utf-8"
+        )
     except OSError as error:
-        _refuse(f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to write its picture")
+        _refuse(
+            f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to write its picture"
+        )
     except ValueError as error:
         _refuse(f"{timeline}: {error}")
     click.echo(f"{picture}")

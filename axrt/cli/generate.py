@@ -23,12 +23,33 @@ from axrt.models.registry import model_of
 
 @click.command(short_help="Let a trained model go on from a prompt.")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--prompt", default="\n", show_default="a new line", help="what to go on from; for a model of token files, numbers")
-@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add")
-@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0 takes the likeliest token each time")
-@click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="choose among so many tokens; 0 = all")
+@click.option(
+    "--prompt",
+    default="\n",
+    show_default="a new line",
+    help="what to go on from; for a model of token files, numbers",
+)
+@click.option(
+    "--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add"
+)
+@click.option(
+    "--temperature",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="0 takes the likeliest token each time",
+)
+@click.option(
+    "--top-k",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="choose among so many tokens; 0 = all",
+)
 @click.option("--seed", default=0, show_default=True, type=int, help="of the choices")
-def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int) -> None:
+def generate(
+    run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
+) -> None:
     """Go on from a prompt with the model of RUN, a directory that `axrt train` has made, or a checkpoint in it.
 
     \b
@@ -45,7 +66,15 @@ def generate(run: Path, prompt: str, tokens: int, temperature: float, top_k: int
         given = codec.encode(prompt)
         _check(given, config.model.vocab)
         click.echo(prompt, nl=False)
-        for token in sample(model, given, tokens, config.model.context, temperature, top_k, torch.Generator().manual_seed(seed)):
+        for token in sample(
+            model,
+            given,
+            tokens,
+            config.model.context,
+            temperature,
+            top_k,
+            torch.Generator().manual_seed(seed),
+        ):
             click.echo(codec.decode(token), nl=False)
             sys.stdout.flush()
         click.echo()
@@ -78,7 +107,9 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, token: int) -> str:
-        return self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"  # a vocabulary larger than bytes
+        return (
+            self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"
+        )  # a vocabulary larger than bytes
 
 
 class Numbers:
@@ -106,7 +137,9 @@ def _codec_for(config: Config) -> Codec:
 def _check(tokens: list[int], vocab: int) -> None:
     unknown = [token for token in tokens if not 0 <= token < vocab]
     if unknown:
-        raise DataError(f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the model knows")
+        raise DataError(
+            f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the model knows"
+        )
 
 
 def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
@@ -123,14 +156,22 @@ def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
             faults.append(str(error))
             continue
         if faults:
-            click.echo(f"axrt: damaged, and not taken: {'; '.join(faults)}. Taken is {one.path}", err=True)
+            click.echo(
+                f"axrt: damaged, and not taken: {'; '.join(faults)}. Taken is {one.path}", err=True
+            )
         return config, whole.eval()
     raise DamagedError("; ".join(faults)) if faults else none_in(run)
 
 
 @torch.inference_mode()
 def sample(
-    model: nn.Module, prompt: list[int], number: int, context: int, temperature: float, top_k: int, generator: torch.Generator
+    model: nn.Module,
+    prompt: list[int],
+    number: int,
+    context: int,
+    temperature: float,
+    top_k: int,
+    generator: torch.Generator,
 ) -> Iterator[int]:
     """Tokens that the model chooses, one after the other.
 

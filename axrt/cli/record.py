@@ -66,7 +66,9 @@ class Record:
         elif self._config.checkpoint.resume == "auto":
             self._show.say(f"no checkpoint in {self.directory}: beginning anew")
         if done >= self._config.run.steps:
-            self._show.say(f"step {done} of run.steps = {self._config.run.steps} is done already; set run.steps higher to go on")
+            self._show.say(
+                f"step {done} of run.steps = {self._config.run.steps} is done already; set run.steps higher to go on"
+            )
         self._last_s, self._last_step = time.perf_counter(), done
 
     def step(self, result: StepResult) -> None:
@@ -93,7 +95,9 @@ class Record:
             self.failed = True
             self.warn(str(error))
             return
-        self._show.say(f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}")
+        self._show.say(
+            f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}"
+        )
 
     def saved(self, done: int) -> None:
         if self._unwritten is not None:
@@ -115,10 +119,16 @@ class Record:
             self.warn(str(error))
         what = "done" if done >= self._config.run.steps else f"interrupted after step {done}"
         what += "" if is_saved else ", but not saved"
-        newest = f", {'the' if is_saved else 'the newest'} checkpoint in {checkpoint}" if checkpoint else ""
+        newest = (
+            f", {'the' if is_saved else 'the newest'} checkpoint in {checkpoint}"
+            if checkpoint
+            else ""
+        )
         self._show.say(f"{what}; configuration and metrics are in {self.directory}{newest}")
         if checkpoint and (done < self._config.run.steps or not is_saved):
-            self._show.say(f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto")
+            self._show.say(
+                f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto"
+            )
 
     def _append(self, **values: Any) -> None:
         try:
@@ -147,14 +157,22 @@ class Record:
 
     def _rate(self, done: int) -> float:
         now = time.perf_counter()
-        rate = (done - self._last_step) * self._config.global_batch / (now - self._last_s) if done > self._last_step else 0.0
+        rate = (
+            (done - self._last_step) * self._config.global_batch / (now - self._last_s)
+            if done > self._last_step
+            else 0.0
+        )
         self._last_s, self._last_step = now, done
         return rate
 
 
 def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
     """Settings that shape what is learned, where they are others now."""
-    sections = {name: keys for name, keys in now.as_dict().items() if name in ("model", "data", "optimizer", "precision")}
+    sections = {
+        name: keys
+        for name, keys in now.as_dict().items()
+        if name in ("model", "data", "optimizer", "precision")
+    }
     sections["run"] = {"seed": now.run.seed, "steps": now.run.steps}
     found = [
         f"{section}.{key} {before[section][key]!r} -> {value!r}"
@@ -163,7 +181,11 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         if key in before.get(section, {}) and before[section][key] != value
     ]
     sizes = [before.get(section, {}).get(key, 0) for section, key in _BATCH]
-    return found + ([f"samples a step {math.prod(sizes)} -> {now.global_batch}"] if math.prod(sizes) != now.global_batch else [])
+    return found + (
+        [f"samples a step {math.prod(sizes)} -> {now.global_batch}"]
+        if math.prod(sizes) != now.global_batch
+        else []
+    )
 
 
 def _launch(ranks: int) -> str:
@@ -182,5 +204,7 @@ def _describe(engine: Engine) -> str:
     config, size = engine.config, engine.config.schedule
     replica = " and replica" if engine.data_size > 1 else ""
     batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step{replica}"
-    layout = f"ranks in the pipeline: {engine.pipe_size}" + (f", replicas: {engine.data_size}" if engine.data_size > 1 else "")
+    layout = f"ranks in the pipeline: {engine.pipe_size}" + (
+        f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
+    )
     return f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on {engine.device}"

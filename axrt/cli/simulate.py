@@ -1,7 +1,9 @@
-"""`axrt simulate`: what a schedule would do, before anything runs."""
+"""`axrt simulate`: what a schedule would do, before anything runs.
+
+A study calls it a hundred times. So what only some calls need is imported where they need it.
+"""
 
 import json
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,18 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from axrt.cli import compare
-from axrt.cli.search import search
-from axrt.cli.search import show as show_search
 from axrt.exit_codes import Exit
-from axrt.observe.picture import draw
-from axrt.schedule import Scheduled, scheduled
 from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS
+from axrt.scheduler.planner import build_schedule, search
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
@@ -36,7 +32,9 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         self._count, self._mark = count, mark
         self.name = mark.join("abc"[:count]).upper()
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
         if isinstance(value, tuple):
             return value
         try:
@@ -44,24 +42,60 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             numbers = ()
         if len(numbers) != self._count or min(numbers) < 0 or not all(map(isfinite, numbers)):
-            self.fail(f"{value!r}; expected {self._count} numbers with {self._mark!r} between them", param, ctx)
+            self.fail(
+                f"{value!r}; expected {self._count} numbers with {self._mark!r} between them",
+                param,
+                ctx,
+            )
         return numbers
 
 
 # What says how long things take, and nothing of the schedule.
 _COSTS = (
-    *("--ranks", "--microbatches", "--most-held", "--json", "--costs", "--latency", "--transfer", "--task-cost", "--step-cost"),
-    *("--replicas", "--reduce-cost", "--reduce-transfer", "--jitter", "--straggler", "--hiccups", "--recompute", "--pieces"),
+    *(
+        "--ranks",
+        "--microbatches",
+        "--most-held",
+        "--json",
+        "--costs",
+        "--latency",
+        "--transfer",
+        "--task-cost",
+        "--step-cost",
+    ),
+    *(
+        "--replicas",
+        "--reduce-cost",
+        "--reduce-transfer",
+        "--jitter",
+        "--straggler",
+        "--hiccups",
+        "--recompute",
+        "--pieces",
+    ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed"),
 )
 
 
 @click.command("simulate", short_help="Show what a schedule would do, or compare all.")
-@click.option("--policy", type=click.Choice([*NAMES, FIXED, "all"]), help="the rule; all: a table of those that fit")
+@click.option(
+    "--policy",
+    type=click.Choice([*NAMES, FIXED, "all"]),
+    help="the rule; all: a table of those that fit",
+)
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", type=click.IntRange(1), help="per step")
-@click.option("--like", type=click.Path(path_type=Path), help="a run with a timeline: measured beside predicted, on costs fitted from it")
-@click.option("--search", "searches", is_flag=True, help="the best policy, placement, chunks and cap for these costs, and what bounds it")
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    help="a run with a timeline: measured beside predicted, on costs fitted from it",
+)
+@click.option(
+    "--search",
+    "searches",
+    is_flag=True,
+    help="the best policy, placement, chunks and cap for these costs, and what bounds it",
+)
 @click.option(
     "--most-held",
     default=0.0,
@@ -70,33 +104,81 @@ _COSTS = (
 )
 @click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
-    "--placement", default="", type=click.Choice(["", *PLACEMENTS]), help="which rank holds which stage; the policy's own by default"
+    "--placement",
+    default="",
+    type=click.Choice(["", *PLACEMENTS]),
+    help="which rank holds which stage; the policy's own by default",
 )
-@click.option("--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped")
-@click.option("--in-flight", default=0, type=click.IntRange(0), help="cap, for policies adaptive, axonn, dualpipe-v and fixed")
-@click.option("--order", default="", help="for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the plan")
 @click.option(
-    "--costs", default=(1.0, 1.0, 1.0), type=_Numbers(3, ","), help="forward, input and weight gradient of a rank; a chunk's is 1/v"
+    "--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped"
+)
+@click.option(
+    "--in-flight",
+    default=0,
+    type=click.IntRange(0),
+    help="cap, for policies adaptive, axonn, dualpipe-v and fixed",
+)
+@click.option(
+    "--order",
+    default="",
+    help="for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the plan",
+)
+@click.option(
+    "--costs",
+    default=(1.0, 1.0, 1.0),
+    type=_Numbers(3, ","),
+    help="forward, input and weight gradient of a rank; a chunk's is 1/v",
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
 @click.option(
-    "--transfer", default=0.0, type=click.FloatRange(0), help="what an activation or gradient takes on an edge, before the latency"
+    "--transfer",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="what an activation or gradient takes on an edge, before the latency",
 )
 @click.option("--task-cost", default=0.0, type=click.FloatRange(0), help="added to every task")
-@click.option("--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a rank and chunk")
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline")
-@click.option("--reduce-cost", default=0.0, type=click.FloatRange(0), help="of adding up gradients of replicas, a rank and chunk")
-@click.option("--reduce-transfer", default=0.0, type=click.FloatRange(0), help="what the gradient of a chunk takes on an edge")
-@click.option("--jitter", default=0.0, type=click.FloatRange(0, 3, clamp=False), help="sigma of a lognormal factor on every duration")
-@click.option("--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again")
-@click.option("--hiccups", default=(0.0, 1.0), type=_Numbers(2, ":"), help="SHARE:FACTOR, so many tasks take so much longer")
+@click.option(
+    "--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a rank and chunk"
+)
+@click.option(
+    "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
+)
+@click.option(
+    "--reduce-cost",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="of adding up gradients of replicas, a rank and chunk",
+)
+@click.option(
+    "--reduce-transfer",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="what the gradient of a chunk takes on an edge",
+)
+@click.option(
+    "--jitter",
+    default=0.0,
+    type=click.FloatRange(0, 3, clamp=False),
+    help="sigma of a lognormal factor on every duration",
+)
+@click.option(
+    "--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again"
+)
+@click.option(
+    "--hiccups",
+    default=(0.0, 1.0),
+    type=_Numbers(2, ":"),
+    help="SHARE:FACTOR, so many tasks take so much longer",
+)
 @click.option(
     "--recompute",
     default="none",
     show_default=True,
     help="what of a stage runs forward again before its backward: none, full, stage-aware, stage-aware:SHARE",
 )
-@click.option("--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient")
+@click.option(
+    "--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient"
+)
 @click.option(
     "--linger",
     default=LINGER,
@@ -104,16 +186,35 @@ _COSTS = (
     type=click.FloatRange(0, 10),
     help="how long a rank waits before a weight gradient that is early, as a share of that; with --pieces 1",
 )
-@click.option("--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other")
-@click.option("--barrier", is_flag=True, help="a step begins when all ranks have done the one before")
+@click.option(
+    "--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other"
+)
+@click.option(
+    "--barrier", is_flag=True, help="a step begins when all ranks have done the one before"
+)
 @click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
 @click.option("--seed", default=0, type=int, help="of what varies")
-@click.option("--stash-mib", default=0.0, type=click.FloatRange(0), help="what a microbatch holds on a rank; a chunk holds 1/v")
-@click.option("--json", "as_json", is_flag=True, help="figures as JSON")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="draw the timeline to an SVG file")
-@click.option("--timeline", type=click.Path(path_type=Path, dir_okay=False), help="write the timeline to a JSON file, for axrt draw")
 @click.option(
-    "--write-order", type=click.Path(path_type=Path, dir_okay=False), help="write the policy's order to a CSV file, for policy fixed"
+    "--stash-mib",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="what a microbatch holds on a rank; a chunk holds 1/v",
+)
+@click.option("--json", "as_json", is_flag=True, help="figures as JSON")
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="draw the timeline to an SVG file",
+)
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="write the timeline to a JSON file, for axrt draw",
+)
+@click.option(
+    "--write-order",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="write the policy's order to a CSV file, for policy fixed",
 )
 @click.pass_context
 def simulate_command(
@@ -145,7 +246,9 @@ def simulate_command(
     if not ((policy or searches) and options["ranks"] and options["microbatches"]):
         _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
     if (policy and searches) or (most_held and not searches):
-        _refuse("--search tries every policy, and --most-held narrows it; expected either --search or --policy")
+        _refuse(
+            "--search tries every policy, and --most-held narrows it; expected either --search or --policy"
+        )
     _check(options)
     if searches:
         _refuse_besides("--search", _COSTS, context)
@@ -159,7 +262,9 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
         for name in (name for name, path in files.items() if path):
-            _refuse(f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all")
+            _refuse(
+                f"--{name.replace('_', '-')} is of one schedule; expected a --policy other than all"
+            )
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
     for name in NAMES if policy == "all" else (policy,):
@@ -170,7 +275,7 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
             misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
         found.append(_figures(job, line, options, stash_mib))
-        _write(files["picture"], lambda: draw(line))  # noqa: B023
+        _write(files["picture"], lambda: _drawn(line))  # noqa: B023
         _write(files["timeline"], line.to_json)
         _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
     if policy != "all" and misfits:
@@ -178,13 +283,26 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
     if as_json:
         click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
     else:
-        _show(found, misfits)
+        from axrt.cli.tables import show_schedules
+
+        show_schedules(found, misfits)
+
+
+def _drawn(line: Timeline) -> str:
+    from axrt.observe.picture import draw
+
+    return draw(line)
 
 
 def _given(context: click.Context) -> set[str]:
     """The options that were given."""
-    sources = {option.opts[0]: context.get_parameter_source(option.name or "") for option in context.command.params}
-    return {name for name, source in sources.items() if source is not click.core.ParameterSource.DEFAULT}
+    sources = {
+        option.opts[0]: context.get_parameter_source(option.name or "")
+        for option in context.command.params
+    }
+    return {
+        name for name, source in sources.items() if source is not click.core.ParameterSource.DEFAULT
+    }
 
 
 def _refuse_besides(mode: str, allowed: Sequence[str], context: click.Context) -> None:
@@ -203,30 +321,43 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
     """Measured beside predicted."""
     if path is None:
         _refuse("--what-if compares with a run; expected --like RUN")
+    from axrt.observe.picture import draw
+    from axrt.scheduler.comparison import Run, compared, with_other_schedules
+
     try:
-        run = compare.Run.read(path)
-        found, costs, line = compare.compared(run)
-        tried = compare.what_if(run, costs) if what_if else []
+        run = Run.read(path)
+        found, costs, line = compared(run)
+        tried = with_other_schedules(run, costs) if what_if else []
     except ValueError as error:
         _refuse(str(error))
     _write(picture, lambda: draw(run.line, line))
     if as_json:
         click.echo(json.dumps({**found, "what_if": tried}, indent=1))
     else:
-        compare.show(found, tried, run)
+        from axrt.cli.tables import show_comparison
+
+        show_comparison(found, tried, run)
 
 
 def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
-    def run(one: Scheduled) -> tuple[Costs, Timeline]:
-        costs = _costs(one.job, options)
-        return costs, _run(one.job, costs, options)
+    def run(job: Job) -> tuple[Costs, Timeline]:
+        costs = _costs(job, options)
+        return costs, _run(job, costs, options)
 
-    found, least = search(options["ranks"], options["microbatches"], options["steps"], most_held, run)
+    found, least = search(
+        options["ranks"], options["microbatches"], options["steps"], most_held, run
+    )
     if not found:
-        _refuse(f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; expected more, or more ranks")
+        _refuse(
+            f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; expected more, or more ranks"
+        )
     if as_json:
-        click.echo(json.dumps({"found": [one.as_dict() for one in found], "least": least}, indent=1))
+        click.echo(
+            json.dumps({"found": [one.as_dict() for one in found], "least": least}, indent=1)
+        )
     else:
+        from axrt.cli.tables import show_search
+
         show_search(found, least)
 
 
@@ -234,7 +365,9 @@ def _check(options: dict[str, Any]) -> None:
     places = options["ranks"] * options["replicas"]
     for rank, _ in options["straggler"]:
         if rank >= places or rank != int(rank):
-            _refuse(f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}")
+            _refuse(
+                f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}"
+            )
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
     try:
@@ -242,12 +375,14 @@ def _check(options: dict[str, Any]) -> None:
     except ValueError as error:
         _refuse(f"--recompute = {error}")
     if options["hiccups"][0] > 1:
-        _refuse(f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1")
+        _refuse(
+            f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1"
+        )
 
 
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
     """`ValueError` where the options do not go together."""
-    job = scheduled(
+    job = build_schedule(
         name,
         options["ranks"],
         options["microbatches"],
@@ -279,7 +414,12 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
 
 
 def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
-    job = replace(job, replicas=options["replicas"], recomputed=dict.fromkeys(costs.recomputed, 1), votes=options["clip"])
+    job = replace(
+        job,
+        replicas=options["replicas"],
+        recomputed=dict.fromkeys(costs.recomputed, 1),
+        votes=options["clip"],
+    )
     return simulate(job, costs, steps=options["steps"], barrier=options["barrier"])
 
 
@@ -306,42 +446,16 @@ def _stash(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) 
     """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is not counted."""
     again = _recomputed(job, options)
     whole = stash_mib * job.placement.share
-    return line.stash(lambda stage: whole * (1 - again.get(stage, 0.0)), lambda stage: whole * again.get(stage, 0.0))
+    return line.stash(
+        lambda stage: whole * (1 - again.get(stage, 0.0)),
+        lambda stage: whole * again.get(stage, 0.0),
+    )
 
 
 def _recomputed(job: Job, options: dict[str, Any]) -> dict[int, float]:
-    return recomputed_shares(job.policy, job.placement, job.microbatches, most_recomputed(options["recompute"]))
-
-
-def _show(found: list[dict[str, Any]], misfits: list[str]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("policy", "placement"):
-        table.add_column(column, no_wrap=True)
-    for column in ("makespan", "span", "utilisation", "in flight", "held", "no input", "cap", "nothing left"):
-        table.add_column(column, justify="right", no_wrap=True)
-    in_mib = any(map(sum, (of["stash_mib"] for of in found)))
-    if in_mib:
-        table.add_column("held, MiB", justify="right", no_wrap=True)
-    for of in sorted(found, key=lambda of: float(of["makespan"])):
-        causes = [statistics.mean(of["idle_by_cause"][cause]) for cause in CAUSES]
-        table.add_row(
-            of["policy"],
-            f"{of['placement']} x{of['chunks']}",
-            f"{of['makespan']:.2f}",
-            f"{max(of['span']):.2f}",
-            f"{of['utilisation']:.3f}",
-            str(max(of["in_flight"])),
-            str(max(of["held"])),
-            *[f"{cause:.2f}" for cause in causes],
-            *[f"{max(of['stash_mib']):.1f}"] * in_mib,
-        )
-    Console(width=max(140, Console().width), highlight=False).print(table)
-    click.echo(
-        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank\n"
-        "is idle on average, since nothing has come, a cap says no, or nothing is left."
+    return recomputed_shares(
+        job.policy, job.placement, job.microbatches, most_recomputed(options["recompute"])
     )
-    for misfit in misfits:
-        click.echo(f"left out: {misfit}")
 
 
 def _write(path: Path | None, made: Callable[[], str]) -> None:

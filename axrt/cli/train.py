@@ -44,7 +44,14 @@ def _print_keys(context: click.Context, parameter: click.Parameter, wanted: bool
 
 
 @click.command(short_help="Train a model, alone or on the ranks of a job.")
-@click.option("--keys", is_flag=True, is_eager=True, expose_value=False, callback=_print_keys, help="Every key, its default and meaning.")
+@click.option(
+    "--keys",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_keys,
+    help="Every key, its default and meaning.",
+)
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
 def train(file: str, overrides: tuple[str, ...]) -> None:
@@ -64,7 +71,9 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
         sys.exit(Exit.INTERRUPTED)
-    except Exception as error:  # alone; in a job of several ranks a failure has ended the job already
+    except (
+        Exception
+    ) as error:  # alone; in a job of several ranks a failure has ended the job already
         if isinstance(error, AxrtError):
             click.echo(f"axrt: {error}", err=True)
         else:
@@ -86,11 +95,16 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
     except ConfigError as error:
         join().fail(error)
     keep_freed_memory()
-    with Interrupt() as interrupt, initialize(model, config=config, sample=_sample(config)) as engine:
+    with (
+        Interrupt() as interrupt,
+        initialize(model, config=config, sample=_sample(config)) as engine,
+    ):
         files = _on_main(engine, lambda: RunFiles(config))
         resumed_from = _resume(engine)
         _on_main(engine, files.begin if files else None)
-        show = progress_for(config.run.progress if engine.is_main else "off", config.run.steps, engine.step)
+        show = progress_for(
+            config.run.progress if engine.is_main else "off", config.run.steps, engine.step
+        )
         data = _Data.load(engine, interrupt) if engine.reads else None
         record = Record(engine, show, files) if files else None
         saves = _Saves(engine, record)
@@ -134,7 +148,11 @@ def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
 def _sample(config: Config) -> tuple[Tensor, Tensor]:
     """A microbatch like those of the data, of random tokens."""
     model = config.model
-    rows = torch.randint(model.vocab, (config.schedule.microbatch_size, model.context + 1), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(
+        model.vocab,
+        (config.schedule.microbatch_size, model.context + 1),
+        generator=torch.Generator().manual_seed(0),
+    )
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
@@ -163,7 +181,9 @@ def _check_heads(where: Path, config: Config) -> None:
     """No shape tells how many there are."""
     heads = Manifest.read(where).config.get("model", {}).get("heads", config.model.heads)
     if heads != config.model.heads:
-        raise ConfigError(f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same")
+        raise ConfigError(
+            f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +199,13 @@ class _Data:
         config, size = engine.config, engine.config.schedule
         corpus = load(config.data, config.model.context, config.model.vocab)
         training, held_out = (
-            Windows(part, config.model.context, config.run.seed, config.model.vocab) for part in (corpus.training, corpus.held_out)
+            Windows(part, config.model.context, config.run.seed, config.model.vocab)
+            for part in (corpus.training, corpus.held_out)
         )
         share = Share(engine.data_rank, engine.data_size, size.microbatches, size.microbatch_size)
-        stream = microbatches(training, size.microbatch_size, share.first_samples(engine.samples), config.data.workers)
+        stream = microbatches(
+            training, size.microbatch_size, share.first_samples(engine.samples), config.data.workers
+        )
         if engine.is_main:
             stream = interrupt.until(stream, size.microbatches)
         return cls(stream, held_out if config.data.validates else None, engine)
@@ -192,7 +215,11 @@ class _Data:
         assert self.held_out is not None
         run, engine = self.engine.config.run, self.engine
         items = self.held_out.evenly(run.eval_microbatches, engine.config.schedule.microbatch_size)
-        return (item for number, item in enumerate(items) if number % engine.data_size == engine.data_rank)
+        return (
+            item
+            for number, item in enumerate(items)
+            if number % engine.data_size == engine.data_rank
+        )
 
 
 class _Saves:
@@ -213,7 +240,9 @@ class _Saves:
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
-        directory = engine.broadcast(str(record.directory) if record else None)  # a number may have been added to its name
+        directory = engine.broadcast(
+            str(record.directory) if record else None
+        )  # a number may have been added to its name
         self.folder = Path(directory, self._config.dir) if self._config.dir else None
         self.newest: Path | None = None
         self.failed = False
@@ -222,13 +251,17 @@ class _Saves:
             self.newest = loaded
         if self.folder is not None:
             _on_main(engine, partial(check_writable, self.folder))
-            engine.own_checkpoints(self.folder)  # last: whatever is refused before leaves it as it was
+            engine.own_checkpoints(
+                self.folder
+            )  # last: whatever is refused before leaves it as it was
         if record and self.newest is not None:
             name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
         """Save, if this step is one to save after."""
-        if self.folder is None or not (last or (self._config.every and done % self._config.every == 0)):
+        if self.folder is None or not (
+            last or (self._config.every and done % self._config.every == 0)
+        ):
             return
         path = self.folder / f"step-{done:08}"
         if self.newest and self.newest.name == path.name:
@@ -238,7 +271,9 @@ class _Saves:
         except SaveError as error:
             self.failed = last
             if self._record:
-                what = "the last one" if last else "training goes on, and the next one will be tried"
+                what = (
+                    "the last one" if last else "training goes on, and the next one will be tried"
+                )
                 self._record.warn(f"step {done}: no checkpoint ({what}): {error}")
             return
         self.newest = path

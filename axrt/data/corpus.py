@@ -50,14 +50,17 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
         DataError: nothing there, nothing in it, too little, or tokens that the model does not know.
     """
     source, validation = (
-        _Source(key, name, config.files) for key, name in (("data.source", config.source), ("data.validation", config.validation))
+        _Source(key, name, config.files)
+        for key, name in (("data.source", config.source), ("data.validation", config.validation))
     )
     corpus = _split(source, 0.0 if config.validation else config.held_out)
     _check(source, corpus.training, "to train on", context, vocab)
     if config.validation:
         corpus = Corpus(corpus.training, _split(validation, 0.0).training)
     if config.validates:
-        _check(validation if config.validation else source, corpus.held_out, "held out", context, vocab)
+        _check(
+            validation if config.validation else source, corpus.held_out, "held out", context, vocab
+        )
     return corpus
 
 
@@ -66,7 +69,14 @@ def _split(source: _Source, held_out: float) -> Corpus:
     if source.name == "stdlib":
         library = Path(sysconfig.get_paths()["stdlib"])
         return _of_files(
-            library, [p for p in library.glob("**/*.py") if not _NOT_SOURCE & set(p.relative_to(library).parts)], source, held_out
+            library,
+            [
+                p
+                for p in library.glob("**/*.py")
+                if not _NOT_SOURCE & set(p.relative_to(library).parts)
+            ],
+            source,
+            held_out,
         )
     if path.is_dir():
         return _of_files(path, _matching(path, source), source, held_out)
@@ -83,14 +93,18 @@ def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int)
         )
     token = unknown_in_row(tokens, vocab)
     if token is not None:
-        raise DataError(f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less than model.vocab = {vocab}")
+        raise DataError(
+            f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less than model.vocab = {vocab}"
+        )
 
 
 def _matching(root: Path, source: _Source) -> list[Path]:
     try:
         return [path for path in root.glob(source.files) if path.is_file()]
     except (NotImplementedError, ValueError) as error:
-        raise DataError(f"data.files = {source.files!r}: {error}; expected a pattern inside {source.key}, such as '**/*.txt'") from None
+        raise DataError(
+            f"data.files = {source.files!r}: {error}; expected a pattern inside {source.key}, such as '**/*.txt'"
+        ) from None
 
 
 def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: float) -> Corpus:
@@ -102,7 +116,10 @@ def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: floa
     away = [_share(path.relative_to(root)) < held_out for path in ordered]
     if held_out and len(ordered) > 1 and len(set(away)) == 1:  # few files: by lot none or all
         away = [path == ordered[-1] for path in ordered]
-    training, out = ([path for path, is_out in zip(ordered, away, strict=True) if is_out == part] for part in (False, True))
+    training, out = (
+        [path for path, is_out in zip(ordered, away, strict=True) if is_out == part]
+        for part in (False, True)
+    )
     return Corpus(_joined(training, source), _joined(out, source))
 
 
@@ -120,4 +137,6 @@ def _read(paths: Iterable[Path], source: _Source) -> Iterator[bytes]:
         try:
             yield path.read_bytes()
         except OSError as error:
-            raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable text file ({source.key})") from None
+            raise DataError(
+                f"{path.absolute()}: {error.strerror}; expected a readable text file ({source.key})"
+            ) from None

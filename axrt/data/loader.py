@@ -23,7 +23,9 @@ class Microbatches(Dataset[Item]):
         return self._windows.microbatch(first, self._size)
 
 
-def microbatches(windows: Windows, size: int, first_samples: Iterable[int], workers: int) -> Iterator[Item]:
+def microbatches(
+    windows: Windows, size: int, first_samples: Iterable[int], workers: int
+) -> Iterator[Item]:
     """The microbatches that begin with these samples.
 
     Args:

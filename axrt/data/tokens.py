@@ -45,7 +45,11 @@ class Mapped(NamedTuple):
         return cls(str(tokens.filename), tokens.dtype.str, tokens.ctypes.data - start, len(tokens))
 
     def tokens(self) -> Tokens:
-        return np.memmap(self.path, self.dtype, "r", self.offset, (self.number,)) if self.number else np.empty(0, self.dtype)
+        return (
+            np.memmap(self.path, self.dtype, "r", self.offset, (self.number,))
+            if self.number
+            else np.empty(0, self.dtype)
+        )
 
 
 def is_token_file(path: Path) -> bool:
@@ -86,9 +90,15 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
         size = path.stat().st_size
         dtype, expected = _read_index(index) if index.exists() else (np.dtype(np.uint16), None)
     except OSError as error:
-        raise DataError(f"{path.absolute()}: {error.strerror}; expected a readable token file ({key})") from None
+        raise DataError(
+            f"{path.absolute()}: {error.strerror}; expected a readable token file ({key})"
+        ) from None
     if size % dtype.itemsize or (expected is not None and size != expected * dtype.itemsize):
-        says = f"{index} says {expected} tokens of {dtype}" if expected is not None else "a row of uint16 has an even number"
+        says = (
+            f"{index} says {expected} tokens of {dtype}"
+            if expected is not None
+            else "a row of uint16 has an even number"
+        )
         raise DataError(
             f"{path} has {size} bytes, but {says}; expected the whole file (is one of the two cut off, or of another data set?)"
         )
@@ -104,11 +114,15 @@ def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
         )
     _, version, code, sequences, _ = _HEAD.unpack_from(data)
     if version != 1 or code not in _TYPES:
-        raise DataError(f"{index} is of version {version} with tokens of type {code}; expected version 1 and integers")
+        raise DataError(
+            f"{index} is of version {version} with tokens of type {code}; expected version 1 and integers"
+        )
     if len(data) < _HEAD.size + 4 * sequences:
         raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
     lengths = np.frombuffer(data, np.int32, sequences, _HEAD.size)
     if (lengths < 0).any():
         first = int(np.argmax(lengths < 0))
-        raise DataError(f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 or more: write it again")
+        raise DataError(
+            f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 or more: write it again"
+        )
     return np.dtype(_TYPES[code]), int(lengths.sum(dtype=np.int64))

@@ -40,12 +40,16 @@ class Windows:
 
     def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
         """So many microbatches from evenly spaced places, the same ones every time."""
-        starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(np.int64)
+        starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(
+            np.int64
+        )
         for block in starts.reshape(microbatches, size):
             yield self._items([int(start) for start in block])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {key: value for key, value in self.__dict__.items() if key != "_order"}  # a cache; a copy begins with its own
+        kept = {
+            key: value for key, value in self.__dict__.items() if key != "_order"
+        }  # a cache; a copy begins with its own
         return {**kept, "_tokens": Mapped.of(self._tokens) or self._tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -72,7 +76,9 @@ class Windows:
     def _shuffled(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
         random = np.random.default_rng([self._seed, epoch])
         room = len(self._tokens) - 1 - self.per_epoch * self._context
-        return int(random.integers(min(self._context, room + 1))), random.permutation(self.per_epoch)
+        return int(random.integers(min(self._context, room + 1))), random.permutation(
+            self.per_epoch
+        )
 
     def _window(self, start: int) -> Tokens:
         return self._tokens[start : start + self._context + 1]

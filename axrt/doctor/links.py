@@ -36,7 +36,13 @@ def measure(comm: Any) -> list[Link]:
             large_s = _ping_s(comm, peer, comm.rank == source, _LARGE_BYTES, _TRANSFERS)
             links.append(Link(source, source + 1, latency_s * 1e6, _LARGE_BYTES / large_s / 1e9))
     gathered: list[list[Link]] | None = comm.gather(links)
-    return sorted({(link.source, link.target): link for of_rank in reversed(gathered or []) for link in of_rank}.values())
+    return sorted(
+        {
+            (link.source, link.target): link
+            for of_rank in reversed(gathered or [])
+            for link in of_rank
+        }.values()
+    )
 
 
 def _ping_s(comm: Any, peer: int, first: bool, size: int, times: int) -> float:

@@ -40,7 +40,9 @@ class Compiler:
         """What runs the layer, which stays as it is, its names too."""
         kind = (type(layer), repr(layer))
         if kind not in self._of_kind:
-            self._of_kind[kind] = torch.compile(_with_code_of_its_own(_run), backend=self._backend, dynamic=False)
+            self._of_kind[kind] = torch.compile(
+                _with_code_of_its_own(_run), backend=self._backend, dynamic=False
+            )
         run = self._of_kind[kind]
         return lambda value: run(layer, value)
 
@@ -50,7 +52,9 @@ class Compiler:
         def compute(outputs: Any, targets: Any) -> Any:
             return loss_fn(outputs, targets)
 
-        compiled: LossFunction = torch.compile(_with_code_of_its_own(compute), backend=self._backend, dynamic=False)
+        compiled: LossFunction = torch.compile(
+            _with_code_of_its_own(compute), backend=self._backend, dynamic=False
+        )
         return compiled
 
 
@@ -60,4 +64,10 @@ def _run(layer: nn.Module, value: Any) -> Any:
 
 def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
     assert isinstance(function, FunctionType)
-    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        None,
+        function.__closure__,
+    )

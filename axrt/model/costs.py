@@ -59,7 +59,13 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
     for number in range(_TIMES + 1):
         with _counting(stage.layers) as stash:
             forward_s, out = _timed(lambda: stage.forward(number, value, target), device)  # noqa: B023
-        wanted = None if last else tuple(torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad)
+        wanted = (
+            None
+            if last
+            else tuple(
+                torch.ones_like(tensor) for tensor in flatten(out)[1] if tensor.requires_grad
+            )
+        )
         input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
         waiting = stage.waiting_bytes(number)
         weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
@@ -68,7 +74,9 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
     sent = 0 if last else sum(tensor.nbytes for tensor in flatten(out)[1])
     spread = statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist())
     forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
-    return LayerCosts(forward_s, input_s, weight_s, sent, max(sum(stash.values()), waiting), spread), out
+    return LayerCosts(
+        forward_s, input_s, weight_s, sent, max(sum(stash.values()), waiting), spread
+    ), out
 
 
 def _all_pieces(stage: Stage, number: int) -> None:
@@ -92,7 +100,9 @@ def _wait_for(device: torch.device) -> None:
 @contextmanager
 def _counting(layers: nn.Module) -> Iterator[dict[int, int]]:
     """Bytes of memory that autograd keeps, by address, without parameters and buffers."""
-    weights = {tensor.untyped_storage().data_ptr() for tensor in (*layers.parameters(), *layers.buffers())}
+    weights = {
+        tensor.untyped_storage().data_ptr() for tensor in (*layers.parameters(), *layers.buffers())
+    }
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -59,7 +59,9 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
     ```
     """
     if not callable(compute):
-        raise TypeError(f"defer_weight_gradient got a {type(compute).__name__} to compute with; expected a function without arguments")
+        raise TypeError(
+            f"defer_weight_gradient got a {type(compute).__name__} to compute with; expected a function without arguments"
+        )
     deferral = _deferral_of(parameter)
     if deferral is None or not deferral.takes(parameter):
         return compute()
@@ -82,7 +84,9 @@ class Deferral:
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._collecting: deque[tuple[nn.Parameter, list[Compute]]] | None = None
         # Parameters by identity here: comparing tensors means something else, and a reference would keep them alive.
-        self._noted: dict[tuple[int, int], list[Compute]] = {}  # of a walk of autograd's that has not accumulated them yet
+        self._noted: dict[
+            tuple[int, int], list[Compute]
+        ] = {}  # of a walk of autograd's that has not accumulated them yet
         self._waiting: dict[int, deque[tuple[nn.Parameter, list[Compute]]]] = {}
         self._owed: Counter[int] = Counter()  # how many wait, of each parameter
         self._shared: set[int] = set()  # parameters that others use too
@@ -110,7 +114,9 @@ class Deferral:
         )
 
     def note(self, parameter: Tensor, compute: Compute) -> None:
-        self._noted.setdefault((torch._C._current_graph_task_id(), id(parameter)), []).append(compute)
+        self._noted.setdefault((torch._C._current_graph_task_id(), id(parameter)), []).append(
+            compute
+        )
 
     def pieces(self, number: int) -> int:
         """How many of microbatch `number` wait, one a parameter."""
@@ -122,8 +128,17 @@ class Deferral:
 
     def waiting_bytes(self, number: int) -> int:
         """What products of `Linear` that wait read; what functions of the user's read nobody knows."""
-        products = [one for _, computes in self._waiting.get(number, ()) for one in computes if isinstance(one, _WeightProduct)]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for one in products for tensor in one.reads}
+        products = [
+            one
+            for _, computes in self._waiting.get(number, ())
+            for one in computes
+            if isinstance(one, _WeightProduct)
+        ]
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for one in products
+            for tensor in one.reads
+        }
         return sum(storages.values())
 
     def run_piece(self, number: int) -> None:
@@ -141,7 +156,11 @@ class Deferral:
 
     def hear(self, parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
         """Autograd has gone through all uses of the parameter; what it is to accumulate, where that is something else."""
-        noted = self._noted.pop((torch._C._current_graph_task_id(), id(parameter)), None) if self._noted else None
+        noted = (
+            self._noted.pop((torch._C._current_graph_task_id(), id(parameter)), None)
+            if self._noted
+            else None
+        )
         if gradient is None:
             if noted is not None and self._collecting is not None:
                 self._collecting.append((parameter, noted))
@@ -191,15 +210,23 @@ def _deferral_of(parameter: Tensor) -> Deferral | None:
 
 def _has_other_hooks(parameter: Tensor) -> bool:
     """Hooks that would see None, or nothing."""
-    others = (hook for hook in (parameter._backward_hooks or {}).values() if not isinstance(hook, _Ear))
-    return any(True for _ in others) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+    others = (
+        hook for hook in (parameter._backward_hooks or {}).values() if not isinstance(hook, _Ear)
+    )
+    return any(True for _ in others) or bool(
+        getattr(parameter, "_post_accumulate_grad_hooks", None)
+    )
 
 
 @torch.no_grad()
 def _add(parameter: nn.Parameter, computes: list[Compute]) -> None:
     gradient = _sum(computes)
     if not isinstance(gradient, Tensor) or gradient.shape != parameter.shape:
-        what = f"has shape {tuple(gradient.shape)}" if isinstance(gradient, Tensor) else f"is a {type(gradient).__name__}"
+        what = (
+            f"has shape {tuple(gradient.shape)}"
+            if isinstance(gradient, Tensor)
+            else f"is a {type(gradient).__name__}"
+        )
         raise ValueError(
             f"a deferred weight gradient {what}; expected that of its parameter, {tuple(parameter.shape)}. "
             "Look at the function given to axrt.defer_weight_gradient"
@@ -227,7 +254,9 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        own = self._parameters  # as attributes they would take a search each, and this is called for every microbatch
+        own = (
+            self._parameters
+        )  # as attributes they would take a search each, and this is called for every microbatch
         weight = own.get("weight")
         if (
             not torch.compiler.is_compiling()
@@ -261,13 +290,18 @@ def _is_plain(x: Tensor) -> bool:
         and not x.is_nested
         and not x.is_complex()
         and x.dim() > 1
-        and x.numel() > 1  # torch takes a single number for a column and multiplies in another order
+        and x.numel()
+        > 1  # torch takes a single number for a column and multiplies in another order
         and x.is_contiguous()
     )
 
 
 def _is_looked_into(device: torch.device) -> bool:
-    return torch.is_autocast_enabled(device.type) or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return (
+        torch.is_autocast_enabled(device.type)
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 def with_deferral(layer: nn.Module) -> nn.Module:
@@ -293,7 +327,9 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
         ctx.parameter = weight  # itself: what a checkpointed layer unpacks is another tensor
-        out = x.new_empty(*x.shape[:-1], weight.shape[0])  # no view, which the next layer could not change in place
+        out = x.new_empty(
+            *x.shape[:-1], weight.shape[0]
+        )  # no view, which the next layer could not change in place
         flat_out = out.view(-1, weight.shape[0])
         if bias is None:
             torch.mm(_flat(x), weight.t(), out=flat_out)
@@ -302,7 +338,9 @@ class _Product(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(
+        ctx: Any, gradient: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         if gradient is None:
             return None, None, None
         x, weight = ctx.saved_tensors

@@ -32,7 +32,9 @@ class LayerSpec:
         return self.typename(*self.args, **self.kwargs)
 
     def __repr__(self) -> str:
-        words = [repr(arg) for arg in self.args] + [f"{key}={value!r}" for key, value in self.kwargs.items()]
+        words = [repr(arg) for arg in self.args] + [
+            f"{key}={value!r}" for key, value in self.kwargs.items()
+        ]
         return f"LayerSpec({getattr(self.typename, '__name__', self.typename)}{''.join(', ' + word for word in words)})"
 
 
@@ -77,7 +79,9 @@ class TiedLayerSpec(LayerSpec):
         super().__init__(typename, *args, **kwargs)
         self.key = key
         self.forward_fn = forward_fn
-        self.tied = (tied_weight_attr,) if isinstance(tied_weight_attr, str) else tuple(tied_weight_attr)
+        self.tied = (
+            (tied_weight_attr,) if isinstance(tied_weight_attr, str) else tuple(tied_weight_attr)
+        )
 
     def build(self) -> nn.Module:
         module = super().build()
@@ -98,7 +102,9 @@ def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Mod
         object.__setattr__(within, "__dict__", self.__dict__)
         return forward_fn(within, value)
 
-    module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    module.__class__ = type(
+        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
+    )
     return module
 
 
@@ -127,7 +133,11 @@ def name_of(layer: Layer) -> str:
     """The class of a layer, or the name of a function."""
     if isinstance(layer, LayerSpec):
         return layer.typename.__name__
-    return type(layer).__name__ if isinstance(layer, nn.Module) else getattr(layer, "__name__", type(layer).__name__)
+    return (
+        type(layer).__name__
+        if isinstance(layer, nn.Module)
+        else getattr(layer, "__name__", type(layer).__name__)
+    )
 
 
 def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
@@ -147,7 +157,11 @@ def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
 
 def places_of(layers: Sequence[Layer], key: str) -> list[int]:
     """The layers that share what `key` names."""
-    return [place for place, layer in enumerate(layers) if isinstance(layer, TiedLayerSpec) and layer.key == key]
+    return [
+        place
+        for place, layer in enumerate(layers)
+        if isinstance(layer, TiedLayerSpec) and layer.key == key
+    ]
 
 
 def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
@@ -157,7 +171,9 @@ def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
     return layer
 
 
-def share(layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module) -> None:
+def share(
+    layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module
+) -> None:
     """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place` too.
 
     Raises:
@@ -166,9 +182,14 @@ def share(layers: Sequence[Layer], place: int, module: nn.Module, other_place: i
     names, other_names = tied_layer(layers, place).tied, tied_layer(layers, other_place).tied
     both = f"layers {place} and {other_place} are tied by key {tied_layer(layers, place).key!r}"
     if len(names) != len(other_names):
-        raise ConfigError(f"{both}, but tied_weight_attr names {list(names)} and {list(other_names)}; expected as many names")
+        raise ConfigError(
+            f"{both}, but tied_weight_attr names {list(names)} and {list(other_names)}; expected as many names"
+        )
     for name, other_name in zip(names, other_names, strict=True):
-        parameter, replaced = _parameter(place, module, name), _parameter(other_place, other, other_name)
+        parameter, replaced = (
+            _parameter(place, module, name),
+            _parameter(other_place, other, other_name),
+        )
         if replaced.shape != parameter.shape:
             raise ConfigError(
                 f"{both}, but {name} of the one has shape {tuple(parameter.shape)} and {other_name} of the other "

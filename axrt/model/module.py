@@ -59,14 +59,18 @@ class PipelineModule:
             if refusal := refusal_of(layer):
                 raise ConfigError(f"layer {index} is {layer!r}{refusal}")
         if topology is not None:
-            raise ConfigError("topology is not taken: set [parallel] pipe and data in the configuration instead")
+            raise ConfigError(
+                "topology is not taken: set [parallel] pipe and data in the configuration instead"
+            )
         if activation_checkpoint_interval:
             raise ConfigError(
                 f"activation_checkpoint_interval = {activation_checkpoint_interval} is not taken: set memory.recompute in "
                 "the configuration, to 'full' or a number of layers of each stage, which then run forward again instead of being kept"
             )
         if not seed_layers:
-            raise ConfigError("seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True")
+            raise ConfigError(
+                "seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True"
+            )
 
     if not TYPE_CHECKING:  # a type checker knows what there is
 
@@ -78,7 +82,9 @@ class PipelineModule:
 
         Modules given as they are are copied, so that training one does not change the other; tied layers share their parameter.
         """
-        whole = copy.deepcopy([build(self.layers, index, seed) for index in range(len(self.layers))])
+        whole = copy.deepcopy(
+            [build(self.layers, index, seed) for index in range(len(self.layers))]
+        )
         for key in {layer.key for layer in self.layers if isinstance(layer, TiedLayerSpec)}:
             first, *others = places_of(self.layers, key)
             for other in others:
@@ -99,4 +105,6 @@ def _listed(layers: Any) -> list[Layer]:
     try:
         return list(layers)
     except TypeError:
-        raise ConfigError(f"layers is {layers!r}; expected an nn.Sequential or a list of modules, LayerSpecs and functions") from None
+        raise ConfigError(
+            f"layers is {layers!r}; expected an nn.Sequential or a list of modules, LayerSpecs and functions"
+        ) from None

@@ -36,13 +36,21 @@ def balanced(weights: Sequence[float], stages: int, method: str = "") -> list[in
     Dynamic programming over (parts, layers): stages x layers^2 comparisons.
     """
     if not any(weights):
-        raise ConfigError(f"partition {method!r} finds nothing to balance: no layer counts. Set parallel.partition to 'uniform'")
+        raise ConfigError(
+            f"partition {method!r} finds nothing to balance: no layer counts. Set parallel.partition to 'uniform'"
+        )
     total = [0.0, *accumulate(weights)]
     n = len(weights)
     best: list[tuple[float, list[int]]] = [(total[end], [0, end]) for end in range(n + 1)]
     for parts in range(2, stages + 1):
         best = [
-            min(((max(best[cut][0], total[end] - total[cut]), [*best[cut][1], end]) for cut in range(parts - 1, end)), default=(0.0, []))
+            min(
+                (
+                    (max(best[cut][0], total[end] - total[cut]), [*best[cut][1], end])
+                    for cut in range(parts - 1, end)
+                ),
+                default=(0.0, []),
+            )
             for end in range(n + 1)
         ]
     return best[n][1]
@@ -57,7 +65,9 @@ def _weight_by(method: str) -> Callable[[Layer], float]:
         try:
             pattern = re.compile(method.removeprefix("type:"), re.IGNORECASE)
         except re.error as error:
-            raise ConfigError(f"parallel.partition is {method!r}, which is no regular expression: {error}") from None
+            raise ConfigError(
+                f"parallel.partition is {method!r}, which is no regular expression: {error}"
+            ) from None
         return lambda layer: bool(pattern.search(name_of(layer)))
     raise ConfigError(
         f"parallel.partition is {method!r}; expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries such as [0, 4, 8]"
@@ -65,7 +75,12 @@ def _weight_by(method: str) -> Callable[[Layer], float]:
 
 
 def _checked(cuts: list[int], layers: int, stages: int) -> list[int]:
-    if len(cuts) != stages + 1 or cuts[0] != 0 or cuts[-1] != layers or any(a > b for a, b in pairwise(cuts)):
+    if (
+        len(cuts) != stages + 1
+        or cuts[0] != 0
+        or cuts[-1] != layers
+        or any(a > b for a, b in pairwise(cuts))
+    ):
         raise ConfigError(
             f"partition {cuts} does not cut {layers} layers into {stages} stages; expected {stages + 1} rising numbers from 0 to {layers}"
         )

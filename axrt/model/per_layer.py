@@ -47,11 +47,26 @@ def walk(
     found = []
     for place, layer in enumerate(model.layers):
         last = place == len(model.layers) - 1
-        key = (*_specification(layer), last, _shapes(value)) if isinstance(layer, LayerSpec) else (place,)
+        key = (
+            (*_specification(layer), last, _shapes(value))
+            if isinstance(layer, LayerSpec)
+            else (place,)
+        )
         if key not in known:
             module = build(model.layers, place, seed)
-            module = (module if isinstance(layer, LayerSpec) else copy.deepcopy(module)).to(generator.device)
-            stage = Stage([module], place, loss_fn if last else None, 1, generator, compute=compute, splits=True, compiler=compiler)
+            module = (module if isinstance(layer, LayerSpec) else copy.deepcopy(module)).to(
+                generator.device
+            )
+            stage = Stage(
+                [module],
+                place,
+                loss_fn if last else None,
+                1,
+                generator,
+                compute=compute,
+                splits=True,
+                compiler=compiler,
+            )
             known[key] = visit(stage, last, value, target)
         one, value = known[key]
         found.append(one)
@@ -60,8 +75,15 @@ def walk(
 
 def _specification(layer: LayerSpec) -> tuple[object, ...]:
     """Equal for layers that are built alike."""
-    return (layer.typename, repr(layer.args), repr(layer.kwargs), getattr(layer, "forward_fn", None))
+    return (
+        layer.typename,
+        repr(layer.args),
+        repr(layer.kwargs),
+        getattr(layer, "forward_fn", None),
+    )
 
 
 def _shapes(value: Any) -> tuple[object, ...]:
-    return tuple((tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in flatten(value)[1])
+    return tuple(
+        (tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in flatten(value)[1]
+    )

@@ -27,7 +27,9 @@ def seed_of(seed: int, step: int, microbatch: int, layer: int) -> int:
     Returns:
         63 bits, the same on every machine.
     """
-    digest = hashlib.blake2b(struct.pack("<4q", seed, step, microbatch, layer), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        struct.pack("<4q", seed, step, microbatch, layer), digest_size=8
+    ).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -131,9 +131,13 @@ class Stage:
         self.recomputed = recomputed
         splits = splits and compiler is None
         ready = list(map(with_deferral, layers)) if splits else list(layers)
-        self.layers = nn.ModuleDict({str(place): layer for place, layer in enumerate(ready, first_layer)})
+        self.layers = nn.ModuleDict(
+            {str(place): layer for place, layer in enumerate(ready, first_layer)}
+        )
         self.first_layer = first_layer
-        self._run: list[Callable[[Any], Any]] = [compiler.layer(layer) if compiler else layer for layer in ready]
+        self._run: list[Callable[[Any], Any]] = [
+            compiler.layer(layer) if compiler else layer for layer in ready
+        ]
         self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
         self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
         self._generator = generator
@@ -147,7 +151,11 @@ class Stage:
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """(`layer.name`, parameter) of every parameter that is trained, in model order; the names are those of `sequential`."""
-        return [(name, parameter) for name, parameter in self.layers.named_parameters() if parameter.requires_grad]
+        return [
+            (name, parameter)
+            for name, parameter in self.layers.named_parameters()
+            if parameter.requires_grad
+        ]
 
     def cut_at(self, layers: Collection[int]) -> None:
         """Run backwards in pieces, where they are asked for piece by piece: a new one ends before each of these layers.
@@ -172,7 +180,10 @@ class Stage:
         stashed = self._stash[number] = _Stashed()
         whole = len(self._run)
         if self.recomputed:
-            buffers = [{name: buffer.clone() for name, buffer in layer.named_buffers()} for layer in self._recomputed_layers]
+            buffers = [
+                {name: buffer.clone() for name, buffer in layer.named_buffers()}
+                for layer in self._recomputed_layers
+            ]
             stashed.given = copied(inputs), target, buffers  # copied: layers may work in place
             inputs = self._forgetting(number, inputs)
             if self.recomputed == whole:
@@ -235,7 +246,9 @@ class Stage:
         """The gradients of what came into a segment, from those of what it gave."""
         _, inflow, edges, of_loss = segment
         given = given if of_loss is None else of_loss
-        roots = tuple([root for root, gradient in zip(edges, given, strict=True) if gradient is not None])
+        roots = tuple(
+            [root for root, gradient in zip(edges, given, strict=True) if gradient is not None]
+        )
         if roots:
             fresh = self._without_gradient()
             _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
@@ -248,7 +261,9 @@ class Stage:
         with self._deferral.collecting(number):
             caught = self.backward(number, gradients)
         for parameter in fresh if self.weight_pieces(number) else ():
-            if parameter.grad is not None:  # perhaps a view of a gradient that a deferred product has yet to read
+            if (
+                parameter.grad is not None
+            ):  # perhaps a view of a gradient that a deferred product has yet to read
                 parameter.grad = parameter.grad.clone()
         return caught
 
@@ -288,7 +303,9 @@ class Stage:
     def _without_gradient(self) -> list[nn.Parameter]:
         return [parameter for parameter in self._parameters if parameter.grad is None]
 
-    def _segments(self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]) -> tuple[Any, list[_Segment]]:
+    def _segments(
+        self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]
+    ) -> tuple[Any, list[_Segment]]:
         """Run layers in graphs of their own, and the loss after the last one of all; what travels on, and the graphs.
 
         Args:
@@ -300,7 +317,9 @@ class Stage:
         try:
             value = self._through_inlet(inputs, inflow)
         except TypeError as error:
-            error.add_note(f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to")
+            error.add_note(
+                f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to"
+            )
             raise
         for end in ends:
             value = self._run_layers(number, value, first, end)
@@ -314,7 +333,9 @@ class Stage:
                 value = self._through_inlet(value, inflow)
         return value, segments
 
-    def _ended(self, number: int, outputs: Any, target: Any, end: int) -> tuple[Any, list[GradientEdge], Gradients | None]:
+    def _ended(
+        self, number: int, outputs: Any, target: Any, end: int
+    ) -> tuple[Any, list[GradientEdge], Gradients | None]:
         """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's own, if it follows."""
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
@@ -362,7 +383,10 @@ class Stage:
         with self._computing():
             found = self._loss_fn(outputs, target)
         loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
-        if not (_is_one_number(loss) and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))):
+        if not (
+            _is_one_number(loss)
+            and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))
+        ):
             raise TypeError(
                 f"loss_fn returned {_described(found)}; expected a tensor with one element, the mean over the microbatch, or a pair of "
                 "such a tensor, the sum, and its weight"
@@ -426,7 +450,9 @@ def _edge(tensor: Tensor) -> GradientEdge:
 
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
     """`torch.autograd.backward`, without what it makes of its arguments first; that costs more than the walk through an empty stage."""
-    _engine_run_backward(roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True)
+    _engine_run_backward(
+        roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 def _in_type(value: Any, compute: torch.dtype) -> Any:
@@ -435,7 +461,10 @@ def _in_type(value: Any, compute: torch.dtype) -> Any:
         skeleton, tensors = flatten(value)
     except TypeError:
         return value
-    return unflatten(skeleton, [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors])
+    return unflatten(
+        skeleton,
+        [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors],
+    )
 
 
 def _may_travel(value: Any) -> bool:
@@ -476,7 +505,9 @@ def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
     Torch takes a first gradient over as it is, and it may be a view of an activation's; the next backward would add to
     what the network is still reading, or a weight gradient that waits on another stage of this rank.
     """
-    travelling = {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()
+    travelling = (
+        {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()
+    )
     for parameter in fresh if travelling else ():
         if parameter.grad is not None and _memory(parameter.grad) in travelling:
             parameter.grad = parameter.grad.clone()

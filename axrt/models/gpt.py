@@ -52,7 +52,11 @@ class Attention(nn.Module):
         split = self.project_in(features).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(
-            self._rotate(query), self._rotate(key), value, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+            self._rotate(query),
+            self._rotate(key),
+            value,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
         )
         projected: Tensor = self.project_out(mixed.transpose(1, 2).reshape(batch, context, width))
         return projected

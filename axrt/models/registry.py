@@ -33,7 +33,9 @@ def _made_by_factory(config: Config) -> PipelineModule:
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
         if not colon:
-            raise ConfigError(f"model.factory = {config.model.factory!r}; expected 'package.module:function'")
+            raise ConfigError(
+                f"model.factory = {config.model.factory!r}; expected 'package.module:function'"
+            )
         factory = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -45,8 +47,12 @@ def _made_by_factory(config: Config) -> PipelineModule:
         )
     model = factory(config) if callable(factory) else None
     if not isinstance(model, PipelineModule):
-        found = f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
-        raise ConfigError(f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule")
+        found = (
+            f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
+        )
+        raise ConfigError(
+            f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule"
+        )
     return model
 
 

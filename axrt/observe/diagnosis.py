@@ -34,7 +34,9 @@ class WaitDiagnosis(Observer):
         self._rank, self._say, self._now = rank, say, now
         self._patience_s = patience_s
         self._last: tuple[int, News] | None = None
-        self._since: float | None = None  # of the first word since anything happened that this rank waits
+        self._since: float | None = (
+            None  # of the first word since anything happened that this rank waits
+        )
         self._next_s = patience_s
 
     def entered(self) -> None:
@@ -54,7 +56,9 @@ class WaitDiagnosis(Observer):
         if waited_s < self._next_s:
             return
         self._next_s *= 2
-        heard = "nothing yet" if self._last is None else f"{self._last[1]} from rank {self._last[0]}"
+        heard = (
+            "nothing yet" if self._last is None else f"{self._last[1]} from rank {self._last[0]}"
+        )
         self._say(
             f"axrt: rank {self._rank} has waited {waited_s:.0f} s: {what() or 'nothing that it knows of'}; last heard: {heard}. "
             "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: its cap, freed by a backward)"

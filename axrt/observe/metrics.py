@@ -68,7 +68,9 @@ class RunFiles:
         Raises:
             SaveError: it cannot be written now. It is kept, and written with the next one.
         """
-        self._unwritten.append(json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n")
+        self._unwritten.append(
+            json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n"
+        )
         self.catch_up()
 
     def catch_up(self) -> None:
@@ -78,7 +80,9 @@ class RunFiles:
         try:
             _append(self.directory / _METRICS, "".join(self._unwritten).encode())
         except OSError as error:
-            raise SaveError(f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait to be written") from None
+            raise SaveError(
+                f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait to be written"
+            ) from None
         self._unwritten.clear()
 
     def write(self, name: str, text: str) -> None:
@@ -90,7 +94,9 @@ class RunFiles:
 
 
 def _refusal(directory: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{directory}: {error.strerror}; expected a place where the files of a run can be written (run.out)")
+    return ConfigError(
+        f"{directory}: {error.strerror}; expected a place where the files of a run can be written (run.out)"
+    )
 
 
 def stays(config: Config, directory: Path) -> bool:
@@ -100,7 +106,9 @@ def stays(config: Config, directory: Path) -> bool:
         return False
     if resume == "auto":
         return True
-    return bool(resume and folder) and Path(resume).resolve().is_relative_to((directory / folder).resolve())
+    return bool(resume and folder) and Path(resume).resolve().is_relative_to(
+        (directory / folder).resolve()
+    )
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -135,4 +143,6 @@ def _new_directory(wanted: Path) -> Path:
             number += 1
             directory = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
-            raise ConfigError(f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made") from None
+            raise ConfigError(
+                f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made"
+            ) from None

@@ -47,4 +47,6 @@ class Audience:
 
 def _who_care(observers: Sequence[Observer], event: str) -> list[Callable[..., None]]:
     told = [getattr(observer, event) for observer in observers]
-    return [tell for tell in told if getattr(tell, "__func__", None) is not getattr(Observer, event)]
+    return [
+        tell for tell in told if getattr(tell, "__func__", None) is not getattr(Observer, event)
+    ]

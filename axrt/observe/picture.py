@@ -1,18 +1,26 @@
 """Timelines as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below each row; SVG, light and dark."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from html import escape
 from itertools import groupby
 from math import floor, log10
 from statistics import median
-from xml.sax.saxutils import escape
 
 from axrt.scheduler.task import AnyKind, Kind
 from axrt.scheduler.timeline import Span, Timeline
 
+_escape = partial(escape, quote=False)
 _ROW, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 12, 8, 64, 10, 44
 _NARROWEST, _WIDEST = 1400, 8000
 _THIN = 4  # a box with less has no room for an edge
-_CLASS: dict[AnyKind, str] = {Kind.FORWARD: "f", Kind.RECOMPUTE: "c", Kind.BACKWARD: "b", Kind.INPUT: "i", Kind.WEIGHT: "w"}
+_CLASS: dict[AnyKind, str] = {
+    Kind.FORWARD: "f",
+    Kind.RECOMPUTE: "c",
+    Kind.BACKWARD: "b",
+    Kind.INPUT: "i",
+    Kind.WEIGHT: "w",
+}
 _NAMES = (
     ("f", "forward"),
     ("c", "recomputed forward"),
@@ -47,7 +55,7 @@ def _height(line: Timeline) -> int:
 
 
 def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
-    yield f'<text class="t" x="8" y="16">{escape(line.title)}</text>'
+    yield f'<text class="t" x="8" y="16">{_escape(line.title)}</text>'
     yield from _legend(line)
     spans = sorted(line.computing(), key=lambda span: (span.rank, span.start))
     most = max(1, *line.held)
@@ -56,7 +64,9 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
         yield f'<rect class="r" x="{_LEFT}" y="{top}" width="{width - _LEFT - _RIGHT}" height="{_ROW}"/>'
-        yield from (_box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine)
+        yield from (
+            _box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine
+        )
         yield _held(line, mine, top + _ROW + _STRIP, scale, most)
     yield from _axis(line, scale, width, _height(line))
 
@@ -64,16 +74,22 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
 def _width(line: Timeline) -> int:
     """Wide enough for the numbers of most forwards."""
     forward = median(span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD)
-    wanted = _LEFT + _RIGHT + int(1.1 * _room(line.microbatches - 1) * line.makespan / forward) if forward else _WIDEST
+    wanted = (
+        _LEFT + _RIGHT + int(1.1 * _room(line.microbatches - 1) * line.makespan / forward)
+        if forward
+        else _WIDEST
+    )
     return min(max(wanted, _NARROWEST), _WIDEST)
 
 
 def _legend(line: Timeline) -> Iterable[str]:
-    kinds = {_CLASS.get(span.task.kind, "o") for span in line.spans if span.task.kind in _CLASS} | {"h"}
+    kinds = {_CLASS.get(span.task.kind, "o") for span in line.spans if span.task.kind in _CLASS} | {
+        "h"
+    }
     at = _LEFT
     for name, words in _NAMES:
         if name in kinds:
-            yield f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/><text x="{at + 16}" y="34">{escape(words)}</text>'
+            yield f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/><text x="{at + 16}" y="34">{_escape(words)}</text>'
             at += 30 + 7 * len(words)
     if len({span.task.stage for span in line.computing()}) > line.ranks:
         yield f'<text x="{at}" y="34">lighter: a deeper stage of the rank</text>'
@@ -91,7 +107,9 @@ def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str
 
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
-    kind = _CLASS.get(span.task.kind, "o") + (" d" if deeper else "") + (" s" if width < _THIN else "")
+    kind = (
+        _CLASS.get(span.task.kind, "o") + (" d" if deeper else "") + (" s" if width < _THIN else "")
+    )
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
     number = span.task.microbatch % microbatches
@@ -113,5 +131,7 @@ def _held(line: Timeline, spans: Sequence[Span], bottom: float, scale: float, mo
     for when, change in sorted(changes):
         points += [(when, held), (when, held + change)]
         held += change
-    drawn = " ".join(f"{_LEFT + when * scale:.1f},{bottom - count * _STRIP / most:.1f}" for when, count in points)
+    drawn = " ".join(
+        f"{_LEFT + when * scale:.1f},{bottom - count * _STRIP / most:.1f}" for when, count in points
+    )
     return f'<polygon class="h" points="{drawn} {_LEFT + points[-1][0] * scale:.1f},{bottom}"/>'

@@ -63,7 +63,9 @@ class Live:
         self._bar.stop()
 
     def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        self._bar.update(self._task, completed=done, state=f"loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s")
+        self._bar.update(
+            self._task, completed=done, state=f"loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s"
+        )
 
     def say(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -81,7 +83,9 @@ class Plain(Quiet):
         if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
             self._last = now
             left_s = (now - self._began) / (done - self._first) * (self._steps - done)
-            self.say(f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {left_s:.0f} s left")
+            self.say(
+                f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {left_s:.0f} s left"
+            )
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -102,6 +106,9 @@ def _ends_at_a_terminal() -> bool:
         return True
     try:
         launchers = [parent for parent in psutil.Process().parents() if parent.name() in _LAUNCHERS]
-        return any(os.readlink(f"/proc/{parent.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty")) for parent in launchers)
+        return any(
+            os.readlink(f"/proc/{parent.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+            for parent in launchers
+        )
     except (OSError, psutil.Error):
         return False

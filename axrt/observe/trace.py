@@ -24,7 +24,9 @@ class Trace(Observer):
         self._recording = False
         self._kept = 0, 0
         self._started: dict[Task, float] = {}
-        self._free = 0.0  # when the task before has ended: what a device starts behind it waits for that
+        self._free = (
+            0.0  # when the task before has ended: what a device starts behind it waits for that
+        )
         self._idle: tuple[str, float] | None = None
         self.spans: list[Span] = []
         self.pauses: list[Pause] = []
@@ -61,7 +63,9 @@ class Trace(Observer):
     def finished(self, task: Task) -> None:
         if task in self._started:
             now = self._now()
-            self.spans.append(Span(self._place, task, max(self._started.pop(task), self._free), now))
+            self.spans.append(
+                Span(self._place, task, max(self._started.pop(task), self._free), now)
+            )
             self._free = now
 
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:

@@ -28,7 +28,14 @@ class BucketSpec(NamedTuple):
     counts: bool
 
 
-def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: Named, pipes: int, most_bytes: float) -> list[BucketSpec]:
+def buckets_of(
+    layers: Sequence[Layer],
+    cuts: Sequence[int],
+    stage: int,
+    named: Named,
+    pipes: int,
+    most_bytes: float,
+) -> list[BucketSpec]:
     """The buckets of a stage: one for each tied layer, which comes first so that other stages know its number, then the rest.
 
     Args:
@@ -52,15 +59,24 @@ def buckets_of(layers: Sequence[Layer], cuts: Sequence[int], stage: int, named: 
 
 
 def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> list[int]:
-    return [place for place in range(cuts[stage], cuts[stage + 1]) if isinstance(layers[place], TiedLayerSpec)]
+    return [
+        place
+        for place in range(cuts[stage], cuts[stage + 1])
+        if isinstance(layers[place], TiedLayerSpec)
+    ]
 
 
-def _tied(layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, pipes: int) -> BucketSpec:
+def _tied(
+    layers: Sequence[Layer], cuts: Sequence[int], place: int, named: Named, pipes: int
+) -> BucketSpec:
     layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
     seats = [_seat(layers, cuts, other) for other in places]
     holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats)
-    firsts = {f"{place}.{name}": f"{places[0]}.{first}" for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)}
+    firsts = {
+        f"{place}.{name}": f"{places[0]}.{first}"
+        for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)
+    }
     pairs = [pair for pair in named if pair[0] in firsts]
     return BucketSpec(holders, pairs, [firsts[name] for name, _ in pairs], place == places[0])
 

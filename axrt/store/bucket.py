@@ -30,8 +30,12 @@ from .state import ParameterState, restore_state, saved_state
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
 Shards = tuple[Tensor, ...]  # of a holder, one a type of parameters; each shape (elements,)
-Part = tuple[Shards, list[bool] | None]  # a holder's shards of a gradient; which parameters have one, None where all do
-Norms = tuple[Tensor, Tensor]  # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
+Part = tuple[
+    Shards, list[bool] | None
+]  # a holder's shards of a gradient; which parameters have one, None where all do
+Norms = tuple[
+    Tensor, Tensor
+]  # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 
 
 def constant(step: int) -> float:
@@ -52,7 +56,13 @@ class Bucket:
     """
 
     def __init__(
-        self, spec: BucketSpec, places: Sequence[int], me: Holder, factory: OptimizerFactory, schedule: LrSchedule, device: torch.device
+        self,
+        spec: BucketSpec,
+        places: Sequence[int],
+        me: Holder,
+        factory: OptimizerFactory,
+        schedule: LrSchedule,
+        device: torch.device,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.holders, self.me = spec.holders, me
@@ -61,8 +71,14 @@ class Bucket:
         self._places = torch.tensor(places, dtype=torch.int64)
         self._schedule, self._device = schedule, device
         self._groups = by_dtype(self._parameters)
-        self._weights = [self._adopted([self._parameters[place] for place in group]) for group in self._groups]
-        self.optimizer = factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)]) if spec.named else None
+        self._weights = [
+            self._adopted([self._parameters[place] for place in group]) for group in self._groups
+        ]
+        self.optimizer = (
+            factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)])
+            if spec.named
+            else None
+        )
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self._moments: list[FlatBuffer] = []
         self._with_moments = 0
@@ -121,9 +137,13 @@ class Bucket:
         """
         for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad
-            if gradient is not None and gradient is not view:  # a hook of the user's has put another there
+            if (
+                gradient is not None and gradient is not view
+            ):  # a hook of the user's has put another there
                 view.copy_(gradient)
-            self._used[place] = gradient is not None and (gradient is not view or view._version != self._untouched[place])
+            self._used[place] = gradient is not None and (
+                gradient is not view or view._version != self._untouched[place]
+            )
         self._closed_at = [view._version for view in self._views]
         self._show_gradients()
 
@@ -151,7 +171,10 @@ class Bucket:
             parameter.grad = None
 
     def _allocate(self) -> None:
-        self._gradients = [FlatBuffer([self._parameters[place] for place in group], self._device) for group in self._groups]
+        self._gradients = [
+            FlatBuffer([self._parameters[place] for place in group], self._device)
+            for group in self._groups
+        ]
         views = {
             place: view
             for group, gradient in zip(self._groups, self._gradients, strict=True)
@@ -174,12 +197,18 @@ class Bucket:
         """The sums of the parts of this holder's shards, in the order of holders; lent until the next step's parts have come."""
         shards = [of_holder for of_holder, _ in parts]
         if not self._totals:
-            self._totals = [torch.empty_like(shard, dtype=_wide(shard.dtype)) for shard in shards[0]]
+            self._totals = [
+                torch.empty_like(shard, dtype=_wide(shard.dtype)) for shard in shards[0]
+            ]
         for total, *of_holders in zip(self._totals, *shards, strict=True):
             _add_up(of_holders, total)
         masks = [mask for _, mask in parts if mask is not None]
-        self._used = [len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)] or [True] * len(self._parameters)
-        return tuple(total.to(shard.dtype) for total, shard in zip(self._totals, shards[0], strict=True))
+        self._used = [
+            len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)
+        ] or [True] * len(self._parameters)
+        return tuple(
+            total.to(shard.dtype) for total, shard in zip(self._totals, shards[0], strict=True)
+        )
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
         """(number of a holder, memory for the sums that it sends), for every other holder."""
@@ -203,7 +232,11 @@ class Bucket:
 
     def norms(self) -> Norms:
         """The norms of the gradients there are, on their way to the CPU; of tied weights only with the layer that counts."""
-        found = [(place, p.grad) for place, p in zip(self._places, self._parameters, strict=True) if p.grad is not None and self._counts]
+        found = [
+            (place, p.grad)
+            for place, p in zip(self._places, self._parameters, strict=True)
+            if p.grad is not None and self._counts
+        ]
         if not found:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
         norms = torch.stack([torch.linalg.vector_norm(gradient) for _, gradient in found])
@@ -279,7 +312,11 @@ def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
 
 
 def _is_moment(value: object, parameter: nn.Parameter) -> bool:
-    if not isinstance(value, Tensor) or value.shape != parameter.shape or value.device != parameter.device:
+    if (
+        not isinstance(value, Tensor)
+        or value.shape != parameter.shape
+        or value.device != parameter.device
+    ):
         return False
     return can_be_flat(value)
 

@@ -59,7 +59,12 @@ class FlatBuffer:
 def can_be_flat(tensor: Tensor) -> bool:
     """The tensor is nothing but elements in memory, so that a view can stand in for it."""
     data = tensor.data
-    return type(data) is Tensor and data.layout is torch.strided and not data.is_nested and not data.is_quantized
+    return (
+        type(data) is Tensor
+        and data.layout is torch.strided
+        and not data.is_nested
+        and not data.is_quantized
+    )
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:

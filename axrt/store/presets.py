@@ -20,7 +20,10 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         parameters = [parameter for _, parameter in named]
         groups = [
-            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+            {
+                "params": [p for p in parameters if p.dim() >= 2],
+                "weight_decay": config.weight_decay,
+            },
             {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]

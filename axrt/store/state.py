@@ -43,20 +43,32 @@ def saved_state(
         DataError: there is state that is neither a tensor nor a plain value.
     """
     for group, before in zip(optimizer.param_groups, initial, strict=True):
-        changed = {key: value for key, value in group.items() if key not in ("params", "lr") and _differs(value, before.get(key))}
+        changed = {
+            key: value
+            for key, value in group.items()
+            if key not in ("params", "lr") and _differs(value, before.get(key))
+        }
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             _check_plain(name_of[parameter], {**plain, **changed})
-            yield name_of[parameter], ParameterState(type(optimizer).__name__, tensors, plain, changed)
+            yield (
+                name_of[parameter],
+                ParameterState(type(optimizer).__name__, tensors, plain, changed),
+            )
 
 
 def restore_state(
-    optimizer: torch.optim.Optimizer, initial: Groups, name_of: Mapping[nn.Parameter, str], states: Mapping[str, ParameterState]
+    optimizer: torch.optim.Optimizer,
+    initial: Groups,
+    name_of: Mapping[nn.Parameter, str],
+    states: Mapping[str, ParameterState],
 ) -> None:
     """Make states the optimizer's own; a parameter that has none begins anew."""
-    ordered = [name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    ordered = [
+        name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]
+    ]
     # By torch's own rules of which state is of which type and on which device.
     whole = optimizer.state_dict()
     whole["state"] = {
@@ -65,8 +77,13 @@ def restore_state(
         if name in states and (states[name].tensors or states[name].plain)
     }
     for group, before in zip(whole["param_groups"], initial, strict=True):
-        changed = [states[ordered[number]].group for number in group["params"] if ordered[number] in states]
-        group.update({key: value for key, value in before.items() if key != "params"}, **(changed[0] if changed else {}))
+        changed = [
+            states[ordered[number]].group for number in group["params"] if ordered[number] in states
+        ]
+        group.update(
+            {key: value for key, value in before.items() if key != "params"},
+            **(changed[0] if changed else {}),
+        )
     optimizer.load_state_dict(whole)
 
 

@@ -56,11 +56,17 @@ class Arriving:
     @property
     def large(self) -> list[Tensor]:
         """Memory for what comes beside the envelope, in order."""
-        return [tensor for tensor, layout in zip(self.tensors, self.layouts, strict=True) if is_large(layout.num_bytes)]
+        return [
+            tensor
+            for tensor, layout in zip(self.tensors, self.layouts, strict=True)
+            if is_large(layout.num_bytes)
+        ]
 
     def parcel(self) -> Parcel:
         """What was sent, once all bytes are here."""
-        tensors = [layout.settle(tensor) for tensor, layout in zip(self.tensors, self.layouts, strict=True)]
+        tensors = [
+            layout.settle(tensor) for tensor, layout in zip(self.tensors, self.layouts, strict=True)
+        ]
         return Parcel(self.generation, self.message, unflatten(self.skeleton, tensors))
 
 
@@ -78,16 +84,25 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
     generation, (word, *address), payload = parcel
     skeleton, tensors = flatten(payload)
     description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
-    head = _HEADER.pack(generation, _CODE_OF[word], *address, *_NOWHERE[len(address) :], len(description)) + description
+    head = (
+        _HEADER.pack(
+            generation, _CODE_OF[word], *address, *_NOWHERE[len(address) :], len(description)
+        )
+        + description
+    )
     return head, [dense(tensor) for tensor in tensors]
 
 
 def seal(head: bytes, tensors: list[Tensor]) -> bytes:
     """The envelope, made of what `pack` gives; it reads the small tensors' memory now."""
-    return b"".join([head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]])
+    return b"".join(
+        [head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
+    )
 
 
-def open_envelope(envelope: bytearray, room_for: Callable[[Layout], Tensor], landings: Landings) -> Arriving:
+def open_envelope(
+    envelope: bytearray, room_for: Callable[[Layout], Tensor], landings: Landings
+) -> Arriving:
     """Read an envelope.
 
     Args:
@@ -119,5 +134,9 @@ def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
     """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and last bits may depend on that."""
     tensor = layout.allocate(torch.device("cpu"))
     if layout.num_bytes:
-        ctypes.memmove(tensor.data_ptr(), (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at), layout.num_bytes)
+        ctypes.memmove(
+            tensor.data_ptr(),
+            (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at),
+            layout.num_bytes,
+        )
     return tensor

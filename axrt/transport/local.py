@@ -81,7 +81,10 @@ class LocalWorld:
             finally:
                 self._leave(rank)
 
-        threads = [threading.Thread(target=body, args=(rank,), name=f"rank {rank}") for rank in range(self.size)]
+        threads = [
+            threading.Thread(target=body, args=(rank,), name=f"rank {rank}")
+            for rank in range(self.size)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -120,7 +123,9 @@ class LocalWorld:
             self._baton.notify_all()
 
     def _check_not_stuck(self) -> None:
-        if all(blocked or not alive for blocked, alive in zip(self.blocked, self._alive, strict=True)):
+        if all(
+            blocked or not alive for blocked, alive in zip(self.blocked, self._alive, strict=True)
+        ):
             raise Stuck("every rank waits and nothing is under way")
 
 
@@ -171,12 +176,20 @@ def _received(one: _UnderWay, landings: Landings) -> Parcel:
     """The parcel, out of its envelope and the large tensors beside it, on the device that each tensor came from."""
     beside = [tensor for tensor in one.tensors if is_large(tensor.nbytes)]
     devices = iter([tensor.device for tensor in beside])
-    arriving = open_envelope(bytearray(seal(one.head, one.tensors)), lambda layout: layout.allocate(next(devices)), landings)
+    arriving = open_envelope(
+        bytearray(seal(one.head, one.tensors)),
+        lambda layout: layout.allocate(next(devices)),
+        landings,
+    )
     for room, sent in zip(arriving.large, beside, strict=True):
         _row(room).copy_(_row(sent))
         if sent.is_cuda:
-            sent.record_stream(torch.cuda.current_stream(sent.device))  # its memory belongs to the sender's stream
-    arriving.tensors = [room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)]
+            sent.record_stream(
+                torch.cuda.current_stream(sent.device)
+            )  # its memory belongs to the sender's stream
+    arriving.tensors = [
+        room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)
+    ]
     return arriving.parcel()
 
 

@@ -29,7 +29,9 @@ from .waiting import Patience, sharpen_sleep
 _ENVELOPES, _TENSORS = 1, 2  # tags
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
-_TURN_S = 2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
+_TURN_S = (
+    2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
+)
 
 
 class _Going(NamedTuple):
@@ -61,7 +63,12 @@ class MpiTransport:
         piece_bytes: a larger tensor goes in several messages.
     """
 
-    def __init__(self, communicator: MPI.Comm, staging: Staging | None = None, piece_bytes: int = _PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        communicator: MPI.Comm,
+        staging: Staging | None = None,
+        piece_bytes: int = _PIECE_BYTES,
+    ) -> None:
         self.takes_time = communicator.size > 1
         self._comm = communicator.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
@@ -69,9 +76,13 @@ class MpiTransport:
         self._piece_bytes = piece_bytes
         self._going: deque[_Going] = deque()
         self._sending: list[MPI.Request] = []
-        self._lent: list[object] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._lent: list[
+            object
+        ] = []  # what `_sending` reads from, place by place: MPI keeps no reference
         self._status = MPI.Status()
-        self._envelopes: dict[int, deque[tuple[bytearray, MPI.Request]]] = {}  # on their way in, by source, in order
+        self._envelopes: dict[
+            int, deque[tuple[bytearray, MPI.Request]]
+        ] = {}  # on their way in, by source, in order
         self._coming: list[_Coming] = []
         self._landings = Landings()
         self.expect = self._landings.expect
@@ -90,7 +101,9 @@ class MpiTransport:
         try:
             return self._poll(wait_s)
         except MPI.Exception as error:
-            raise PeerLostError(f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it ({error})") from None
+            raise PeerLostError(
+                f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it ({error})"
+            ) from None
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
@@ -130,7 +143,9 @@ class MpiTransport:
         try:
             self._isend_all(going)
         except MPI.Exception as error:
-            raise PeerLostError(f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} ({error})") from None
+            raise PeerLostError(
+                f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} ({error})"
+            ) from None
 
     def _isend_all(self, going: _Going) -> None:
         rank, head, tensors, _ = going
@@ -140,7 +155,9 @@ class MpiTransport:
         for tensor in tensors:
             if is_large(tensor.nbytes):
                 pieces = _pieces(tensor, self._piece_bytes)
-                self._sending += [self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces]
+                self._sending += [
+                    self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces
+                ]
                 self._lent += [tensor] * len(pieces)
 
     def _let_go_of_sent(self) -> None:
@@ -217,4 +234,7 @@ def _is_ready(parcel: _Going | _Coming) -> bool:
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:
     """The tensor's memory as MPI buffers of at most so many bytes; the caller keeps the tensor."""
     start, length = tensor.data_ptr(), tensor.nbytes
-    return [MPI.memory.fromaddress(start + at, min(piece_bytes, length - at)) for at in range(0, length, piece_bytes)]
+    return [
+        MPI.memory.fromaddress(start + at, min(piece_bytes, length - at))
+        for at in range(0, length, piece_bytes)
+    ]

@@ -60,7 +60,9 @@ class Direct:
     def incoming(self, tensors: list[Tensor]) -> Staged:
         if self._stream is None:
             return tensors, None
-        return [tensor.to(self._device) for tensor in tensors], None  # small ones come in their envelope
+        return [
+            tensor.to(self._device) for tensor in tensors
+        ], None  # small ones come in their envelope
 
 
 class Pinned:
@@ -81,12 +83,19 @@ class Pinned:
         if not tensors:
             return tensors, None
         self._stream.wait_stream(torch.cuda.current_stream())
-        return self._copies(tensors, [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors])
+        return self._copies(
+            tensors,
+            [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors],
+        )
 
     def incoming(self, tensors: list[Tensor]) -> Staged:
         pinned = [tensor.pin_memory() for tensor in tensors]
-        with torch.cuda.stream(self._stream):  # memory of this stream's: nothing that still runs elsewhere has it
-            targets = [torch.empty_like(tensor, device=self._device, pin_memory=False) for tensor in pinned]
+        with torch.cuda.stream(
+            self._stream
+        ):  # memory of this stream's: nothing that still runs elsewhere has it
+            targets = [
+                torch.empty_like(tensor, device=self._device, pin_memory=False) for tensor in pinned
+            ]
         for target in targets:
             target.record_stream(torch.cuda.current_stream())
         return self._copies(pinned, targets)
@@ -96,7 +105,9 @@ class Pinned:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:
-                    source.record_stream(self._stream)  # its memory may be handed out again only when this copy is done
+                    source.record_stream(
+                        self._stream
+                    )  # its memory may be handed out again only when this copy is done
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
 

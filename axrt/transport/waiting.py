@@ -24,7 +24,9 @@ class Patience:
         longest_s: at this, looking costs some 3 % of a core.
     """
 
-    def __init__(self, shortest_s: float = 20e-6, brief_s: float = 120e-6, longest_s: float = 800e-6) -> None:
+    def __init__(
+        self, shortest_s: float = 20e-6, brief_s: float = 120e-6, longest_s: float = 800e-6
+    ) -> None:
         self._shortest_s, self._brief_s, self._longest_s = shortest_s, brief_s, longest_s
         self._since = time.perf_counter()
         self._spins = 0

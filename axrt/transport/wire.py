@@ -20,7 +20,10 @@ from axrt.payload import Place
 
 # Quantized types keep a scale beside their numbers, and torch has no copies of integers of less than a byte.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
-_NOT_COPIED = {getattr(torch, name, None) for name in (*_QUANTIZED, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)))}
+_NOT_COPIED = {
+    getattr(torch, name, None)
+    for name in (*_QUANTIZED, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)))
+}
 
 
 class Spec(NamedTuple):
@@ -48,7 +51,9 @@ class Spec(NamedTuple):
         try:
             return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
         except RuntimeError:
-            raise TypeError(f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected dense tensors") from None
+            raise TypeError(
+                f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected dense tensors"
+            ) from None
 
 
 class Layout:
@@ -63,16 +68,29 @@ class Layout:
         num_bytes: what travels.
     """
 
-    __slots__ = ("_arriving", "_in_memory", "_packed", "_plain", "_to_shape", "_wire_shape", "num_bytes", "spec")
+    __slots__ = (
+        "_arriving",
+        "_in_memory",
+        "_packed",
+        "_plain",
+        "_to_shape",
+        "_wire_shape",
+        "num_bytes",
+        "spec",
+    )
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self._wire_shape = _without_repetition(spec.shape, spec.strides)
         order = _memory_order(self._wire_shape, spec.strides)
-        self._to_shape = sorted(range(len(order)), key=order.__getitem__)  # from the order of memory back to that of the shape
+        self._to_shape = sorted(
+            range(len(order)), key=order.__getitem__
+        )  # from the order of memory back to that of the shape
         self._in_memory = tuple([self._wire_shape[d] for d in order])
         self._plain = spec.strides == _contiguous(spec.shape)
-        self._packed = _same_memory(self._in_memory, _contiguous(self._in_memory), [spec.strides[d] for d in order])
+        self._packed = _same_memory(
+            self._in_memory, _contiguous(self._in_memory), [spec.strides[d] for d in order]
+        )
         elements = math.prod(self._wire_shape)
         self._arriving = spec.shape if self._plain else (elements,)
         self.num_bytes = elements * spec.dtype.itemsize
@@ -90,14 +108,18 @@ class Layout:
     def _as_sent(self, row: Tensor) -> Tensor:
         spec = self.spec
         if not self._packed:
-            gapped = torch.empty_strided(self._wire_shape, spec.strides, dtype=spec.dtype, device=row.device)
+            gapped = torch.empty_strided(
+                self._wire_shape, spec.strides, dtype=spec.dtype, device=row.device
+            )
             row = gapped.copy_(row.view(self._in_memory).permute(self._to_shape))
         return row.as_strided(spec.shape, spec.strides)
 
 
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot copy."""
-    only_tensors = isinstance(skeleton, Place) or (isinstance(skeleton, tuple) and all(isinstance(p, Place) for p in skeleton))
+    only_tensors = isinstance(skeleton, Place) or (
+        isinstance(skeleton, tuple) and all(isinstance(p, Place) for p in skeleton)
+    )
     # Only these may share a cache entry: elsewhere True, 1 and 1.0 would be taken for each other.
     return _described_once(skeleton, specs) if only_tensors else _described(skeleton, specs)
 
@@ -105,7 +127,9 @@ def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
 def _described(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     for spec in specs:
         if spec.dtype in _NOT_COPIED:
-            raise TypeError(f"a tensor of {spec.dtype} cannot travel between stages; expected a type that torch can copy")
+            raise TypeError(
+                f"a tensor of {spec.dtype} cannot travel between stages; expected a type that torch can copy"
+            )
     return pickle.dumps((skeleton, specs))
 
 
@@ -125,14 +149,18 @@ def dense(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
     if not tensor.is_contiguous():
-        narrow = tensor.as_strided(_without_repetition(tuple(tensor.shape), tensor.stride()), tensor.stride())
+        narrow = tensor.as_strided(
+            _without_repetition(tuple(tensor.shape), tensor.stride()), tensor.stride()
+        )
         tensor = narrow.permute(_memory_order(tuple(narrow.shape), narrow.stride())).contiguous()
     return tensor.resolve_conj().resolve_neg()
 
 
 def _without_repetition(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The shape with one value where a dimension of stride 0 repeats it."""
-    return tuple(1 if stride == 0 and size > 1 else size for size, stride in zip(shape, strides, strict=True))
+    return tuple(
+        1 if stride == 0 and size > 1 else size for size, stride in zip(shape, strides, strict=True)
+    )
 
 
 def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
@@ -147,4 +175,6 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
     """Strides that differ only where they move nothing: in dimensions of size one, or in an empty tensor."""
-    return 0 in shape or all(size == 1 or mine == its for size, mine, its in zip(shape, one, other, strict=True))
+    return 0 in shape or all(
+        size == 1 or mine == its for size, mine, its in zip(shape, one, other, strict=True)
+    )

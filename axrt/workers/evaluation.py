@@ -27,7 +27,9 @@ class EvaluationWorker(Worker):
 
     kinds = (Kind.FORWARD, Kind.BACKWARD)
 
-    def __init__(self, job: Job, stages: Mapping[int, Stage], mail: Mail, keeps_outputs: bool) -> None:
+    def __init__(
+        self, job: Job, stages: Mapping[int, Stage], mail: Mail, keeps_outputs: bool
+    ) -> None:
         self._last_stage, self._stages, self._mail = job.last_stage, stages, mail
         self._keeps_outputs = keeps_outputs
         self._losses = LossReader()
@@ -45,7 +47,9 @@ class EvaluationWorker(Worker):
         if stage < self._last_stage:
             outputs = self._stages[stage].evaluate(number, inputs, None)
             return lambda message: outputs
-        outputs, loss = self._stages[stage].evaluate(number, inputs, self._mail.take(Meaning.TARGET, stage, number))
+        outputs, loss = self._stages[stage].evaluate(
+            number, inputs, self._mail.take(Meaning.TARGET, stage, number)
+        )
         self._losses.start(number, *loss)
         if self._keeps_outputs:
             self.outputs.append(outputs)
@@ -53,5 +57,7 @@ class EvaluationWorker(Worker):
 
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is Kind.FORWARD and task.stage == self._last_stage:
-            self._losses.read(task.microbatch, f"evaluation microbatch {task.microbatch}, stage {task.stage}")
+            self._losses.read(
+                task.microbatch, f"evaluation microbatch {task.microbatch}, stage {task.stage}"
+            )
         return made

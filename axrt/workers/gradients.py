@@ -35,9 +35,14 @@ class GradientWorker(Worker):
         self._buckets, self._mail, self._land = buckets, mail, land
         # By the holder that a part is for, and the number of the holder that sends it: tied weights may be held twice here.
         self._senders: dict[tuple[Holder, int], Bucket] = {
-            (to, bucket.holders.index(bucket.me)): bucket for of in buckets.values() for bucket in of for to in bucket.holders
+            (to, bucket.holders.index(bucket.me)): bucket
+            for of in buckets.values()
+            for bucket in of
+            for to in bucket.holders
         }
-        self._holders: dict[Holder, int] = {to: len(bucket.holders) for (to, _), bucket in self._senders.items()}
+        self._holders: dict[Holder, int] = {
+            to: len(bucket.holders) for (to, _), bucket in self._senders.items()
+        }
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
 
     def leaves_in_parts(self, stage: int) -> bool:
@@ -51,7 +56,8 @@ class GradientWorker(Worker):
         return tuple(
             number
             for number, bucket in enumerate(self._buckets[stage])
-            if number not in self._closed[stage] and not any(id(parameter) in identities for _, parameter in bucket.named)
+            if number not in self._closed[stage]
+            and not any(id(parameter) in identities for _, parameter in bucket.named)
         )
 
     def complete_from(self, stage: int, layer: int) -> tuple[int, ...]:
@@ -95,7 +101,10 @@ class GradientWorker(Worker):
         """Sums from other ranks arrive where the gradient is."""
         pipe, stage, number = bucket.me
         for holder, rooms in bucket.rooms_for_sums():
-            self._land(Message(Meaning.SUM, stage, step * len(bucket.holders) + holder, pipe, number), rooms)
+            self._land(
+                Message(Meaning.SUM, stage, step * len(bucket.holders) + holder, pipe, number),
+                rooms,
+            )
 
     def run(self, task: Task) -> Made:
         total = self._buckets[task.stage][task.part].add_up(self._from_holders(Meaning.PART, task))

@@ -24,7 +24,9 @@ class StageWorker(Worker):
 
     kinds = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
-    def __init__(self, job: Job, stages: Mapping[int, Stage], mail: Mail, gradients: GradientWorker) -> None:
+    def __init__(
+        self, job: Job, stages: Mapping[int, Stage], mail: Mail, gradients: GradientWorker
+    ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._losses = LossReader()
         self._run: dict[object, Callable[[Task], Made]] = {
@@ -44,15 +46,22 @@ class StageWorker(Worker):
         if task.kind is Kind.WEIGHT:
             more = stage.weight_pieces(number) > 1
             waiting = stage.waiting_parameters(number)[1:] if in_parts and more else []
-            return Piece(more, self._gradients.complete_without(task.stage, waiting) if waiting else ())
+            return Piece(
+                more, self._gradients.complete_without(task.stage, waiting) if waiting else ()
+            )
         more = in_parts and stage.backward_pieces(number) > 1
-        return Piece(more, self._gradients.complete_from(task.stage, stage.next_piece(number)) if more else ())
+        return Piece(
+            more,
+            self._gradients.complete_from(task.stage, stage.next_piece(number)) if more else (),
+        )
 
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is not Kind.FORWARD or task.stage != self._job.last_stage:
             return made
         step, microbatch = self._job.step_of(task.microbatch)
-        self._losses.read(task.microbatch, f"step {step}, stage {task.stage}, microbatch {microbatch}")
+        self._losses.read(
+            task.microbatch, f"step {step}, stage {task.stage}, microbatch {microbatch}"
+        )
         if len(self._losses) < self._job.microbatches_a_pipe:
             return nothing
         losses = tuple(self._losses.take())
@@ -61,8 +70,16 @@ class StageWorker(Worker):
     def _forward(self, task: Task) -> Made:
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
-        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._job.last_stage else None
-        in_pieces = self._gradients.leaves_in_parts(stage) and self._job.ends_a_step(number) and not self._job.splits
+        target = (
+            self._mail.take(Meaning.TARGET, stage, number)
+            if stage == self._job.last_stage
+            else None
+        )
+        in_pieces = (
+            self._gradients.leaves_in_parts(stage)
+            and self._job.ends_a_step(number)
+            and not self._job.splits
+        )
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
         if stage == self._job.last_stage:
             self._losses.start(number, *outputs)
@@ -82,12 +99,16 @@ class StageWorker(Worker):
         else:
             gradients = self._stages[stage].backward(number, given)
         self._end(task, piece)
-        return lambda message: self._gradients.part(message) if message.meaning is Meaning.PART else gradients
+        return lambda message: (
+            self._gradients.part(message) if message.meaning is Meaning.PART else gradients
+        )
 
     def _input(self, task: Task) -> Made:
         _, stage, number, _ = task
         self._begin(task)
-        gradients = self._stages[stage].input_gradient(number, self._mail.take(Meaning.GRADIENT, stage, number))
+        gradients = self._stages[stage].input_gradient(
+            number, self._mail.take(Meaning.GRADIENT, stage, number)
+        )
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Made:

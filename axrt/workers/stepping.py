@@ -100,7 +100,9 @@ class SteppingWorker(Worker):
         """Of a step that this rank has done; forgotten when told."""
         record = self._records.pop(step)
         norm = None if record.norm is None else float(record.norm)
-        return StepOutcome(mean_loss(record.in_order()), norm, norm is not None and not math.isfinite(norm))
+        return StepOutcome(
+            mean_loss(record.in_order()), norm, norm is not None and not math.isfinite(norm)
+        )
 
     def run(self, task: Task) -> Made:
         return self._run[task.kind](task)

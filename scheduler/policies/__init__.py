@@ -1,6 +1,6 @@
 """Which task first, and which forward may start: one small module a family, and their names."""
 
-from ..placement import Placement, placed
+from ..placement import Placement, placement_by_name
 from .axonn import AxoNN
 from .bidirectional import Chimera, DualPipe
 from .gpipe import GPipe
@@ -13,7 +13,18 @@ from .recomputing import Merak, Varuna
 from .vee import DualPipeV, VHalf
 from .zero_bubble import ZeroBubbleH1, ZeroBubbleH2
 
-__all__ = ["CAPPED", "FIXED", "NAMES", "Bounds", "Fixed", "Nested", "Policy", "View", "named", "placement_for"]
+__all__ = [
+    "CAPPED",
+    "FIXED",
+    "NAMES",
+    "Bounds",
+    "Fixed",
+    "Nested",
+    "Policy",
+    "View",
+    "placement_for",
+    "policy_by_name",
+]
 
 _PLAIN = (
     OneForwardOneBackward(),
@@ -40,7 +51,7 @@ NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for polic
 FIXED = Fixed.name  # follows an order that is given, see axrt.schedule
 
 
-def named(name: str, in_flight: int = 0) -> Policy:
+def policy_by_name(name: str, in_flight: int = 0) -> Policy:
     """The policy of that name.
 
     Args:
@@ -61,11 +72,15 @@ def named(name: str, in_flight: int = 0) -> Policy:
                 )
             return policy
     if name == FIXED:
-        raise ValueError("policy fixed needs an order; expected the name of a CSV file, or of a policy")
+        raise ValueError(
+            "policy fixed needs an order; expected the name of a CSV file, or of a policy"
+        )
     raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}")
 
 
-def placement_for(policy: Policy, ranks: int, microbatches: int, placement: str = "", chunks: int = 0) -> Placement:
+def placement_for(
+    policy: Policy, ranks: int, microbatches: int, placement: str = "", chunks: int = 0
+) -> Placement:
     """Where the policy's stages are.
 
     Args:
@@ -86,7 +101,7 @@ def placement_for(policy: Policy, ranks: int, microbatches: int, placement: str 
         raise ValueError(
             f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, not {microbatches}, or policy breadth-first"
         )
-    where = placed(placement or policy.placements[0], ranks, chunks)
+    where = placement_by_name(placement or policy.placements[0], ranks, chunks)
     if microbatches % where.pipes:
         raise ValueError(
             f"placement {where.name} has {where.pipes} pipes, and each takes as many microbatches; set microbatches = {microbatches + 1}, "

@@ -24,7 +24,11 @@ class AxoNN(Policy):
         return (task.kind is Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or view.rank > 0 or view.in_flight < (self.limit or view.ranks)
+        return (
+            task.kind is not Kind.FORWARD
+            or view.rank > 0
+            or view.in_flight < (self.limit or view.ranks)
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         most = 1 if rank == placement.ranks - 1 else self.limit or placement.ranks

@@ -24,7 +24,9 @@ class Chimera(Policy):
         return (task.kind is not Kind.FORWARD, task.microbatch, -task.stage)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or view.in_flight_of(task.stage) < self._cap(view.ranks, task.stage)
+        return task.kind is not Kind.FORWARD or view.in_flight_of(task.stage) < self._cap(
+            view.ranks, task.stage
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         most = sum(self._cap(placement.ranks, stage) for stage in placement.stages_of(rank))

@@ -26,7 +26,10 @@ class Interleaved(Policy):
     def admits(self, task: Task, view: View) -> bool:
         if task.kind is not Kind.FORWARD:
             return True
-        return _is_due(task, view) and view.in_flight < self.bounds(view.placement, view.rank, view.microbatches).in_flight
+        return (
+            _is_due(task, view)
+            and view.in_flight < self.bounds(view.placement, view.rank, view.microbatches).in_flight
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         p, v = placement.ranks, placement.chunks
@@ -54,7 +57,11 @@ class InterleavedZeroBubble(Policy):
             return True
         top = view.ranks * view.placement.chunks
         deeper = sum(stage > task.stage for stage in view.placement.stages_of(view.rank))
-        return _is_due(task, view) and view.in_flight < top - view.rank - deeper and has_room(task, view, top)
+        return (
+            _is_due(task, view)
+            and view.in_flight < top - view.rank - deeper
+            and has_room(task, view, top)
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         top = placement.ranks * placement.chunks
@@ -63,12 +70,19 @@ class InterleavedZeroBubble(Policy):
 
 def _in_groups(task: Task, view: View) -> tuple[int, int, int]:
     """The order within a kind: chunk by chunk in groups of p microbatches; backwards from the deepest chunk."""
-    return (task.microbatch // view.ranks, task.stage if task.kind is Kind.FORWARD else -task.stage, task.microbatch)
+    return (
+        task.microbatch // view.ranks,
+        task.stage if task.kind is Kind.FORWARD else -task.stage,
+        task.microbatch,
+    )
 
 
 def _is_due(forward: Task, view: View) -> bool:
     """It is the next forward in that order."""
-    heads = [Task(Kind.FORWARD, stage, view.started(Kind.FORWARD, stage)) for stage in view.placement.stages_of(view.rank)]
+    heads = [
+        Task(Kind.FORWARD, stage, view.started(Kind.FORWARD, stage))
+        for stage in view.placement.stages_of(view.rank)
+    ]
     return _in_groups(forward, view) == min(_in_groups(head, view) for head in heads)
 
 

@@ -9,7 +9,9 @@ from .policy import Bounds, Policy, View
 
 def has_room(forward: Task, view: View, top: int) -> bool:
     """Fewer are held than the cap of the forward's stage: `top` for the rank's deepest, one less for each shallower one."""
-    return view.held < top - sum(stage > forward.stage for stage in view.placement.stages_of(view.rank))
+    return view.held < top - sum(
+        stage > forward.stage for stage in view.placement.stages_of(view.rank)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,9 @@ class Nested(Policy):
         return (task.kind is Kind.FORWARD, -task.stage, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or has_room(task, view, 2 * view.ranks + view.placement.chunks - 1)
+        return task.kind is not Kind.FORWARD or has_room(
+            task, view, 2 * view.ranks + view.placement.chunks - 1
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         most = 2 * placement.ranks + placement.chunks - 1

@@ -13,7 +13,9 @@ from .policy import Bounds, Policy, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
-    return min([plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes])
+    return min(
+        [plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes]
+    )
 
 
 def _place(plan: Plan, task: Task, view: View) -> int:
@@ -60,7 +62,9 @@ def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
     """How many have started ahead of the plan."""
     stages = view.placement.stages_of(view.rank)
-    return sum(view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage) for stage in stages)
+    return sum(
+        view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage) for stage in stages
+    )
 
 
 def _zb_v(view: View) -> Plan:

@@ -23,7 +23,9 @@ class ZeroBubbleH1(Policy):
         return (task.kind is not Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or (view.in_flight < view.ranks - view.rank and view.held < view.ranks)
+        return task.kind is not Kind.FORWARD or (
+            view.in_flight < view.ranks - view.rank and view.held < view.ranks
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(placement.ranks - rank, placement.ranks)
@@ -45,7 +47,9 @@ class ZeroBubbleH2(Policy):
         return (task.kind is Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return task.kind is not Kind.FORWARD or (view.in_flight < 2 * (view.ranks - view.rank) - 1 and view.held < 2 * view.ranks)
+        return task.kind is not Kind.FORWARD or (
+            view.in_flight < 2 * (view.ranks - view.rank) - 1 and view.held < 2 * view.ranks
+        )
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(2 * (placement.ranks - rank) - 1, 2 * placement.ranks)

@@ -39,21 +39,35 @@ class Pair:
         self.plain, self.split = Block(WIDTH, HEADS, CONTEXT), Block(WIDTH, HEADS, CONTEXT)
         for parameter in self.plain.parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=WIDTH**-0.5)  # fresh blocks end in zeros, which no training has for long
+                nn.init.normal_(
+                    parameter, std=WIDTH**-0.5
+                )  # fresh blocks end in zeros, which no training has for long
         self.split.load_state_dict(self.plain.state_dict())
         self.deferral = Deferral(with_deferral(self.split).parameters())
-        self.features, self.gradient = torch.randn(SEQUENCES, CONTEXT, WIDTH), torch.randn(SEQUENCES, CONTEXT, WIDTH)
+        self.features, self.gradient = (
+            torch.randn(SEQUENCES, CONTEXT, WIDTH),
+            torch.randn(SEQUENCES, CONTEXT, WIDTH),
+        )
 
     def run(self, split_first: bool) -> Round:
         halves: list[Callable[[], tuple[float, ...]]] = [self._whole, self._in_two]
         done = {half: half() for half in (reversed(halves) if split_first else halves)}
-        return Round(done[self._whole][0], done[self._in_two][0], done[self._whole][1], *done[self._in_two][1:])
+        return Round(
+            done[self._whole][0],
+            done[self._in_two][0],
+            done[self._whole][1],
+            *done[self._in_two][1:],
+        )
 
     def check(self) -> None:
         """Both have the same gradients."""
-        for (name, one), other in zip(self.plain.named_parameters(), self.split.parameters(), strict=True):
+        for (name, one), other in zip(
+            self.plain.named_parameters(), self.split.parameters(), strict=True
+        ):
             if one.grad is None or other.grad is None or not torch.equal(one.grad, other.grad):
-                raise click.ClickException(f"the gradient of {name} differs between whole and split backward; expected the same bits")
+                raise click.ClickException(
+                    f"the gradient of {name} differs between whole and split backward; expected the same bits"
+                )
 
     def _whole(self) -> tuple[float, float]:
         forward_s, out = timed(lambda: self.plain(self._inlet()))
@@ -103,10 +117,16 @@ def main(rounds: int) -> None:
     print(
         f"A GPT block of width {WIDTH}, context {CONTEXT}, {SEQUENCES} sequences, one thread, {rounds} rounds, torch {torch.__version__}:"
     )
-    print(f"plain forward {forward_ms:.2f} ms, whole backward {whole_ms:.2f} ms; gradients have the same bits.\n")
+    print(
+        f"plain forward {forward_ms:.2f} ms, whole backward {whole_ms:.2f} ms; gradients have the same bits.\n"
+    )
     print("| of the plain one | median | quarters | goal |\n|---|---|---|---|")
     said("forward that may defer", [one.forward / one.plain_forward for one in found], "1.02")
-    said("I + W, of the whole backward", [(one.input + one.weight) / one.whole for one in found], "1.05")
+    said(
+        "I + W, of the whole backward",
+        [(one.input + one.weight) / one.whole for one in found],
+        "1.05",
+    )
     said("I alone", [one.input / one.whole for one in found])
     said("W alone", [one.weight / one.whole for one in found])
 

@@ -59,19 +59,44 @@ class Size:
         return 6 * matrices + 6 * self.layers * self.context * self.width
 
 
-TINY = Size(layers=2, width=64, heads=2, context=64, vocab=256, microbatch_size=1, steps=4, product=256, device="cpu")
+TINY = Size(
+    layers=2,
+    width=64,
+    heads=2,
+    context=64,
+    vocab=256,
+    microbatch_size=1,
+    steps=4,
+    product=256,
+    device="cpu",
+)
 
 
 @click.command()
-@click.option("--part", type=click.Choice(PARTS), multiple=True, help="Only this; may be given several times.")
-@click.option("--rounds", default=3, show_default=True, help="Of training, plain and compiled in turn.")
-@click.option("--tiny", is_flag=True, help="Tiny, and on the CPU: shows that this script works; the figures mean nothing.")
+@click.option(
+    "--part", type=click.Choice(PARTS), multiple=True, help="Only this; may be given several times."
+)
+@click.option(
+    "--rounds", default=3, show_default=True, help="Of training, plain and compiled in turn."
+)
+@click.option(
+    "--tiny",
+    is_flag=True,
+    help="Tiny, and on the CPU: shows that this script works; the figures mean nothing.",
+)
 @click.option("--out", default="runs/gpu.json", show_default=True, help="Where the rows go.")
-@click.option("--train", default=None, hidden=True, help="Train with this value of run.compile, and print a row.")
+@click.option(
+    "--train",
+    default=None,
+    hidden=True,
+    help="Train with this value of run.compile, and print a row.",
+)
 def main(part: tuple[str, ...], rounds: int, tiny: bool, out: str, train: str | None) -> None:
     size = TINY if tiny else Size()
     if not tiny and not torch.cuda.is_available():
-        raise click.ClickException("torch sees no GPU here; expected a machine with one (--tiny shows on a CPU that the script works)")
+        raise click.ClickException(
+            "torch sees no GPU here; expected a machine with one (--tiny shows on a CPU that the script works)"
+        )
     if train is not None:
         print(json.dumps(trained(size, train)))
         return
@@ -85,14 +110,18 @@ def main(part: tuple[str, ...], rounds: int, tiny: bool, out: str, train: str | 
         rows += [one_run(compile, tiny) for _ in range(rounds) for compile in ("", "inductor")]
     path = Path(out)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(size), "size": asdict(size), "rows": rows}, indent=1))
+    path.write_text(
+        json.dumps({"machine": machine(size), "size": asdict(size), "rows": rows}, indent=1)
+    )
     print(table(size, rows))
 
 
 def tests(tiny: bool) -> str:
     """The last line of pytest's."""
     only = ["-m", "not gpu", "tests/gpu"] if tiny else ["-m", "gpu"]
-    ended = subprocess.run([sys.executable, "-m", "pytest", "-q", *only], cwd=ROOT, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *only], cwd=ROOT, capture_output=True, text=True
+    )
     print(ended.stdout, file=sys.stderr)
     return ended.stdout.strip().splitlines()[-1] if ended.stdout.strip() else ended.stderr.strip()
 
@@ -114,8 +143,14 @@ def trained(size: Size, compile: str) -> dict[str, Any]:
     """A row: seconds of the steps after the first few, what initialize took, the most memory, the last loss."""
     config = axrt.Config.read(
         {
-            "model": {name: getattr(size, name) for name in ("layers", "width", "heads", "context", "vocab")},
-            "schedule": {"microbatches": size.microbatches, "microbatch_size": size.microbatch_size},
+            "model": {
+                name: getattr(size, name)
+                for name in ("layers", "width", "heads", "context", "vocab")
+            },
+            "schedule": {
+                "microbatches": size.microbatches,
+                "microbatch_size": size.microbatch_size,
+            },
             "precision": {"compute": "bfloat16"},
             "run": {"device": size.device, "compile": compile},
         }
@@ -129,7 +164,14 @@ def trained(size: Size, compile: str) -> dict[str, Any]:
             loss = engine.train_batch(batches).loss
             steps_s.append(_now(size) - began)
     memory = torch.cuda.max_memory_allocated() / 2**30 if size.device == "cuda" else float("nan")
-    return {"part": "training", "compile": compile, "ready_s": ready_s, "steps_s": steps_s[_WARM:], "memory_gib": memory, "loss": loss}
+    return {
+        "part": "training",
+        "compile": compile,
+        "ready_s": ready_s,
+        "steps_s": steps_s[_WARM:],
+        "memory_gib": memory,
+        "loss": loss,
+    }
 
 
 def adamw(named: Any) -> torch.optim.Optimizer:
@@ -138,7 +180,11 @@ def adamw(named: Any) -> torch.optim.Optimizer:
 
 def samples(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
     """One microbatch of random tokens, again and again: a loss that falls shows that it trains."""
-    rows = torch.randint(size.vocab, (size.microbatch_size, size.context + 1), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(
+        size.vocab,
+        (size.microbatch_size, size.context + 1),
+        generator=torch.Generator().manual_seed(0),
+    )
     return repeat((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
 
 
@@ -158,7 +204,11 @@ def one_run(compile: str, tiny: bool) -> dict[str, Any]:
 def machine(size: Size) -> dict[str, Any]:
     """Which, and what is installed there."""
     on_gpu = size.device == "cuda"
-    return {"device": torch.cuda.get_device_name() if on_gpu else "cpu", "torch": torch.__version__, "python": sys.version.split()[0]}
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
 
 
 def table(size: Size, rows: list[dict[str, Any]]) -> str:
@@ -169,7 +219,9 @@ def table(size: Size, rows: list[dict[str, Any]]) -> str:
     runs = [row for row in rows if row["part"] == "training"]
     if runs:
         text.append(
-            "\n| run.compile | tokens/s | TFLOP/s | of the product's rate | initialize | most memory | last loss |\n" + "|---" * 7 + "|"
+            "\n| run.compile | tokens/s | TFLOP/s | of the product's rate | initialize | most memory | last loss |\n"
+            + "|---" * 7
+            + "|"
         )
     for compile in dict.fromkeys(row["compile"] for row in runs):
         of = [row for row in runs if row["compile"] == compile]
@@ -177,9 +229,13 @@ def table(size: Size, rows: list[dict[str, Any]]) -> str:
         tflops = statistics.median(speeds) * size.operations / 1e12
         share = f"{tflops / rates[0]:.1%}" if rates else ""
         tokens = f"{statistics.median(speeds):,.0f} ({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
-        ready_s, memory, loss = (statistics.median(row[key] for row in of) for key in ("ready_s", "memory_gib", "loss"))
+        ready_s, memory, loss = (
+            statistics.median(row[key] for row in of) for key in ("ready_s", "memory_gib", "loss")
+        )
         held = f"{memory:.1f} GiB" if size.device == "cuda" else ""
-        text.append(f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {held} | {loss:.3f} |")
+        text.append(
+            f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {held} | {loss:.3f} |"
+        )
     return "\n".join(text)
 
 

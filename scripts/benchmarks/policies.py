@@ -29,17 +29,29 @@ BASE = "1f1b"
 
 
 def engines(ranks: int) -> Iterator[tuple[str, axrt.Engine]]:
-    wanted = [(name, name, 0) for name in NAMES] + [(f"adaptive, {3 * ranks} held", "adaptive", 3 * ranks)]
+    wanted = [(name, name, 0) for name in NAMES] + [
+        (f"adaptive, {3 * ranks} held", "adaptive", 3 * ranks)
+    ]
     for label, name, cap in wanted:
         config = Config.read(
             {
                 "model": {"layers": 8, "width": 256, "heads": 4, "context": CONTEXT},
-                "schedule": {"policy": name, "in_flight": cap, "microbatches": MICROBATCHES, "microbatch_size": SEQUENCES},
+                "schedule": {
+                    "policy": name,
+                    "in_flight": cap,
+                    "microbatches": MICROBATCHES,
+                    "microbatch_size": SEQUENCES,
+                },
                 "run": {"device": "cpu"},
             }
         )
         try:
-            yield label, axrt.initialize(gpt(config), config=config, transport=MpiTransport(MPI.COMM_WORLD.Dup()))
+            yield (
+                label,
+                axrt.initialize(
+                    gpt(config), config=config, transport=MpiTransport(MPI.COMM_WORLD.Dup())
+                ),
+            )
         except ConfigError as error:
             if MPI.COMM_WORLD.rank == 0:
                 print(f"left out: {label}: {error}")
@@ -76,12 +88,16 @@ def main(rounds: int) -> None:
             if number:  # the first round warms up
                 taken[label].append(took_s)
     if MPI.COMM_WORLD.rank == 0:
-        print(f"GPT 8 x 256, {MPI.COMM_WORLD.size} ranks of one thread, {MICROBATCHES} microbatches of {SEQUENCES} x {CONTEXT} tokens:\n")
+        print(
+            f"GPT 8 x 256, {MPI.COMM_WORLD.size} ranks of one thread, {MICROBATCHES} microbatches of {SEQUENCES} x {CONTEXT} tokens:\n"
+        )
         print(f"| policy | tokens/s | against {BASE} in the same round |\n|---|---|---|")
         for label, seconds in sorted(taken.items(), key=lambda item: statistics.median(item[1])):
             ratios = [base / mine for base, mine in zip(taken[BASE], seconds, strict=True)]
             rate = TOKENS / statistics.median(seconds)
-            print(f"| {label} | {rate:,.0f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |")
+            print(
+                f"| {label} | {rate:,.0f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |"
+            )
     for engine in made.values():
         engine.close()
 

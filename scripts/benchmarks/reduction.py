@@ -66,7 +66,9 @@ class Sleeps(torch.autograd.Function):
         return gradients[0], gradients[0].new_zeros(1).expand(ctx.shape).contiguous(), None
 
 
-def engine(layers: list[Any], data: int, microbatches: int, alone: bool = False, bucket_mb: float = 1000) -> axrt.Engine:
+def engine(
+    layers: list[Any], data: int, microbatches: int, alone: bool = False, bucket_mb: float = 1000
+) -> axrt.Engine:
     """SGD without momentum: the step itself costs little."""
     config = {
         "schedule": {"microbatches": microbatches},
@@ -75,7 +77,12 @@ def engine(layers: list[Any], data: int, microbatches: int, alone: bool = False,
         "memory": {"bucket_mb": bucket_mb},
     }
     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)  # noqa: E731
-    return axrt.initialize(axrt.PipelineModule(layers, one), sgd, config=config, transport=LocalWorld(1).alone() if alone else None)
+    return axrt.initialize(
+        axrt.PipelineModule(layers, one),
+        sgd,
+        config=config,
+        transport=LocalWorld(1).alone() if alone else None,
+    )
 
 
 def items(rank: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -96,8 +103,15 @@ def cost() -> dict[str, list[float]]:
 
     comm, result = MPI.COMM_WORLD, {}
     for mib in SIZES_MIB:
-        with engine([axrt.LayerSpec(Weighs, mib)], 2, 1) as both, engine([axrt.LayerSpec(Weighs, mib)], 1, 1, alone=True) as single:
-            batches, by_hand, allreduce = items(comm.rank), ByHand(comm, mib), np.zeros(mib * MIB // 4, np.float32)
+        with (
+            engine([axrt.LayerSpec(Weighs, mib)], 2, 1) as both,
+            engine([axrt.LayerSpec(Weighs, mib)], 1, 1, alone=True) as single,
+        ):
+            batches, by_hand, allreduce = (
+                items(comm.rank),
+                ByHand(comm, mib),
+                np.zeros(mib * MIB // 4, np.float32),
+            )
             calls: dict[str, Callable[[], object]] = {
                 "both": lambda: both.train_batch(batches),  # noqa: B023
                 "single": lambda: single.train_batch(batches),  # noqa: B023
@@ -119,7 +133,11 @@ class ByHand:
     def __init__(self, comm: Any, mib: int) -> None:
         self._comm, self._flat = comm, np.zeros(mib * MIB // 4, np.float32)
         half = len(self._flat) // 2
-        self._mine, self._theirs = (self._flat[:half], self._flat[half:]) if comm.rank == 0 else (self._flat[half:], self._flat[:half])
+        self._mine, self._theirs = (
+            (self._flat[:half], self._flat[half:])
+            if comm.rank == 0
+            else (self._flat[half:], self._flat[:half])
+        )
         self._part = np.zeros(len(self._mine), np.float32)
 
     def exchange(self) -> None:
@@ -135,16 +153,23 @@ def hidden() -> dict[str, float]:
 
     comm = MPI.COMM_WORLD
     stages = comm.size // 2
-    layers = [axrt.LayerSpec(Weighs, STAGE_MIB / LAYERS, TASK_S / LAYERS) for _ in range(LAYERS * stages)]
+    layers = [
+        axrt.LayerSpec(Weighs, STAGE_MIB / LAYERS, TASK_S / LAYERS) for _ in range(LAYERS * stages)
+    ]
     own = comm.Split(comm.rank // stages)
-    many, one_bucket = (engine(layers, 2, MICROBATCHES, bucket_mb=size) for size in (STAGE_MIB / LAYERS, 1000))
+    many, one_bucket = (
+        engine(layers, 2, MICROBATCHES, bucket_mb=size) for size in (STAGE_MIB / LAYERS, 1000)
+    )
     with many, one_bucket, pipeline_of(own, layers) as apart:
         batches, engines = items(comm.rank), {"many": many, "one": one_bucket, "without": apart}
         times: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(STEPS):
             for name, of in engines.items():
                 times[name].append(timed(lambda: of.train_batch(batches), comm))  # noqa: B023
-    slowest = {name: comm.allreduce(statistics.median(values[WARM:]), MPI.MAX) * 1e3 for name, values in times.items()}
+    slowest = {
+        name: comm.allreduce(statistics.median(values[WARM:]), MPI.MAX) * 1e3
+        for name, values in times.items()
+    }
     return {"stages": stages, **slowest}
 
 
@@ -154,7 +179,9 @@ def pipeline_of(comm: Any, layers: list[Any]) -> axrt.Engine:
 
     config = {"schedule": {"microbatches": MICROBATCHES}, "run": {"device": "cpu"}}
     sgd = lambda named: torch.optim.SGD([p for _, p in named], lr=0.0)  # noqa: E731
-    return axrt.initialize(axrt.PipelineModule(layers, one), sgd, config=config, transport=MpiTransport(comm))
+    return axrt.initialize(
+        axrt.PipelineModule(layers, one), sgd, config=config, transport=MpiTransport(comm)
+    )
 
 
 PARTS = {"cost": cost, "hidden": hidden}
@@ -169,7 +196,17 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
     """Run a part on so many ranks; what rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [mpirun, "-n", str(ranks), sys.executable, __file__, "--part", part, "--out", str(out)]
+        command = [
+            mpirun,
+            "-n",
+            str(ranks),
+            sys.executable,
+            __file__,
+            "--part",
+            part,
+            "--out",
+            str(out),
+        ]
         subprocess.run(command, check=True, cwd=ROOT, timeout=300)
         return json.loads(out.read_text())
 
@@ -177,32 +214,64 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
 def tokens_per_s(ranks: int, overrides: list[str], mpirun: str) -> float:
     """The median over the logged steps of one short run of the quickstart model, the first ones left out."""
     with tempfile.TemporaryDirectory() as folder:
-        fixed = ["run.steps=24", "run.log_every=4", "run.progress=off", "data.held_out=0", "checkpoint.dir=", f"run.out={folder}/run"]
-        command = [sys.executable, "-m", "axrt", "train", "examples/quickstart.toml", *fixed, *overrides]
+        fixed = [
+            "run.steps=24",
+            "run.log_every=4",
+            "run.progress=off",
+            "data.held_out=0",
+            "checkpoint.dir=",
+            f"run.out={folder}/run",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "axrt",
+            "train",
+            "examples/quickstart.toml",
+            *fixed,
+            *overrides,
+        ]
         subprocess.run([mpirun, "-n", str(ranks), *command], check=True, cwd=ROOT, timeout=300)
-        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
         return statistics.median([float(line["tokens_per_s"]) for line in lines[2:]])
 
 
 def spread(values: list[float], unit: str, digits: int = 1) -> str:
-    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    low, middle, high = (
+        f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values))
+    )
     return f"{middle} {unit} ({low} to {high})"
 
 
 def report(rounds: int, mpirun: str) -> None:
     costs = [measure("cost", 2, mpirun) for _ in range(rounds)]
-    print("a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's Allreduce")
+    print(
+        "a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's Allreduce"
+    )
     for mib in map(str, SIZES_MIB):
-        print(f"    {mib} MiB: " + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(3)))
-        rates = [int(mib) * MIB / (statistics.median(of[mib][which] for of in costs) / 1e3) / 1e9 for which in range(3)]
+        print(
+            f"    {mib} MiB: "
+            + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(3))
+        )
+        rates = [
+            int(mib) * MIB / (statistics.median(of[mib][which] for of in costs) / 1e3) / 1e9
+            for which in range(3)
+        ]
         print("        in GB/s of gradient: " + ", ".join(f"{rate:.2f}" for rate in rates))
         shares = [of[mib][2] / of[mib][0] for of in costs]
-        print(f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}")
+        print(
+            f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}"
+        )
     for ranks in (2, 4, 8):
         found = [measure("hidden", ranks, mpirun) for _ in range(rounds)]
         added = {name: [of[name] - of["without"] for of in found] for name in ("many", "one")}
         alone = spread([of["without"] for of in found], "ms")
-        print(f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;")
+        print(
+            f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;"
+        )
         print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
         print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
@@ -216,7 +285,11 @@ def report(rounds: int, mpirun: str) -> None:
 @click.command()
 @click.option("--mpirun", default="mpirun", help="the launcher")
 @click.option("--rounds", default=5, help="interleaved repetitions")
-@click.option("--part", type=click.Choice(list(PARTS)), help="run one part here and write its figures to --out")
+@click.option(
+    "--part",
+    type=click.Choice(list(PARTS)),
+    help="run one part here and write its figures to --out",
+)
 @click.option("--out", type=click.Path(path_type=Path))
 def main(mpirun: str, rounds: int, part: str | None, out: Path | None) -> None:
     """Measure what replicas cost."""

@@ -44,11 +44,15 @@ def first(value: Tensor, target: Tensor) -> Tensor:
     return value[0, 0]
 
 
-def empty_engine(stages: int, observers: tuple[Observer, ...] = (), microbatches: int = MICROBATCHES) -> axrt.Engine:
+def empty_engine(
+    stages: int, observers: tuple[Observer, ...] = (), microbatches: int = MICROBATCHES
+) -> axrt.Engine:
     model = axrt.PipelineModule([same] * stages, first)
     # gpipe: both ranks always have something to do, so that a task's time is the loop's and not the other rank's.
     schedule = {"microbatches": microbatches, "policy": "gpipe"}
-    return axrt.initialize(model, config={"schedule": schedule, "run": {"device": "cpu"}}, observers=observers)
+    return axrt.initialize(
+        model, config={"schedule": schedule, "run": {"device": "cpu"}}, observers=observers
+    )
 
 
 def wanting() -> Iterator[tuple[Tensor, Tensor]]:
@@ -165,7 +169,10 @@ def reaction_us() -> list[float]:
 
     stamps = Stamps()
     model = axrt.PipelineModule([slow, slow], first)
-    config = {"schedule": {"microbatches": 50, "policy": "axonn", "in_flight": 1}, "run": {"device": "cpu"}}
+    config = {
+        "schedule": {"microbatches": 50, "policy": "axonn", "in_flight": 1},
+        "run": {"device": "cpu"},
+    }
     with axrt.initialize(model, config=config, observers=[stamps]) as engine:
         for _ in range(4):
             engine.train_batch(wanting())
@@ -174,7 +181,10 @@ def reaction_us() -> list[float]:
         sent.update(part)
     heard = MPI.COMM_WORLD.allgather(stamps.heard_at)
     return sorted(
-        (at - sent[message]) * 1e6 for part in heard for message, at in part.items() if message in sent and "target" not in message
+        (at - sent[message]) * 1e6
+        for part in heard
+        for message, at in part.items()
+        if message in sent and "target" not in message
     )
 
 
@@ -187,19 +197,35 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
         out = Path(folder) / "out"
         command = [sys.executable, __file__, "--part", part, "--out", str(out)]
         launch = [mpirun, "-n", str(ranks)] if ranks > 1 else []
-        subprocess.run([*launch, *command], check=True, cwd=ROOT, env={**os.environ, "RANKS": str(ranks)}, timeout=300)
+        subprocess.run(
+            [*launch, *command],
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "RANKS": str(ranks)},
+            timeout=300,
+        )
         return json.loads((out.with_suffix(".1" if part == "idle" else ".0")).read_text())
 
 
 def tokens_per_s(ranks: int, threads: int, mpirun: str) -> float:
     """The median over the logged steps of one short run of the quickstart model, the first ones left out."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = ["train", "examples/quickstart.toml", "run.steps=24", "run.log_every=4", "run.progress=off", "data.held_out=0"]
+        arguments = [
+            "train",
+            "examples/quickstart.toml",
+            "run.steps=24",
+            "run.log_every=4",
+            "run.progress=off",
+            "data.held_out=0",
+        ]
         command = [sys.executable, "-m", "axrt", *arguments, f"run.out={folder}/run"]
         launch = [mpirun, "-n", str(ranks)] if ranks > 1 else []
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         subprocess.run([*launch, *command], check=True, cwd=ROOT, env=environment, timeout=300)
-        lines = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        ]
         return statistics.median([float(line["tokens_per_s"]) for line in lines[2:]])
 
 
@@ -208,7 +234,9 @@ def spread(values: list[float], unit: str) -> str:
 
 
 def report(rounds: int, mpirun: str) -> None:
-    tasks: dict[tuple[str, int], list[float]] = {(part, ranks): [] for part in ("ours", "bare") for ranks in (1, 2)}
+    tasks: dict[tuple[str, int], list[float]] = {
+        (part, ranks): [] for part in ("ours", "bare") for ranks in (1, 2)
+    }
     idle: list[float] = []
     medians: list[float] = []
     nineties: list[float] = []
@@ -224,19 +252,33 @@ def report(rounds: int, mpirun: str) -> None:
             values.append(tokens_per_s(ranks, threads, mpirun))
     for ranks in (1, 2):
         ours, bare = tasks["ours", ranks], tasks["bare", ranks]
-        print(f"a task, {ranks} rank(s): {spread(ours, 'us')}; torch and MPI alone: {spread(bare, 'us')};")
-        print(f"    the loop's own: {spread([a - b for a, b in zip(ours, bare, strict=True)], 'us')}")
+        print(
+            f"a task, {ranks} rank(s): {spread(ours, 'us')}; torch and MPI alone: {spread(bare, 'us')};"
+        )
+        print(
+            f"    the loop's own: {spread([a - b for a, b in zip(ours, bare, strict=True)], 'us')}"
+        )
     print(f"an idle rank: {spread(idle, '% of a core')}")
     print(f"reaction: median {spread(medians, 'us')}; nine in ten within {spread(nineties, 'us')}")
     for (ranks, threads), values in rates.items():
-        print(f"quickstart on {ranks} rank(s) with {threads} thread(s): {spread(values, 'tokens/s')}")
+        print(
+            f"quickstart on {ranks} rank(s) with {threads} thread(s): {spread(values, 'tokens/s')}"
+        )
 
 
 @click.command()
 @click.option("--mpirun", default="mpirun", help="the launcher")
 @click.option("--rounds", default=5, help="interleaved repetitions")
-@click.option("--freeze/--no-freeze", default=True, help="take what stands at the start out of garbage collection, as `axrt train` does")
-@click.option("--part", type=click.Choice(list(PARTS)), help="run one part here and write its figure to --out.RANK")
+@click.option(
+    "--freeze/--no-freeze",
+    default=True,
+    help="take what stands at the start out of garbage collection, as `axrt train` does",
+)
+@click.option(
+    "--part",
+    type=click.Choice(list(PARTS)),
+    help="run one part here and write its figure to --out.RANK",
+)
 @click.option("--out", type=click.Path(path_type=Path))
 def main(mpirun: str, rounds: int, freeze: bool, part: str | None, out: Path | None) -> None:
     """Measure what the runtime itself costs."""

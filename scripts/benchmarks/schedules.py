@@ -8,13 +8,25 @@ from typing import Any
 
 import click
 
-from axrt.schedule import scheduled
+from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.timeline import Timeline
 
 POLICIES = (
-    *("gpipe", "1f1b", "axonn", "eager-1f1b", "merak", "varuna", "chimera", "breadth-first", "interleaved-1f1b", "zb-h1", "interleaved-zb"),
+    *(
+        "gpipe",
+        "1f1b",
+        "axonn",
+        "eager-1f1b",
+        "merak",
+        "varuna",
+        "chimera",
+        "breadth-first",
+        "interleaved-1f1b",
+        "zb-h1",
+        "interleaved-zb",
+    ),
     *("v-min", "v-half", "zb-h2", "dualpipe", "dualpipe-v", "zb-v", "adaptive"),
 )
 RECOMPUTING = ("gpipe", "1f1b", "eager-1f1b", "merak", "varuna", "zb-h1", "zb-v")
@@ -36,29 +48,50 @@ CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
 
 def rows(ranks: int) -> list[tuple[str, str, int]]:
     """Label, policy, cap."""
-    more = [(f"{name}, {times}p held", name, times * ranks) for name in ("dualpipe-v", "adaptive") for times in (3, 4)]
+    more = [
+        (f"{name}, {times}p held", name, times * ranks)
+        for name in ("dualpipe-v", "adaptive")
+        for times in (3, 4)
+    ]
     return [(name, name, 0) for name in POLICIES] + more
 
 
-def ran(name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False) -> Timeline:
-    job = replace(scheduled(name, ranks, 2 * ranks, in_flight=cap), votes=clips, recomputed=dict.fromkeys(costs.recomputed, 1))
+def ran(
+    name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False
+) -> Timeline:
+    job = replace(
+        build_schedule(name, ranks, 2 * ranks, in_flight=cap),
+        votes=clips,
+        recomputed=dict.fromkeys(costs.recomputed, 1),
+    )
     return simulate(job, costs, steps=steps)
 
 
 def published(ranks: int) -> None:
     """One step on a steady machine, with and without latency."""
-    print("| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|")
+    print(
+        "| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|"
+    )
     for label, name, cap in rows(ranks):
-        line, far = ran(name, cap, ranks, Costs()), ran(name, cap, ranks, Costs(edge=Edge(latency=0.25)))
-        share = scheduled(name, ranks, 2 * ranks, in_flight=cap).placement.share
+        line, far = (
+            ran(name, cap, ranks, Costs()),
+            ran(name, cap, ranks, Costs(edge=Edge(latency=0.25))),
+        )
+        share = build_schedule(name, ranks, 2 * ranks, in_flight=cap).placement.share
         stash = f"{max(line.in_flight) * share:g} | {max(line.held) * share:g}"
-        print(f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |", flush=True)
+        print(
+            f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |",
+            flush=True,
+        )
 
 
 def utilisation(name: str, cap: int, ranks: int, costs: dict[str, Any], clips: bool) -> float:
     """The median over seeds, where anything varies."""
     seeds = SEEDS if "jitter" in costs or "hiccups" in costs else 1
-    return statistics.median(ran(name, cap, ranks, Costs(seed=seed, **costs), STEPS, clips).utilisation for seed in range(seeds))
+    return statistics.median(
+        ran(name, cap, ranks, Costs(seed=seed, **costs), STEPS, clips).utilisation
+        for seed in range(seeds)
+    )
 
 
 def varied(ranks: int) -> None:
@@ -66,11 +99,21 @@ def varied(ranks: int) -> None:
     print("| policy | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS))
     found: dict[str, list[float]] = {}
     for label, name, cap in rows(ranks):
-        found[label] = [utilisation(name, cap, ranks, costs, clips) for costs, clips in CONDITIONS.values()]
-        print(f"| {label} | " + " | ".join(f"{value:.3f}" for value in found[label]) + " |", flush=True)
-    print("\n| adaptive against | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS))
+        found[label] = [
+            utilisation(name, cap, ranks, costs, clips) for costs, clips in CONDITIONS.values()
+        ]
+        print(
+            f"| {label} | " + " | ".join(f"{value:.3f}" for value in found[label]) + " |",
+            flush=True,
+        )
+    print(
+        "\n| adaptive against | " + " | ".join(CONDITIONS) + " |\n|---|" + "---|" * len(CONDITIONS)
+    )
     for label in POLICIES[:-1]:
-        gains = [100 * (mine / its - 1) for mine, its in zip(found["adaptive"], found[label], strict=True)]
+        gains = [
+            100 * (mine / its - 1)
+            for mine, its in zip(found["adaptive"], found[label], strict=True)
+        ]
         print(f"| {label} | " + " | ".join(f"{gain:+.1f} %" for gain in gains) + " |")
 
 
@@ -88,18 +131,30 @@ def recomputed(ranks: int) -> None:
     shown = {name: CONDITIONS[name] for name in ("steady", "jitter 0.5", "latency 0.25")}
     print("| policy | " + " | ".join(shown) + " |\n|---|" + "---|" * len(shown))
     for name in RECOMPUTING:
-        job = scheduled(name, ranks, 2 * ranks)
+        job = build_schedule(name, ranks, 2 * ranks)
         again = recomputed_shares(job.policy, job.placement, job.microbatches)
-        values = [utilisation(name, 0, ranks, {**costs, "recomputed": again}, clips) for costs, clips in shown.values()]
+        values = [
+            utilisation(name, 0, ranks, {**costs, "recomputed": again}, clips)
+            for costs, clips in shown.values()
+        ]
         print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |", flush=True)
 
 
-TABLES: dict[str, Callable[[int], None]] = {"published": published, "varied": varied, "recomputed": recomputed, "speed": speed}
+TABLES: dict[str, Callable[[int], None]] = {
+    "published": published,
+    "varied": varied,
+    "recomputed": recomputed,
+    "speed": speed,
+}
 
 
 @click.command()
 @click.option(
-    "--ranks", default=(4, 8, 16), multiple=True, type=click.IntRange(3), help="with twice as many microbatches; may be given again"
+    "--ranks",
+    default=(4, 8, 16),
+    multiple=True,
+    type=click.IntRange(3),
+    help="with twice as many microbatches; may be given again",
 )
 @click.option(
     "--table",

@@ -20,7 +20,10 @@ SHAPE = (128, 128)  # 64 KiB
 
 def model(config: Config) -> axrt.PipelineModule:
     """As many layers as eight ranks have chunks at most."""
-    layers = [axrt.LayerSpec(Sleeper, RANK_S * RANKS / LAYERS, config.model.dropout, place) for place in range(LAYERS)]
+    layers = [
+        axrt.LayerSpec(Sleeper, RANK_S * RANKS / LAYERS, config.model.dropout, place)
+        for place in range(LAYERS)
+    ]
     return axrt.PipelineModule(layers, lambda outputs, target: outputs.mean())
 
 
@@ -55,4 +58,8 @@ class _Sleep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         ctx.layer.sleep()
-        return gradient, axrt.defer_weight_gradient(ctx.layer.weight, ctx.layer.weight_gradient), None
+        return (
+            gradient,
+            axrt.defer_weight_gradient(ctx.layer.weight, ctx.layer.weight_gradient),
+            None,
+        )

@@ -26,8 +26,19 @@ from tests.checkpoint.damage import ON_FILES, cut_off, flip_a_bit, lengthen, zer
 from tests.cli.test_train import TINY
 
 CHECKPOINT = "out/checkpoints/step-00000004"
-IN_A_CHECKPOINT = ("manifest.json", "layer-0001.safetensors", "optimizer-0001.safetensors", "optimizer-0000.safetensors")
-BESIDE = ("out/checkpoints/latest", "out/checkpoints/.lock", "out/.lock", "out/config.toml", "out/metrics.jsonl")
+IN_A_CHECKPOINT = (
+    "manifest.json",
+    "layer-0001.safetensors",
+    "optimizer-0001.safetensors",
+    "optimizer-0000.safetensors",
+)
+BESIDE = (
+    "out/checkpoints/latest",
+    "out/checkpoints/.lock",
+    "out/.lock",
+    "out/config.toml",
+    "out/metrics.jsonl",
+)
 GIVEN = ("tokens.bin", "tokens.idx", "order.csv", "out/timeline.json")
 ON_BYTES = (flip_a_bit, cut_off, lengthen, zero_a_block)
 
@@ -42,12 +53,35 @@ def prepare(folder: Path) -> None:
     (folder / "text.txt").write_text("all work and no play " * 20)
     tokens = np.arange(400, dtype=np.int32) % 256
     tokens.tofile(folder / "tokens.bin")
-    head = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + bytes([4]) + (2).to_bytes(8, "little") + (3).to_bytes(8, "little")
+    head = (
+        b"MMIDIDX\x00\x00"
+        + (1).to_bytes(8, "little")
+        + bytes([4])
+        + (2).to_bytes(8, "little")
+        + (3).to_bytes(8, "little")
+    )
     (folder / "tokens.idx").write_bytes(head + np.array([150, 250], np.int32).tobytes() + bytes(40))
     with inside(folder):
-        result = run("train", "tiny.toml", "checkpoint.every=2", "checkpoint.keep=0", "run.trace_steps=2", "run.steps=4")
+        result = run(
+            "train",
+            "tiny.toml",
+            "checkpoint.every=2",
+            "checkpoint.keep=0",
+            "run.trace_steps=2",
+            "run.steps=4",
+        )
         assert result.exit_code == 0, result.output
-        result = run("simulate", "--policy", "1f1b", "--ranks", "1", "--microbatches", "2", "--write-order", "order.csv")
+        result = run(
+            "simulate",
+            "--policy",
+            "1f1b",
+            "--ranks",
+            "1",
+            "--microbatches",
+            "2",
+            "--write-order",
+            "order.csv",
+        )
         assert result.exit_code == 0, result.output
 
 
@@ -62,7 +96,14 @@ def inside(folder: Path) -> Any:
 
 
 def go_on(*overrides: str) -> Result:
-    return run("train", "out/config.toml", "checkpoint.resume=auto", "run.steps=5", "run.trace_steps=0", *overrides)
+    return run(
+        "train",
+        "out/config.toml",
+        "checkpoint.resume=auto",
+        "run.steps=5",
+        "run.trace_steps=0",
+        *overrides,
+    )
 
 
 def check_checkpoint(name: str) -> str:
@@ -78,7 +119,9 @@ def check_checkpoint(name: str) -> str:
 def check_beside(name: str) -> str:
     result = go_on()
     assert result.exit_code in (0, 2, 70), result.output
-    assert result.exit_code != 0 or name == "out/config.toml" or "at step 4" in result.output, result.output
+    assert result.exit_code != 0 or name == "out/config.toml" or "at step 4" in result.output, (
+        result.output
+    )
     return "refused" if result.exit_code else "harmless"
 
 
@@ -86,16 +129,34 @@ def check_given(name: str) -> str:
     if name == "out/timeline.json":
         result = run("draw", name, "picture.svg")
     elif name == "order.csv":
-        result = run("train", "tiny.toml", "schedule.policy=fixed", "schedule.order=order.csv", "run.out=given", "run.steps=1")
+        result = run(
+            "train",
+            "tiny.toml",
+            "schedule.policy=fixed",
+            "schedule.order=order.csv",
+            "run.out=given",
+            "run.steps=1",
+        )
     else:
-        result = run("train", "tiny.toml", "data.source=tokens.bin", "model.vocab=256", "run.out=given", "run.steps=1")
+        result = run(
+            "train",
+            "tiny.toml",
+            "data.source=tokens.bin",
+            "model.vocab=256",
+            "run.out=given",
+            "run.steps=1",
+        )
     assert result.exit_code in (0, 2), result.output
     return "refused" if result.exit_code else "harmless"
 
 
-def attempt(whole: Path, random: Random, files: tuple[str, ...], damages: Any, check: Callable[[str], str]) -> tuple[str, str]:
+def attempt(
+    whole: Path, random: Random, files: tuple[str, ...], damages: Any, check: Callable[[str], str]
+) -> tuple[str, str]:
     """One file of a copy is damaged and used; (file, what came of it)."""
-    name = random.choice([name for name in files if (whole / name).stat().st_size])  # an empty file has no bit to flip
+    name = random.choice(
+        [name for name in files if (whole / name).stat().st_size]
+    )  # an empty file has no bit to flip
     copy = whole.with_name("copy")
     shutil.copytree(whole, copy)
     try:
@@ -115,7 +176,11 @@ def attack(folder: Path, tries: int, seed: int, say: bool) -> Counter[tuple[str,
     whole.mkdir()
     prepare(whole)
     in_checkpoint = tuple(f"{CHECKPOINT}/{name}" for name in IN_A_CHECKPOINT)
-    kinds = ((in_checkpoint, ON_FILES, check_checkpoint), (BESIDE, ON_BYTES, check_beside), (GIVEN, ON_BYTES, check_given))
+    kinds = (
+        (in_checkpoint, ON_FILES, check_checkpoint),
+        (BESIDE, ON_BYTES, check_beside),
+        (GIVEN, ON_BYTES, check_given),
+    )
     for number in range(tries):
         outcomes[attempt(whole, random, *kinds[number % len(kinds)])] += 1
         if say and (number + 1) % 100 == 0:

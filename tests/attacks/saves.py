@@ -77,7 +77,16 @@ def live(folder: Path, at_call: int) -> Life:
     os.close(tell)
     os.waitpid(child, os.WUNTRACED)
     tracer = subprocess.Popen(
-        ["strace", "-qq", "-o", os.devnull, "-p", str(child), "-e", f"inject=all:signal=SIGKILL:when={at_call}"],
+        [
+            "strace",
+            "-qq",
+            "-o",
+            os.devnull,
+            "-p",
+            str(child),
+            "-e",
+            f"inject=all:signal=SIGKILL:when={at_call}",
+        ],
         stderr=subprocess.DEVNULL,
     )
     status = Path(f"/proc/{child}/status")
@@ -115,7 +124,9 @@ def attack(folder: Path, kills: int, seed: int, say: bool) -> tuple[int, int]:
             calls = [call for call in calls if call < at_call]  # the save was over by then
         found = candidates_in(folder)
         newest = found[0].step if found else 0
-        assert newest in (known, known + 1), f"at call {at_call}: {known} was saved, and {newest} is the newest"
+        assert newest in (known, known + 1), (
+            f"at call {at_call}: {known} was saved, and {newest} is the newest"
+        )
         with engine() as e:
             e.load_checkpoint(folder, missing_ok=True)
             assert e.step == newest
@@ -132,7 +143,9 @@ def attack(folder: Path, kills: int, seed: int, say: bool) -> tuple[int, int]:
 def can_trace() -> bool:
     """strace is here, and may be used."""
     return (
-        shutil.which("strace") is not None and subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False).returncode == 0
+        shutil.which("strace") is not None
+        and subprocess.run(["strace", "-qq", "true"], capture_output=True, check=False).returncode
+        == 0
     )
 
 
@@ -146,7 +159,9 @@ def main(kills: int, seed: int) -> None:
         sys.exit("axrt: this wants strace, and the right to trace")
     with tempfile.TemporaryDirectory() as folder:
         done, steps = attack(Path(folder) / "checkpoints", kills, seed, say=True)
-    click.echo(f"{done} kills at system calls of a save, {steps} steps saved, none lost, weights those of a quiet run")
+    click.echo(
+        f"{done} kills at system calls of a save, {steps} steps saved, none lost, weights those of a quiet run"
+    )
 
 
 if __name__ == "__main__":

@@ -79,7 +79,10 @@ class Storm:
     strays: int = 0
 
     def __str__(self) -> str:
-        said = [f"{fault} {count} (codes {dict(self.codes[fault])})" for fault, count in self.lives.items()]
+        said = [
+            f"{fault} {count} (codes {dict(self.codes[fault])})"
+            for fault, count in self.lives.items()
+        ]
         return f"{self.lives.total()} faults: {', '.join(said)}; processes left over: {self.strays}"
 
 
@@ -87,9 +90,23 @@ def begin(folder: Path, ranks: int, run: str, *overrides: str) -> subprocess.Pop
     """Start the job, or go on with it."""
     config = folder / run / "config.toml"
     file, more = (config, []) if config.exists() else (folder / "storm.toml", [f"run.out={run}"])
-    command = [launcher(), "-n", str(ranks), sys.executable, "-m", "axrt", "train", str(file), "checkpoint.resume=auto", *more, *overrides]
+    command = [
+        launcher(),
+        "-n",
+        str(ranks),
+        sys.executable,
+        "-m",
+        "axrt",
+        "train",
+        str(file),
+        "checkpoint.resume=auto",
+        *more,
+        *overrides,
+    ]
     with (folder / f"{run}.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 def lines(folder: Path, run: str) -> Iterator[dict[str, float]]:
@@ -117,7 +134,9 @@ def ranks_of(job: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def wait_for(condition: "Iterator[bool]", job: subprocess.Popen[bytes], limit_s: float = _END_S) -> bool:
+def wait_for(
+    condition: "Iterator[bool]", job: subprocess.Popen[bytes], limit_s: float = _END_S
+) -> bool:
     """Whether it came to hold while the job ran."""
     until = time.monotonic() + limit_s
     for holds in condition:
@@ -132,11 +151,15 @@ def strike(folder: Path, run: str, ranks: int, fault: str, random: Random, storm
     before = steps(folder, run)
     job = begin(folder, ranks, run)
     if not wait_for((steps(folder, run) > before for _ in iter(int, 1)), job):
-        raise AssertionError(f"the job did not go on:\n{(folder / f'{run}.log').read_text()[-3000:]}")
+        raise AssertionError(
+            f"the job did not go on:\n{(folder / f'{run}.log').read_text()[-3000:]}"
+        )
     time.sleep(random.uniform(0, 0.8))
     victims = ranks_of(job)
     if fault == "save":
-        wait_for((any((folder / run / "checkpoints").glob("*.partial")) for _ in iter(int, 1)), job, 5)
+        wait_for(
+            (any((folder / run / "checkpoints").glob("*.partial")) for _ in iter(int, 1)), job, 5
+        )
         time.sleep(random.uniform(0, 0.01))
     if fault == "asked":
         job.send_signal(signal.SIGUSR1)
@@ -165,18 +188,28 @@ def finish(folder: Path, run: str, ranks: int, until: int) -> None:
     """Run to the end in peace."""
     job = begin(folder, ranks, run, f"run.steps={until}")
     if job.wait(600) != 0:
-        raise AssertionError(f"the last life of {run} ended with {job.returncode}:\n{(folder / f'{run}.log').read_text()[-3000:]}")
+        raise AssertionError(
+            f"the last life of {run} ended with {job.returncode}:\n{(folder / f'{run}.log').read_text()[-3000:]}"
+        )
 
 
 def last_checkpoint(folder: Path, run: str) -> dict[str, Tensor]:
     path = candidates_in(folder / run / "checkpoints")[0].path
-    return {f"{file.name}/{name}": value for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
+    return {
+        f"{file.name}/{name}": value
+        for file in path.glob("*.safetensors")
+        for name, value in load_file(file).items()
+    }
 
 
 def compare(folder: Path, quiet: str, stormy: str) -> int:
     """How many steps were compared; `AssertionError` where a tensor or a loss is another."""
     mine, its = last_checkpoint(folder, quiet), last_checkpoint(folder, stormy)
-    differing = [name for name in mine.keys() | its.keys() if name not in mine or name not in its or not torch.equal(mine[name], its[name])]
+    differing = [
+        name
+        for name in mine.keys() | its.keys()
+        if name not in mine or name not in its or not torch.equal(mine[name], its[name])
+    ]
     assert not differing, f"{len(differing)} of {len(mine)} tensors differ, {differing[0]} for one"
     losses = {line["step"]: line["loss"] for line in lines(folder, quiet) if "loss" in line}
     seen = [(line["step"], line["loss"]) for line in lines(folder, stormy) if "loss" in line]
@@ -201,7 +234,9 @@ def attack(folder: Path, kills: int, ranks: int, seed: int, say: bool) -> tuple[
     finish(folder, "quiet", ranks, until)
     compared = compare(folder, "quiet", "stormy")
     for fault, codes in storm.codes.items():
-        assert set(codes) == {75} if fault == "asked" else 0 not in codes, f"{fault} ended with {dict(codes)}"
+        assert set(codes) == {75} if fault == "asked" else 0 not in codes, (
+            f"{fault} ended with {dict(codes)}"
+        )
     assert storm.strays == 0
     return storm, compared
 
@@ -217,8 +252,12 @@ def main(kills: int, ranks: int, seed: int, keep: bool) -> None:
     began = time.monotonic()
     try:
         storm, compared = attack(folder, kills, ranks, seed, say=True)
-        click.echo(f"{storm}; weights, optimizer state and the losses of {compared} steps are those of a quiet run")
-        click.echo(f"{time.monotonic() - began:.0f} s on {ranks} ranks with {launcher()}, seed {seed}, {os.cpu_count()} cores")
+        click.echo(
+            f"{storm}; weights, optimizer state and the losses of {compared} steps are those of a quiet run"
+        )
+        click.echo(
+            f"{time.monotonic() - began:.0f} s on {ranks} ranks with {launcher()}, seed {seed}, {os.cpu_count()} cores"
+        )
     finally:
         if keep:
             click.echo(str(folder))

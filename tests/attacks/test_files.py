@@ -10,5 +10,7 @@ from .files import attack
 @pytest.mark.filterwarnings("ignore")
 def test_damage_of_any_file_is_found_or_does_not_matter(tmp_path: Path) -> None:
     outcomes = attack(tmp_path, tries=36, seed=5, say=False)
-    assert {outcome for (name, outcome) in outcomes if "safetensors" in name or name == "manifest.json"} == {"found"}
+    assert {
+        outcome for (name, outcome) in outcomes if "safetensors" in name or name == "manifest.json"
+    } == {"found"}
     assert outcomes.total() == 36

@@ -63,7 +63,11 @@ def lead_nowhere(file: Path, random: Random) -> str:
 
 def exchange(file: Path, random: Random) -> str:
     """With another file of the same checkpoint that differs."""
-    others = [other for other in sorted(file.parent.iterdir()) if other.name != file.name and other.read_bytes() != file.read_bytes()]
+    others = [
+        other
+        for other in sorted(file.parent.iterdir())
+        if other.name != file.name and other.read_bytes() != file.read_bytes()
+    ]
     other = random.choice(others)
     mine, its = file.read_bytes(), other.read_bytes()
     file.write_bytes(its)
@@ -72,7 +76,11 @@ def exchange(file: Path, random: Random) -> str:
 
 
 def take_from_an_older_step(file: Path, random: Random) -> str:
-    older = min(path for path in file.parent.parent.iterdir() if path.is_dir() and path != file.parent and (path / file.name).exists())
+    older = min(
+        path
+        for path in file.parent.parent.iterdir()
+        if path.is_dir() and path != file.parent and (path / file.name).exists()
+    )
     shutil.copy(older / file.name, file)
     return f"{file.name} is that of {older.name}"
 

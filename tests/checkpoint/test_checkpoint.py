@@ -18,7 +18,15 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from ..engine.models import perceptron
-from ..engine.reference import adamw, configured, copies, random_batches, together, train_in_plain_torch, train_on_a_rank
+from ..engine.reference import (
+    adamw,
+    configured,
+    copies,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 from ..engine.test_ties import batches as token_batches
 from ..engine.test_ties import tied
 
@@ -41,10 +49,18 @@ def train(engine: axrt.Engine, first: int, end: int, batches: Any = BATCHES) -> 
 
 
 def save(
-    path: Path, ranks: int, data: int = 1, model: Any = perceptron, factory: Any = adamw, batches: Any = BATCHES, **sections: Any
+    path: Path,
+    ranks: int,
+    data: int = 1,
+    model: Any = perceptron,
+    factory: Any = adamw,
+    batches: Any = BATCHES,
+    **sections: Any,
 ) -> None:
     def rank_main(transport: Transport) -> None:
-        with axrt.initialize(model(), factory, config=config_for(data, **sections), transport=transport) as engine:
+        with axrt.initialize(
+            model(), factory, config=config_for(data, **sections), transport=transport
+        ) as engine:
             train(engine, 0, HALF, batches)
             engine.save_checkpoint(path, extra={"epoch": 2, "names": ["a"]})
 
@@ -55,25 +71,45 @@ Loaded = tuple[list[float], dict[str, Tensor]]
 
 
 def load(
-    path: Path, ranks: int, data: int = 1, model: Any = perceptron, factory: Any = adamw, batches: Any = BATCHES, **sections: Any
+    path: Path,
+    ranks: int,
+    data: int = 1,
+    model: Any = perceptron,
+    factory: Any = adamw,
+    batches: Any = BATCHES,
+    **sections: Any,
 ) -> Loaded:
     """Losses of the steps after loading, and the parameters at the end."""
 
     def rank_main(transport: Transport) -> Loaded:
-        with axrt.initialize(model(), factory, config=config_for(data, **sections), transport=transport) as engine:
+        with axrt.initialize(
+            model(), factory, config=config_for(data, **sections), transport=transport
+        ) as engine:
             train(engine, 0, 1, batches)  # something to forget
             assert engine.load_checkpoint(path) == {"epoch": 2, "names": ["a"]}
             assert (engine.step, engine.samples) == (HALF, HALF * MICROBATCHES)
-            return train(engine, HALF, STEPS, batches), {n: p.detach().clone() for n, p in copies(engine)}
+            return train(engine, HALF, STEPS, batches), {
+                n: p.detach().clone() for n, p in copies(engine)
+            }
 
     ranks_loaded = LocalWorld(ranks, seed=2).run(rank_main)
-    return ranks_loaded[0][0], {name: tensor for _, parameters in ranks_loaded for name, tensor in parameters.items()}
+    return ranks_loaded[0][0], {
+        name: tensor for _, parameters in ranks_loaded for name, tensor in parameters.items()
+    }
 
 
-@pytest.mark.parametrize("factory", [adamw, momentum, lambda named: torch.optim.Adafactor([p for _, p in named])])
-@pytest.mark.parametrize("sections", [{}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}])
-def test_n_steps_equal_k_plus_the_rest_to_the_bit(tmp_path: Path, factory: Any, sections: Any) -> None:
-    whole = train_in_plain_torch(perceptron(), BATCHES, STEPS, factory, clip=0.5 if sections else 0.0)
+@pytest.mark.parametrize(
+    "factory", [adamw, momentum, lambda named: torch.optim.Adafactor([p for _, p in named])]
+)
+@pytest.mark.parametrize(
+    "sections", [{}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}]
+)
+def test_n_steps_equal_k_plus_the_rest_to_the_bit(
+    tmp_path: Path, factory: Any, sections: Any
+) -> None:
+    whole = train_in_plain_torch(
+        perceptron(), BATCHES, STEPS, factory, clip=0.5 if sections else 0.0
+    )
     save(tmp_path / "a", 2, factory=factory, **sections)
     losses, parameters = load(tmp_path / "a", 2, factory=factory, **sections)
     assert losses == whole.losses[HALF:]
@@ -82,18 +118,27 @@ def test_n_steps_equal_k_plus_the_rest_to_the_bit(tmp_path: Path, factory: Any, 
 
 @pytest.mark.parametrize("saved", [(1, 1), (3, 1), (4, 2), (2, 2)])
 @pytest.mark.parametrize("loaded", [(1, 1), (2, 1), (4, 1), (2, 2), (6, 2), (4, 4)])
-def test_any_pipe_and_data_sizes_load_any_other(tmp_path: Path, saved: tuple[int, int], loaded: tuple[int, int]) -> None:
+def test_any_pipe_and_data_sizes_load_any_other(
+    tmp_path: Path, saved: tuple[int, int], loaded: tuple[int, int]
+) -> None:
     save(tmp_path / "a", *saved)
     losses, _ = load(tmp_path / "a", *loaded)
     # Dropout's seeds count microbatches over all replicas, so the only difference is rounding.
-    assert losses == pytest.approx(train_in_plain_torch(perceptron(), BATCHES, STEPS, adamw).losses[HALF:], rel=1e-4)
+    assert losses == pytest.approx(
+        train_in_plain_torch(perceptron(), BATCHES, STEPS, adamw).losses[HALF:], rel=1e-4
+    )
     if saved[1] == loaded[1] == 1:
         assert losses == train_in_plain_torch(perceptron(), BATCHES, STEPS, adamw).losses[HALF:]
 
 
 def test_replicas_go_on_to_the_bit(tmp_path: Path) -> None:
     config = config_for(2)
-    whole = together(LocalWorld(4).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config, adamw)), 2)
+    whole = together(
+        LocalWorld(4).run(
+            lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config, adamw)
+        ),
+        2,
+    )
     save(tmp_path / "a", 4, 2)
     losses, parameters = load(tmp_path / "a", 4, 2)
     assert losses == whole.losses[HALF:]
@@ -101,9 +146,13 @@ def test_replicas_go_on_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("saved", "loaded"), [(1, 2), (2, 1), (3, 2)])
-def test_tied_weights_go_on_to_the_bit_on_other_ranks(tmp_path: Path, saved: int, loaded: int) -> None:
+def test_tied_weights_go_on_to_the_bit_on_other_ranks(
+    tmp_path: Path, saved: int, loaded: int
+) -> None:
     config, batches = config_for(1), token_batches()
-    whole = together(LocalWorld(2).run(lambda t: train_on_a_rank(t, tied(), batches, STEPS, config, adamw)))
+    whole = together(
+        LocalWorld(2).run(lambda t: train_on_a_rank(t, tied(), batches, STEPS, config, adamw))
+    )
     save(tmp_path / "a", saved, model=tied, batches=batches)
     losses, parameters = load(tmp_path / "a", loaded, model=tied, batches=batches)
     assert losses == whole.losses[HALF:]
@@ -114,7 +163,9 @@ def test_files_are_by_layer_with_the_names_of_the_whole_model(tmp_path: Path) ->
     from safetensors.torch import load_file
 
     save(tmp_path / "a", 3)
-    names = {key for file in (tmp_path / "a").glob("layer-*.safetensors") for key in load_file(file)}
+    names = {
+        key for file in (tmp_path / "a").glob("layer-*.safetensors") for key in load_file(file)
+    }
     assert names == set(perceptron().sequential(7).state_dict())
     assert {"0.up.weight/exp_avg", "0.up.weight/exp_avg_sq", "0.up.weight/step"} <= set(
         load_file(tmp_path / "a" / "optimizer-0000.safetensors")
@@ -130,14 +181,21 @@ def test_files_are_by_layer_with_the_names_of_the_whole_model(tmp_path: Path) ->
 
 def test_buffers_are_saved_from_the_first_replica_and_loaded_everywhere(tmp_path: Path) -> None:
     def rank_main(transport: Transport, then: str) -> list[float]:
-        model = axrt.PipelineModule([axrt.LayerSpec(nn.BatchNorm1d, 16), axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)
+        model = axrt.PipelineModule(
+            [axrt.LayerSpec(nn.BatchNorm1d, 16), axrt.LayerSpec(nn.Linear, 16, 5)],
+            functional.cross_entropy,
+        )
         with axrt.initialize(model, config=config_for(2), transport=transport) as engine:
             if then == "save":
                 train(engine, 0, 2)
                 engine.save_checkpoint(tmp_path / "a")
             else:
                 engine.load_checkpoint(tmp_path / "a")
-            return [float(value.sum()) for _, layer in engine._model.layers() for value in layer.buffers()]
+            return [
+                float(value.sum())
+                for _, layer in engine._model.layers()
+                for value in layer.buffers()
+            ]
 
     saved = LocalWorld(2).run(lambda transport: rank_main(transport, "save"))
     loaded = LocalWorld(2).run(lambda transport: rank_main(transport, "load"))
@@ -146,22 +204,36 @@ def test_buffers_are_saved_from_the_first_replica_and_loaded_everywhere(tmp_path
 
 
 def alone(model: axrt.PipelineModule | None = None) -> axrt.Engine:
-    return axrt.initialize(model or perceptron(), adamw, config=config_for(1), transport=LocalWorld(1).alone())
+    return axrt.initialize(
+        model or perceptron(), adamw, config=config_for(1), transport=LocalWorld(1).alone()
+    )
 
 
 def narrower() -> axrt.PipelineModule:
-    return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 16, 8), axrt.LayerSpec(nn.Linear, 8, 5)], functional.cross_entropy)
+    return axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 16, 8), axrt.LayerSpec(nn.Linear, 8, 5)],
+        functional.cross_entropy,
+    )
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     save(tmp_path / "a", 1)
-    other = axrt.PipelineModule([*perceptron().layers[:-1], axrt.LayerSpec(nn.Linear, 16, 7)], functional.cross_entropy)
+    other = axrt.PipelineModule(
+        [*perceptron().layers[:-1], axrt.LayerSpec(nn.Linear, 16, 7)], functional.cross_entropy
+    )
     engine = alone(other)
     before = [p.detach().clone() for _, p in engine.named_parameters()]
-    with pytest.raises(axrt.ConfigError, match=r"7.weight has shape \(5, 16\), and \(7, 16\) in the model"):
+    with pytest.raises(
+        axrt.ConfigError, match=r"7.weight has shape \(5, 16\), and \(7, 16\) in the model"
+    ):
         engine.load_checkpoint(tmp_path / "a")
-    assert all(torch.equal(old, new) for old, (_, new) in zip(before, engine.named_parameters(), strict=True))
-    with pytest.raises(axrt.ConfigError, match=r"has layers \['Block', .*, and the model \['Linear', 'Linear'\]"):
+    assert all(
+        torch.equal(old, new)
+        for old, (_, new) in zip(before, engine.named_parameters(), strict=True)
+    )
+    with pytest.raises(
+        axrt.ConfigError, match=r"has layers \['Block', .*, and the model \['Linear', 'Linear'\]"
+    ):
         alone(narrower()).load_checkpoint(tmp_path / "a")
 
 
@@ -199,11 +271,17 @@ def test_what_is_not_whole_is_refused(tmp_path: Path, harm: Any, text: str) -> N
         alone().load_checkpoint(tmp_path / "a")
 
 
-def test_a_name_that_is_taken_and_an_extra_that_is_no_json_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_a_name_that_is_taken_and_an_extra_that_is_no_json_are_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(axrt.ConfigError, match="taken exists; expected the name of a new checkpoint"):
+    with pytest.raises(
+        axrt.ConfigError, match="taken exists; expected the name of a new checkpoint"
+    ):
         alone().save_checkpoint(tmp_path / "taken")
-    with pytest.raises(axrt.ConfigError, match="extra of a checkpoint: .* is not JSON serializable"):
+    with pytest.raises(
+        axrt.ConfigError, match="extra of a checkpoint: .* is not JSON serializable"
+    ):
         alone().save_checkpoint(tmp_path / "new", extra={"a": {1, 2}})
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
@@ -215,7 +293,9 @@ class Breaks(axrt.AxrtError):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_engines_save_and_load_what_they_have_saved(tmp_path: Path, seed: int) -> None:
     def rank_main(transport: Transport) -> list[float]:
-        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_for(1), transport=transport
+        ) as engine:
             engine.save_checkpoint(tmp_path / "a")
             losses = train(engine, 0, 2)
             engine.save_checkpoint(tmp_path / "b")
@@ -231,7 +311,9 @@ def test_the_same_engines_save_and_load_what_they_have_saved(tmp_path: Path, see
 
 def test_a_refusal_leaves_the_engines_as_they_were(tmp_path: Path) -> None:
     def rank_main(transport: Transport) -> list[float]:
-        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_for(1), transport=transport
+        ) as engine:
             with pytest.raises(axrt.ConfigError, match="nowhere does not exist"):
                 engine.load_checkpoint(tmp_path / "nowhere")
             (tmp_path / "taken").mkdir(exist_ok=True)
@@ -272,9 +354,14 @@ def test_another_optimizer_is_refused_before_anything_is_changed(tmp_path: Path)
     save(tmp_path / "a", 1, factory=momentum)
     engine = alone()
     before = [p.detach().clone() for _, p in engine.named_parameters()]
-    with pytest.raises(axrt.ConfigError, match=r"the optimizer of 0.norm.weight was SGD, and is AdamW here"):
+    with pytest.raises(
+        axrt.ConfigError, match=r"the optimizer of 0.norm.weight was SGD, and is AdamW here"
+    ):
         engine.load_checkpoint(tmp_path / "a")
-    assert all(torch.equal(old, new) for old, (_, new) in zip(before, engine.named_parameters(), strict=True))
+    assert all(
+        torch.equal(old, new)
+        for old, (_, new) in zip(before, engine.named_parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", ["latest", "a.partial"])
@@ -285,7 +372,9 @@ def test_names_that_mean_something_are_refused(tmp_path: Path, name: str) -> Non
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(axrt.ConfigError, match="expected a directory that checkpoints can be written to"):
+    with pytest.raises(
+        axrt.ConfigError, match="expected a directory that checkpoints can be written to"
+    ):
         alone().save_checkpoint(tmp_path / "file" / "a")
 
 
@@ -294,9 +383,13 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(
+    tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every rename, the last act of writing a file or a directory, may be the one that does not happen."""
-    model = lambda: axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)  # noqa: E731
+    model = lambda: axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy
+    )  # noqa: E731
     save(tmp_path / "step-1", 1, model=model)
     left = [step]
 
@@ -325,7 +418,9 @@ def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(tmp_path: Path, s
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_a_save_that_fails_leaves_the_one_before_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_fails_leaves_the_one_before_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path / "a", 2)
 
     def fail(self: object, directory: Path) -> None:
@@ -347,11 +442,16 @@ def test_a_save_that_fails_on_one_rank_is_told_on_all_and_training_goes_on(tmp_p
     whole = train_in_plain_torch(perceptron(), BATCHES, STEPS).losses
 
     def rank_main(transport: Transport) -> list[float]:
-        with axrt.initialize(perceptron(), adamw, config=config_for(1), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_for(1), transport=transport
+        ) as engine:
             losses = train(engine, 0, 2)
             if engine.is_main:
                 (tmp_path / "a.partial" / "layer-0007.safetensors.new").mkdir(parents=True)
-            with pytest.raises(axrt.SaveError, match=r"layer-0007.*: Is a directory; .*a is not saved, what was saved before stands"):
+            with pytest.raises(
+                axrt.SaveError,
+                match=r"layer-0007.*: Is a directory; .*a is not saved, what was saved before stands",
+            ):
                 engine.save_checkpoint(tmp_path / "a")
             assert not (tmp_path / "a.partial").exists()
             losses += train(engine, 2, 4)
@@ -366,6 +466,11 @@ def test_the_last_ones_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path / f"step-{step:08}", 1)
         folders.prune(tmp_path, 2, folders.checkpoint_in(tmp_path))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "latest", "step-00000002", "step-00000003"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".lock",
+        "latest",
+        "step-00000002",
+        "step-00000003",
+    ]
     folders.prune(tmp_path, 0, folders.checkpoint_in(tmp_path))
     assert len(list(tmp_path.iterdir())) == 4

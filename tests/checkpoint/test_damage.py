@@ -29,11 +29,15 @@ OLDER, NEWER = "step-1", "step-2"
 
 
 def model() -> axrt.PipelineModule:
-    return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 4), axrt.LayerSpec(nn.Linear, 4, 3)], functional.cross_entropy)
+    return axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 8, 4), axrt.LayerSpec(nn.Linear, 4, 3)], functional.cross_entropy
+    )
 
 
 def engine_on(transport: Transport | None = None, factory: Any = adamw) -> axrt.Engine:
-    return axrt.initialize(model(), factory, config=configured(2), transport=transport or LocalWorld(1).alone())
+    return axrt.initialize(
+        model(), factory, config=configured(2), transport=transport or LocalWorld(1).alone()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,11 @@ FILES = [MANIFEST, "layer-0000.safetensors", "optimizer-0001.safetensors"]
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ON_FILES, ids=lambda damage: damage.__name__)
 def test_damage_of_the_newest_is_named_and_the_one_before_is_taken(
-    folder: Path, engine: axrt.Engine, name: str, damage: Callable[[Path, Random], str], capsys: pytest.CaptureFixture[str]
+    folder: Path,
+    engine: axrt.Engine,
+    name: str,
+    damage: Callable[[Path, Random], str],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     copy = folder.parent / "copy"
     for seed in range(3):
@@ -84,7 +92,9 @@ def test_damage_of_the_newest_is_named_and_the_one_before_is_taken(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_one_of_many_flipped_bits_is_found_and_nothing_is_changed(folder: Path, engine: axrt.Engine, name: str) -> None:
+def test_every_one_of_many_flipped_bits_is_found_and_nothing_is_changed(
+    folder: Path, engine: axrt.Engine, name: str
+) -> None:
     file, random = folder / NEWER / name, Random(7)
     whole, before = file.read_bytes(), weights_of(engine)
     for _ in range(60):
@@ -106,7 +116,9 @@ def test_a_rank_that_finds_damage_tells_all_and_none_has_changed(folder: Path) -
             before = weights_of(engine)
             with pytest.raises(axrt.DamagedError, match="optimizer-0001"):
                 engine.load_checkpoint(folder / NEWER)
-            unchanged = all(torch.equal(value, before[key]) for key, value in weights_of(engine).items())
+            unchanged = all(
+                torch.equal(value, before[key]) for key, value in weights_of(engine).items()
+            )
             engine.load_checkpoint(folder)
             return engine.step, unchanged
 
@@ -136,7 +148,9 @@ def test_where_all_are_damaged_each_is_named(folder: Path, engine: axrt.Engine) 
     ],
     ids=str,
 )
-def test_a_manifest_that_says_what_cannot_be_is_refused_in_one_line(folder: Path, engine: axrt.Engine, said: dict[str, Any]) -> None:
+def test_a_manifest_that_says_what_cannot_be_is_refused_in_one_line(
+    folder: Path, engine: axrt.Engine, said: dict[str, Any]
+) -> None:
     rewrite_manifest(folder / NEWER, lambda manifest: manifest.update(said))
     with pytest.raises(axrt.DamagedError) as refused:
         engine.load_checkpoint(folder / NEWER)
@@ -145,14 +159,30 @@ def test_a_manifest_that_says_what_cannot_be_is_refused_in_one_line(folder: Path
     assert engine.step == 1
 
 
-@pytest.mark.parametrize("text", ["", "[" * 100_000, '{"format": 2}', "[]", "3", '"' + "x" * 50, "\0\1", '{"format": 2, "step": 1e400}'])
-def test_a_manifest_that_is_no_manifest_is_refused_in_one_line(folder: Path, engine: axrt.Engine, text: str) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 100_000,
+        '{"format": 2}',
+        "[]",
+        "3",
+        '"' + "x" * 50,
+        "\0\1",
+        '{"format": 2, "step": 1e400}',
+    ],
+)
+def test_a_manifest_that_is_no_manifest_is_refused_in_one_line(
+    folder: Path, engine: axrt.Engine, text: str
+) -> None:
     (folder / NEWER / MANIFEST).write_text(text)
     with pytest.raises(axrt.ConfigError):
         engine.load_checkpoint(folder / NEWER)
 
 
-def test_a_checkpoint_of_a_format_before_this_one_is_refused_as_such(folder: Path, engine: axrt.Engine) -> None:
+def test_a_checkpoint_of_a_format_before_this_one_is_refused_as_such(
+    folder: Path, engine: axrt.Engine
+) -> None:
     (folder / NEWER / MANIFEST).write_text('{\n "format": 1,\n "step": 3\n}')
     with pytest.raises(axrt.ConfigError, match="is of another format; expected format 2"):
         engine.load_checkpoint(folder)
@@ -186,29 +216,45 @@ def of_other_fields(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("change", [emptied, without_moments, in_half, of_other_fields])
-def test_optimizer_state_that_is_not_all_there_is_refused(folder: Path, engine: axrt.Engine, change: Any) -> None:
+def test_optimizer_state_that_is_not_all_there_is_refused(
+    folder: Path, engine: axrt.Engine, change: Any
+) -> None:
     rewritten(folder / NEWER / "optimizer-0000.safetensors", change)
     with pytest.raises(axrt.DamagedError, match="optimizer-0000|no optimizer state of 0.weight"):
         engine.load_checkpoint(folder / NEWER)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float64, torch.int64])
-def test_weights_of_another_type_are_refused(folder: Path, engine: axrt.Engine, kind: torch.dtype) -> None:
-    rewritten(folder / NEWER / "layer-0000.safetensors", lambda tensors, _: tensors.update({k: v.to(kind) for k, v in tensors.items()}))
-    with pytest.raises(axrt.ConfigError, match=f"0.(bias|weight) has type {kind}, and torch.float32 in the model"):
+def test_weights_of_another_type_are_refused(
+    folder: Path, engine: axrt.Engine, kind: torch.dtype
+) -> None:
+    rewritten(
+        folder / NEWER / "layer-0000.safetensors",
+        lambda tensors, _: tensors.update({k: v.to(kind) for k, v in tensors.items()}),
+    )
+    with pytest.raises(
+        axrt.ConfigError, match=f"0.(bias|weight) has type {kind}, and torch.float32 in the model"
+    ):
         engine.load_checkpoint(folder)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_not_gone_on_from(folder: Path, engine: axrt.Engine, value: float) -> None:
-    rewritten(folder / NEWER / "layer-0000.safetensors", lambda tensors, _: tensors["0.weight"][2, 1:2].fill_(value))
+def test_weights_that_are_no_numbers_are_not_gone_on_from(
+    folder: Path, engine: axrt.Engine, value: float
+) -> None:
+    rewritten(
+        folder / NEWER / "layer-0000.safetensors",
+        lambda tensors, _: tensors["0.weight"][2, 1:2].fill_(value),
+    )
     with pytest.raises(axrt.DamagedError, match="0.weight holds what is no finite number"):
         engine.load_checkpoint(folder / NEWER)
     engine.load_checkpoint(folder)
     assert engine.step == 1
 
 
-def test_a_layer_that_was_frozen_when_it_was_saved_begins_to_train_and_buffers_may_be_infinite(tmp_path: Path) -> None:
+def test_a_layer_that_was_frozen_when_it_was_saved_begins_to_train_and_buffers_may_be_infinite(
+    tmp_path: Path,
+) -> None:
     class Masked(nn.Linear):
         def __init__(self) -> None:
             super().__init__(8, 3)
@@ -217,7 +263,10 @@ def test_a_layer_that_was_frozen_when_it_was_saved_begins_to_train_and_buffers_m
     def trained(freeze: bool) -> axrt.Engine:
         layers = [nn.Linear(8, 8).requires_grad_(not freeze), Masked()]
         return axrt.initialize(
-            axrt.PipelineModule(layers, functional.cross_entropy), adamw, config=configured(2), transport=LocalWorld(1).alone()
+            axrt.PipelineModule(layers, functional.cross_entropy),
+            adamw,
+            config=configured(2),
+            transport=LocalWorld(1).alone(),
         )
 
     with trained(freeze=True) as engine:
@@ -237,7 +286,10 @@ def checkpoint(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_command_lists_verifies_and_shows(folder: Path) -> None:
-    assert checkpoint("verify", str(folder)) == (0, f"{folder / NEWER}: as it was saved\n{folder / OLDER}: as it was saved\n")
+    assert checkpoint("verify", str(folder)) == (
+        0,
+        f"{folder / NEWER}: as it was saved\n{folder / OLDER}: as it was saved\n",
+    )
     code, shown = checkpoint("show", str(folder))
     assert json.loads(shown)["step"] == Manifest.read(folder / NEWER).step == 2
     flip_a_bit(folder / NEWER / "layer-0001.safetensors", Random(3))
@@ -246,10 +298,17 @@ def test_the_command_lists_verifies_and_shows(folder: Path) -> None:
     code, listed = checkpoint("list", str(folder), "--json")
     rows = {Path(row["path"]).name: row for row in map(json.loads, listed.splitlines())}
     assert code == 0
-    assert {name: row["state"] for name, row in rows.items()} == {NEWER: "whole", OLDER: "damaged", "step-9.partial": "not whole"}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        NEWER: "whole",
+        OLDER: "damaged",
+        "step-9.partial": "not whole",
+    }
     assert rows[NEWER]["step"] == "2"
     code, verified = checkpoint("verify", str(folder))
     assert code == 2
     assert verified.count("damaged: ") == 2
     code, told = checkpoint("list", str(folder / "nowhere"))
-    assert (code, told) == (2, f"axrt: {folder / 'nowhere'} does not exist; expected a run or a checkpoint\n")
+    assert (code, told) == (
+        2,
+        f"axrt: {folder / 'nowhere'} does not exist; expected a run or a checkpoint\n",
+    )

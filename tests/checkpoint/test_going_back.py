@@ -25,12 +25,19 @@ def train_and_save(engine: axrt.Engine, folder: Path, until: int) -> None:
         engine.save_checkpoint(folder / f"step-{engine.step}")
 
 
-def test_what_came_after_is_set_aside_by_the_first_save_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_came_after_is_set_aside_by_the_first_save_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with engine_on() as engine:
         train_and_save(engine, tmp_path, 4)
     with engine_on() as engine:
         engine.load_checkpoint(tmp_path / "step-2")
-        assert [one.step for one in candidates_in(tmp_path)] == [4, 3, 2, 1]  # who only looks changes nothing
+        assert [one.step for one in candidates_in(tmp_path)] == [
+            4,
+            3,
+            2,
+            1,
+        ]  # who only looks changes nothing
         engine.train_batch(iter(BATCHES(0)))
         engine.save_checkpoint(tmp_path / "step-3")
         mine = weights_of(engine)
@@ -67,7 +74,9 @@ def test_a_name_that_no_going_back_frees_stays_taken(tmp_path: Path) -> None:
     with engine_on() as engine:
         train_and_save(engine, tmp_path, 2)
         engine.load_checkpoint(tmp_path / "step-1")
-        with pytest.raises(axrt.ConfigError, match="step-1 exists; expected the name of a new checkpoint"):
+        with pytest.raises(
+            axrt.ConfigError, match="step-1 exists; expected the name of a new checkpoint"
+        ):
             engine.save_checkpoint(tmp_path / "step-1")
 
 
@@ -99,7 +108,12 @@ def test_going_back_to_what_was_set_aside_sets_aside_the_other_branch(tmp_path: 
         engine.load_checkpoint(first / "step-2")
         train_and_save(engine, folder, 3)
     assert [one.step for one in candidates_in(folder)] == [3, 2, 1]
-    assert [one.step for one in candidates_in(folder / "set-aside-after-step-00000002")] == [6, 5, 4, 3]
+    assert [one.step for one in candidates_in(folder / "set-aside-after-step-00000002")] == [
+        6,
+        5,
+        4,
+        3,
+    ]
     assert [one.step for one in candidates_in(first)] == [4, 3, 2]
 
 
@@ -111,7 +125,9 @@ def test_a_latest_that_cannot_be_written_fails_no_save(tmp_path: Path) -> None:
         assert engine.step == 2
 
 
-def test_a_neighbour_of_another_format_is_refused_where_it_is_the_newest_and_harms_no_save(tmp_path: Path) -> None:
+def test_a_neighbour_of_another_format_is_refused_where_it_is_the_newest_and_harms_no_save(
+    tmp_path: Path,
+) -> None:
     def rank_main(transport: Transport) -> None:
         with engine_on(transport) as engine:
             train_and_save(engine, tmp_path, 2)
@@ -125,7 +141,10 @@ def test_a_neighbour_of_another_format_is_refused_where_it_is_the_newest_and_har
 
     LocalWorld(2).run(rank_main)
     (tmp_path / "old-0").rename(tmp_path / "old-9")
-    with engine_on() as engine, pytest.raises(axrt.ConfigError, match="old-9/manifest.json is of another format"):
+    with (
+        engine_on() as engine,
+        pytest.raises(axrt.ConfigError, match="old-9/manifest.json is of another format"),
+    ):
         engine.load_checkpoint(tmp_path)
 
 
@@ -142,7 +161,9 @@ def test_one_that_says_to_be_older_than_it_is_makes_way_too(tmp_path: Path) -> N
         assert engine.step == 3
 
 
-def test_the_newest_is_told_by_its_step_not_by_latest_nor_by_time_nor_by_name(tmp_path: Path) -> None:
+def test_the_newest_is_told_by_its_step_not_by_latest_nor_by_time_nor_by_name(
+    tmp_path: Path,
+) -> None:
     with engine_on() as engine:
         train_and_save(engine, tmp_path, 2)
         engine.train_batch(iter(BATCHES(0)))
@@ -160,7 +181,9 @@ def test_where_there_is_none_that_may_be_fine(tmp_path: Path) -> None:
     with engine_on() as engine:
         for folder in (tmp_path / "nowhere", tmp_path):
             assert engine.load_checkpoint(folder, missing_ok=True) is None
-            with pytest.raises(axrt.ConfigError, match="nowhere does not exist|has no whole checkpoint"):
+            with pytest.raises(
+                axrt.ConfigError, match="nowhere does not exist|has no whole checkpoint"
+            ):
                 engine.load_checkpoint(folder)
 
 
@@ -174,28 +197,45 @@ time.sleep(60)
 """
 
 
-def test_a_directory_that_another_process_writes_to_is_refused_by_its_name_until_it_dies(tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def test_a_directory_that_another_process_writes_to_is_refused_by_its_name_until_it_dies(
+    tmp_path: Path,
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with engine_on() as engine:
         engine.train_batch(iter(BATCHES(0)))
-        with pytest.raises(axrt.ConfigError, match=f"is written to by process {holder.pid} on {os.uname().nodename}"):
+        with pytest.raises(
+            axrt.ConfigError,
+            match=f"is written to by process {holder.pid} on {os.uname().nodename}",
+        ):
             engine.save_checkpoint(tmp_path / "a")
         assert not (tmp_path / "a.partial").exists()
         holder.kill()
         holder.communicate()
-        assert json.loads((tmp_path / ".lock").read_text())["pid"] == holder.pid  # it is stale, and taken over
+        assert (
+            json.loads((tmp_path / ".lock").read_text())["pid"] == holder.pid
+        )  # it is stale, and taken over
         engine.save_checkpoint(tmp_path / "a")
 
 
-def test_what_another_host_holds_is_refused_until_nobody_renews_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, said = tmp_path / ".lock", {"host": "another", "pid": 1, "started": 1.0, "job": "17", "restart": 0}
+def test_what_another_host_holds_is_refused_until_nobody_renews_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, said = (
+        tmp_path / ".lock",
+        {"host": "another", "pid": 1, "started": 1.0, "job": "17", "restart": 0},
+    )
     lock.write_text(json.dumps(said))
     for job, restart in (("", "0"), ("18", "1"), ("17", "0")):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_RESTART_COUNT", restart)
-        with pytest.raises(axrt.ConfigError, match=r"is written to by process 1 on another; .* wait 300 s, or remove .*\.lock"):
+        with pytest.raises(
+            axrt.ConfigError,
+            match=r"is written to by process 1 on another; .* wait 300 s, or remove .*\.lock",
+        ):
             DirectoryLock(tmp_path)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # the same job, queued again
     held = DirectoryLock(tmp_path)

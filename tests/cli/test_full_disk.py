@@ -23,7 +23,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     """A small disk of its own."""
     where = tmp_path / "disk"
     where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(where)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(where)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
     yield where
@@ -59,25 +63,49 @@ def acting(monkeypatch: pytest.MonkeyPatch, acts: dict[int, Any]) -> None:
 
 
 def steps_in(disk: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (disk / "out" / "metrics.jsonl").read_text().splitlines() if "loss" in json.loads(line)]
+    return [
+        json.loads(line)["step"]
+        for line in (disk / "out" / "metrics.jsonl").read_text().splitlines()
+        if "loss" in json.loads(line)
+    ]
 
 
-RUN = ("run.steps=60", "run.log_every=1", "checkpoint.every=10", "checkpoint.keep=0", "data.held_out=0")
+RUN = (
+    "run.steps=60",
+    "run.log_every=1",
+    "checkpoint.every=10",
+    "checkpoint.keep=0",
+    "data.held_out=0",
+)
 
 
-def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_line(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_for_a_while_costs_no_step_and_no_line(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acting(monkeypatch, {12: lambda: fill(disk), 55: lambda: empty(disk)})
     result = axrt("tiny.toml", *RUN, f"run.out={disk / 'out'}")
     assert result.exit_code == 0, result.output
-    assert result.output.count("step 20: no checkpoint (training goes on, and the next one will be tried)") == 1
+    assert (
+        result.output.count(
+            "step 20: no checkpoint (training goes on, and the next one will be tried)"
+        )
+        == 1
+    )
     assert "No space left on device" in result.output
-    assert result.output.count("metrics.jsonl: No space left on device; 1 lines wait to be written; training goes on") == 1
+    assert (
+        result.output.count(
+            "metrics.jsonl: No space left on device; 1 lines wait to be written; training goes on"
+        )
+        == 1
+    )
     assert [one.step for one in candidates_in(disk / "out" / "checkpoints")] == [60, 10]
     assert steps_in(disk) == list(range(1, 61))
     assert not list((disk / "out" / "checkpoints").glob("*.partial"))
 
 
-def test_a_disk_that_stays_full_ends_with_a_code_and_what_was_saved_stands(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stays_full_ends_with_a_code_and_what_was_saved_stands(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     acting(monkeypatch, {25: lambda: fill(disk)})
     result = axrt("tiny.toml", *RUN, f"run.out={disk / 'out'}")
     assert result.exit_code == 70, result.output
@@ -122,5 +150,8 @@ def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     config = Path("out/config.toml").read_bytes()
     result = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=9")
     assert result.exit_code == 2
-    assert "out is written to by process 3 on another; expected one run in a directory" in result.output
+    assert (
+        "out is written to by process 3 on another; expected one run in a directory"
+        in result.output
+    )
     assert Path("out/config.toml").read_bytes() == config

@@ -22,12 +22,19 @@ def generate(*arguments: str) -> Result:
 
 def test_a_run_goes_on_from_a_prompt_and_repeats_itself() -> None:
     assert axrt("tiny.toml", "run.steps=30", "optimizer.lr=0.05").exit_code == 0
-    one, two = (generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "3") for _ in range(2))
+    one, two = (
+        generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "3") for _ in range(2)
+    )
     assert one.exit_code == 0, one.output
     assert one.output.startswith("all work")
     assert one.output == two.output
-    assert one.output != generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "4").output
-    greedy = generate("out/checkpoints/step-00000030", "--prompt", "all", "--tokens", "12", "--temperature", "0").output
+    assert (
+        one.output
+        != generate("out", "--prompt", "all work", "--tokens", "30", "--seed", "4").output
+    )
+    greedy = generate(
+        "out/checkpoints/step-00000030", "--prompt", "all", "--tokens", "12", "--temperature", "0"
+    ).output
     assert greedy == generate("out", "--prompt", "all", "--tokens", "12", "--top-k", "1").output
 
 
@@ -38,14 +45,20 @@ def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
     told = generate("out", "--prompt", "4 5", "--tokens", "5")
     assert len(told.output.split()) == 7
     assert all(0 <= int(word) < 50 for word in told.output.split())
-    assert "--prompt has token 50; expected tokens from 0 to 49" in generate("out", "--prompt", "4 50").output
+    assert (
+        "--prompt has token 50; expected tokens from 0 to 49"
+        in generate("out", "--prompt", "4 50").output
+    )
     assert "--prompt has token -1; expected" in generate("out", "--prompt", "-1").output
     assert "expected numbers of tokens" in generate("out", "--prompt", "four").output
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
-    [(("nowhere",), 2, "nowhere does not exist"), (("out", "--prompt", ""), 2, "--prompt is empty")],
+    [
+        (("nowhere",), 2, "nowhere does not exist"),
+        (("out", "--prompt", ""), 2, "--prompt is empty"),
+    ],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: str) -> None:
     axrt("tiny.toml", "run.steps=1")

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear, Vee
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.scheduler.simulator import simulate as simulated
@@ -22,9 +22,17 @@ def simulate(*arguments: str) -> Result:
 
 
 def test_one_policy_as_json() -> None:
-    result = simulate("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--stash-mib", "10", "--json")
+    result = simulate(
+        "--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--stash-mib", "10", "--json"
+    )
     found = json.loads(result.output)
-    assert (found["policy"], found["placement"], found["ranks"], found["microbatches"], found["chunks"]) == ("zb-v", "vee", 4, 8, 2)
+    assert (
+        found["policy"],
+        found["placement"],
+        found["ranks"],
+        found["microbatches"],
+        found["chunks"],
+    ) == ("zb-v", "vee", 4, 8, 2)
     assert (found["makespan"], found["utilisation"]) == (25.5, pytest.approx(24 / 25.5))
     assert found["in_flight"] == found["held"] == [8, 8, 8, 8]
     assert found["stash_mib"] == [40, 40, 40, 40]
@@ -34,8 +42,24 @@ def test_one_policy_as_json() -> None:
 
 
 def test_waiting_a_moment_can_be_left_out() -> None:
-    case = ("--policy", "zb-v", "--ranks", "8", "--microbatches", "16", "--steps", "8", "--latency", "0.02", "--pieces", "1", "--json")
-    lingering, hasty = (json.loads(simulate(*case, *more).output)["makespan"] for more in ((), ("--linger", "0")))
+    case = (
+        "--policy",
+        "zb-v",
+        "--ranks",
+        "8",
+        "--microbatches",
+        "16",
+        "--steps",
+        "8",
+        "--latency",
+        "0.02",
+        "--pieces",
+        "1",
+        "--json",
+    )
+    lingering, hasty = (
+        json.loads(simulate(*case, *more).output)["makespan"] for more in ((), ("--linger", "0"))
+    )
     assert lingering < hasty
 
 
@@ -44,8 +68,13 @@ def test_all_that_fit_side_by_side() -> None:
     assert result.exit_code == 0, result.output
     for name in NAMES:
         assert name in result.output
-    assert "left out: policy interleaved-1f1b takes multiples of 4 ranks; set microbatches = 8" in result.output
-    found = json.loads(simulate("--policy", "all", "--ranks", "4", "--microbatches", "8", "--json").output)
+    assert (
+        "left out: policy interleaved-1f1b takes multiples of 4 ranks; set microbatches = 8"
+        in result.output
+    )
+    found = json.loads(
+        simulate("--policy", "all", "--ranks", "4", "--microbatches", "8", "--json").output
+    )
     assert [of["policy"] for of in found] == list(NAMES)
 
 
@@ -56,28 +85,61 @@ def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
     followed = json.loads(simulate("--policy", "fixed", "--order", str(file), *size).output)
     assert {**followed, "policy": "zb-h2"} == published
     assert file.read_text().startswith("F0.0,F0.1,")
-    assert json.loads(simulate("--policy", "fixed", "--order", "zb-h2", "--in-flight", "10", *size).output)["makespan"] <= 27
+    assert (
+        json.loads(
+            simulate("--policy", "fixed", "--order", "zb-h2", "--in-flight", "10", *size).output
+        )["makespan"]
+        <= 27
+    )
     for arguments, text in (
         (("--policy", "fixed"), "order = ''; expected a CSV file of tasks"),
-        (("--policy", "fixed", "--order", "none.csv"), "order = 'none.csv': No such file or directory"),
+        (
+            ("--policy", "fixed", "--order", "none.csv"),
+            "order = 'none.csv': No such file or directory",
+        ),
         (("--policy", "1f1b", "--order", str(file)), "set policy = 'fixed'"),
-        (("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"), "holds 8 chunks; set in_flight = 8 or more"),
-        (("--policy", "fixed", "--order", str(file), "--ranks", "3"), "an order of 4 ranks and 8 microbatches a step; expected 3 and 8"),
+        (
+            ("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"),
+            "holds 8 chunks; set in_flight = 8 or more",
+        ),
+        (
+            ("--policy", "fixed", "--order", str(file), "--ranks", "3"),
+            "an order of 4 ranks and 8 microbatches a step; expected 3 and 8",
+        ),
     ):
         result = simulate(*size, *arguments)
         assert (result.exit_code, text in result.output) == (2, True), result.output
     file.write_text("F0.0,B0.0,F0.1,B0.1\nF1.0,F1.1,B1.0,B1.1\n")
-    result = simulate("--policy", "fixed", "--order", str(file), "--ranks", "2", "--microbatches", "2")
+    result = simulate(
+        "--policy", "fixed", "--order", str(file), "--ranks", "2", "--microbatches", "2"
+    )
     assert result.exit_code == 2
     assert "is stuck: " in result.output
 
 
 def test_replicas_edges_and_barriers_count() -> None:
     def makespan(*more: str) -> float:
-        told = json.loads(simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--steps", "2", "--json", *more).output)
+        told = json.loads(
+            simulate(
+                "--policy",
+                "1f1b",
+                "--ranks",
+                "2",
+                "--microbatches",
+                "4",
+                "--steps",
+                "2",
+                "--json",
+                *more,
+            ).output
+        )
         return float(told["makespan"])
 
-    assert makespan("--transfer", "0.5", "--latency", "0.25") == makespan("--latency", "0.75") > makespan()
+    assert (
+        makespan("--transfer", "0.5", "--latency", "0.25")
+        == makespan("--latency", "0.75")
+        > makespan()
+    )
     assert makespan("--replicas", "2") == makespan()
     assert makespan("--replicas", "2", "--reduce-cost", "1") == makespan() + 1
     assert makespan("--replicas", "2", "--reduce-transfer", "1") == makespan() + 2 * 0.5
@@ -88,21 +150,39 @@ def test_a_timeline_is_written_and_drawn(tmp_path: Path) -> None:
     timeline, picture = tmp_path / "a.json", tmp_path / "b.svg"
     assert (
         simulate(
-            "--policy", "zb-v", "--ranks", "2", "--microbatches", "4", "--timeline", str(timeline), "--picture", str(picture)
+            "--policy",
+            "zb-v",
+            "--ranks",
+            "2",
+            "--microbatches",
+            "4",
+            "--timeline",
+            str(timeline),
+            "--picture",
+            str(picture),
         ).exit_code
         == 0
     )
-    assert CliRunner().invoke(main, ["draw", str(timeline)]).output.strip() == str(tmp_path / "a.svg")
+    assert CliRunner().invoke(main, ["draw", str(timeline)]).output.strip() == str(
+        tmp_path / "a.svg"
+    )
     assert (tmp_path / "a.svg").read_text() == picture.read_text()
     timeline.write_text("{}")
     result = CliRunner().invoke(main, ["draw", str(timeline)])
-    assert (result.exit_code, "no timeline: 'spans'; expected a file of run.trace_steps" in result.output) == (2, True)
+    assert (
+        result.exit_code,
+        "no timeline: 'spans'; expected a file of run.trace_steps" in result.output,
+    ) == (2, True)
     assert CliRunner().invoke(main, ["draw", str(tmp_path / "none.json")]).exit_code == 2
 
 
 def test_costs_jitter_stragglers_and_seeds_count() -> None:
     def makespan(*more: str) -> float:
-        told = json.loads(simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--json", *more).output)
+        told = json.loads(
+            simulate(
+                "--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--json", *more
+            ).output
+        )
         return float(told["makespan"])
 
     assert makespan("--costs", "2,2,2") == 2 * makespan()
@@ -116,13 +196,24 @@ def test_costs_jitter_stragglers_and_seeds_count() -> None:
 @pytest.mark.parametrize("ranks", [4, 16])
 def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> None:
     file = tmp_path / "zb-v.svg"
-    assert simulate("--policy", "zb-v", "--ranks", str(ranks), "--microbatches", "8", "--picture", str(file)).exit_code == 0
+    assert (
+        simulate(
+            "--policy", "zb-v", "--ranks", str(ranks), "--microbatches", "8", "--picture", str(file)
+        ).exit_code
+        == 0
+    )
     picture = ElementTree.parse(file).getroot()
-    boxes = [box for box in picture.iter("{http://www.w3.org/2000/svg}rect") if box.find("{http://www.w3.org/2000/svg}title") is not None]
+    boxes = [
+        box
+        for box in picture.iter("{http://www.w3.org/2000/svg}rect")
+        if box.find("{http://www.w3.org/2000/svg}title") is not None
+    ]
     assert len(boxes) == ranks * 2 * 8 * 6
     assert len({box.get("y") for box in boxes}) == ranks
     for row in {box.get("y") for box in boxes}:
-        spans = sorted((float(b.get("x", "")), float(b.get("width", ""))) for b in boxes if b.get("y") == row)
+        spans = sorted(
+            (float(b.get("x", "")), float(b.get("width", ""))) for b in boxes if b.get("y") == row
+        )
         assert all(x + width <= after + 0.2 for (x, width), (after, _) in pairwise(spans))
     assert "prefers-color-scheme:dark" in file.read_text()
 
@@ -130,15 +221,42 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--placement", "linear"), "made for placement vee, not linear"),
-        (("--policy", "all", "--ranks", "4", "--microbatches", "8", "--picture", "x.svg"), "--picture is of one schedule"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--in-flight", "4"), "zb-v has a bound of its own"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "0,0,0"), "expected something to do"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "nan,1,1"), "expected 3 numbers"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"), "no such rank; expected one of 0 to 3"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--hiccups", "3:6"), "expected at most 1"),
-        (("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--picture", "x.png"), "expected a name that ends in .svg"),
-        (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"), "'1,2'; expected 3 numbers with ',' between them"),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--placement", "linear"),
+            "made for placement vee, not linear",
+        ),
+        (
+            ("--policy", "all", "--ranks", "4", "--microbatches", "8", "--picture", "x.svg"),
+            "--picture is of one schedule",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--in-flight", "4"),
+            "zb-v has a bound of its own",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "0,0,0"),
+            "expected something to do",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--costs", "nan,1,1"),
+            "expected 3 numbers",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"),
+            "no such rank; expected one of 0 to 3",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--hiccups", "3:6"),
+            "expected at most 1",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--picture", "x.png"),
+            "expected a name that ends in .svg",
+        ),
+        (
+            ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"),
+            "'1,2'; expected 3 numbers with ',' between them",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], text: str) -> None:
@@ -151,9 +269,20 @@ def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...], text: 
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `axrt train` leaves it."""
     directory = tmp_path_factory.mktemp("run")
-    policy, costs = named("1f1b"), Costs((Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3)), edge=Edge(1e-4))
+    policy, costs = (
+        policy_by_name("1f1b"),
+        Costs((Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3)), edge=Edge(1e-4)),
+    )
     line = simulated(Job(Linear(2), policy, 8), costs, steps=4).from_step(1)
-    line.schedule = {"name": "1f1b", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
+    line.schedule = {
+        "name": "1f1b",
+        "ranks": 2,
+        "microbatches": 8,
+        "placement": "linear",
+        "chunks": 0,
+        "in_flight": 0,
+        "order": "",
+    }
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "none"}
     (directory / "timeline.json").write_text(line.to_json())
     return directory
@@ -168,7 +297,9 @@ def test_predicted_beside_measured(run: Path, tmp_path: Path) -> None:
     assert predicted["time"] == pytest.approx(measured["time"], rel=0.01)
     assert predicted["held"] == measured["held"] == [2, 1]
     for cause, of_ranks in measured["idle_by_cause"].items():
-        assert predicted["idle_by_cause"][cause] == pytest.approx(of_ranks, abs=0.1 * measured["step"])
+        assert predicted["idle_by_cause"][cause] == pytest.approx(
+            of_ranks, abs=0.1 * measured["step"]
+        )
     assert found["fitted"]["latency"] == pytest.approx(1e-4)
     assert f"a step took {1e3 * measured['step']:.2f} ms" in result.output
     picture = (tmp_path / "both.svg").read_text()
@@ -190,41 +321,80 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
     best = next(one for one in found if one["copies"] == 1)
     cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
     assert f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast" in result.output
-    assert "What two copies of the weights cost to add up is not known from this run" in result.output
+    assert (
+        "What two copies of the weights cost to add up is not known from this run" in result.output
+    )
 
 
 def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path: Path) -> None:
     work = (Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3))
-    line = simulated(Job(Linear(2), named("zb-h1"), 8, recomputed={0: 1}), Costs(work, step=4e-3, recomputed={0: 0.5}), steps=4).from_step(
-        1
-    )
-    line.schedule = {"name": "zb-h1", "ranks": 2, "microbatches": 8, "placement": "linear", "chunks": 0, "in_flight": 0, "order": ""}
+    ran = Job(Linear(2), policy_by_name("zb-h1"), 8, recomputed={0: 1})
+    line = simulated(ran, Costs(work, step=4e-3, recomputed={0: 0.5}), steps=4).from_step(1)
+    line.schedule = {
+        "name": "zb-h1",
+        "ranks": 2,
+        "microbatches": 8,
+        "placement": "linear",
+        "chunks": 0,
+        "in_flight": 0,
+        "order": "",
+    }
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "stage-aware:0.5"}
     (tmp_path / "timeline.json").write_text(line.to_json())
     found = json.loads(simulate("--like", str(tmp_path), "--what-if", "--json").output)["what_if"]
     halves = tuple(Work(*(seconds / 2 for seconds in of[:3])) for of in work for _ in range(2))
-    costs = Costs(halves, step=2e-3, recomputed=recomputed_shares(named("zb-v"), Vee(2), 8, 0.5))
-    job = Job(Vee(2), named("zb-v"), 8, recomputed=dict.fromkeys(costs.recomputed, 1))
+    costs = Costs(
+        halves, step=2e-3, recomputed=recomputed_shares(policy_by_name("zb-v"), Vee(2), 8, 0.5)
+    )
+    job = Job(Vee(2), policy_by_name("zb-v"), 8, recomputed=dict.fromkeys(costs.recomputed, 1))
     expected = simulated(job, costs, steps=4).from_step(1).makespan / 3
-    assert next(one["step"] for one in found if one["policy"] == "zb-v") == pytest.approx(expected, rel=5e-3)
+    assert next(one["step"] for one in found if one["policy"] == "zb-v") == pytest.approx(
+        expected, rel=5e-3
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("--like", "nowhere"), "nowhere: No such file or directory; expected a run that was traced: axrt train ... run.trace_steps=5"),
+        (
+            ("--like", "nowhere"),
+            "nowhere: No such file or directory; expected a run that was traced: axrt train ... run.trace_steps=5",
+        ),
         (("--what-if",), "--what-if compares with a run; expected --like RUN"),
-        (("--like", "nowhere", "--ranks", "4"), "--like takes no --ranks; expected only --what-if, --picture, --json with it"),
+        (
+            ("--like", "nowhere", "--ranks", "4"),
+            "--like takes no --ranks; expected only --what-if, --picture, --json with it",
+        ),
         (("--like", "nowhere", "--search"), "--like takes no --search"),
-        (("--like", "nowhere", "--picture", "x.png"), "pictures are SVG; expected a name that ends in .svg"),
-        (("--search", "--ranks", "4", "--microbatches", "8", "--placement", "vee"), "--search takes no --placement"),
-        (("--ranks", "4"), "expected --policy or --search, with --ranks and --microbatches; or --like RUN"),
-        (("--search", "--policy", "1f1b", "--ranks", "4", "--microbatches", "8"), "expected either --search or --policy"),
-        (("--search", "--ranks", "4", "--microbatches", "8", "--most-held", "0.1"), "no schedule on 4 ranks holds so little"),
-        (("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "half"), "--recompute = 'half'; expected 'none'"),
+        (
+            ("--like", "nowhere", "--picture", "x.png"),
+            "pictures are SVG; expected a name that ends in .svg",
+        ),
+        (
+            ("--search", "--ranks", "4", "--microbatches", "8", "--placement", "vee"),
+            "--search takes no --placement",
+        ),
+        (
+            ("--ranks", "4"),
+            "expected --policy or --search, with --ranks and --microbatches; or --like RUN",
+        ),
+        (
+            ("--search", "--policy", "1f1b", "--ranks", "4", "--microbatches", "8"),
+            "expected either --search or --policy",
+        ),
+        (
+            ("--search", "--ranks", "4", "--microbatches", "8", "--most-held", "0.1"),
+            "no schedule on 4 ranks holds so little",
+        ),
+        (
+            ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "half"),
+            "--recompute = 'half'; expected 'none'",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_a_word(arguments: tuple[str, ...], text: str) -> None:
+def test_what_does_not_go_together_is_refused_with_a_word(
+    arguments: tuple[str, ...], text: str
+) -> None:
     result = simulate(*arguments)
     assert result.exit_code == 2
     assert text in result.output
@@ -232,7 +402,12 @@ def test_what_does_not_go_together_is_refused_with_a_word(arguments: tuple[str, 
 
 def test_a_timeline_that_does_not_say_of_what_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "of.json"
-    assert simulate("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--timeline", str(file)).exit_code == 0
+    assert (
+        simulate(
+            "--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--timeline", str(file)
+        ).exit_code
+        == 0
+    )
     result = simulate("--like", str(file))
     assert result.exit_code == 2
     assert "does not say which schedule it is of; expected the timeline of a run" in result.output
@@ -242,11 +417,22 @@ def test_the_search_says_how_far_the_best_is_from_the_bound() -> None:
     case = ("--search", "--ranks", "4", "--microbatches", "8")
     found = json.loads(simulate(*case, "--json").output)
     first, least = found["found"][0], found["least"]
-    assert (first["policy"], first["chunks"], first["makespan"], first["least"]) == ("interleaved-zb", 4, 24.75, 24.75)
+    assert (first["policy"], first["chunks"], first["makespan"], first["least"]) == (
+        "interleaved-zb",
+        4,
+        24.75,
+        24.75,
+    )
     assert least <= min(one["makespan"] for one in found["found"])
-    assert [one["makespan"] for one in found["found"]] == sorted(one["makespan"] for one in found["found"])
+    assert [one["makespan"] for one in found["found"]] == sorted(
+        one["makespan"] for one in found["found"]
+    )
     little = json.loads(simulate(*case, "--most-held", "2", "--json").output)["found"]
-    assert {(one["policy"], one["in_flight"]) for one in little} == {("v-min", 0), ("axonn", 1), ("axonn", 2)}
+    assert {(one["policy"], one["in_flight"]) for one in little} == {
+        ("v-min", 0),
+        ("axonn", 1),
+        ("axonn", 2),
+    }
     assert len(found["found"]) > len(NAMES), "several caps and chunks of some"
     shown = simulate(*case, "--latency", "0.1", "--most-held", "4")
     assert shown.exit_code == 0
@@ -255,9 +441,14 @@ def test_the_search_says_how_far_the_best_is_from_the_bound() -> None:
 
 def test_recomputation_takes_a_forward_more() -> None:
     case = ("--policy", "gpipe", "--ranks", "4", "--microbatches", "8", "--json")
-    plain, again = (json.loads(simulate(*case, *more).output) for more in ((), ("--recompute", "full")))
+    plain, again = (
+        json.loads(simulate(*case, *more).output) for more in ((), ("--recompute", "full"))
+    )
     assert again["makespan"] > plain["makespan"]
     assert again["tasks"] == plain["tasks"] * 3 // 2
-    plain, again = (json.loads(simulate(*case, "--stash-mib", "10", *more).output)["stash_mib"] for more in ((), ("--recompute", "full")))
+    plain, again = (
+        json.loads(simulate(*case, "--stash-mib", "10", *more).output)["stash_mib"]
+        for more in ((), ("--recompute", "full"))
+    )
     assert plain == [80] * 4
     assert again == [10] * 4

@@ -66,7 +66,15 @@ def test_a_run_writes_its_configuration_and_its_metrics() -> None:
     metrics = lines("out")
     assert [line["step"] for line in metrics] == [0, 2, 2, 4, 4]
     assert [line["step"] for line in metrics if "val_loss" in line] == [0, 2, 4]
-    assert {"step", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "time_s"} <= metrics[1].keys()
+    assert {
+        "step",
+        "loss",
+        "lr",
+        "grad_norm",
+        "tokens_per_s",
+        "samples_per_s",
+        "time_s",
+    } <= metrics[1].keys()
     assert metrics[1]["tokens_per_s"] == pytest.approx(8 * metrics[1]["samples_per_s"], rel=0.01)
     assert "files in out" in result.output
     assert "step 4: validation loss" in result.output
@@ -75,7 +83,9 @@ def test_a_run_writes_its_configuration_and_its_metrics() -> None:
 def test_a_second_run_gets_a_directory_of_its_own_and_the_same_losses() -> None:
     axrt("tiny.toml")
     axrt("out/config.toml", "run.out=out")
-    assert [line.get("loss") for line in lines("out")] == [line.get("loss") for line in lines("out-2")]
+    assert [line.get("loss") for line in lines("out")] == [
+        line.get("loss") for line in lines("out-2")
+    ]
 
 
 def test_a_wrong_key_leaves_with_code_2_and_writes_nothing() -> None:
@@ -85,7 +95,9 @@ def test_a_wrong_key_leaves_with_code_2_and_writes_nothing() -> None:
     assert not Path("out").exists()
 
 
-def test_the_first_code_is_left_in_the_file_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_code_is_left_in_the_file_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AXRT_EXIT_FILE", "code")
     assert axrt("tiny.toml", "run.step=3").exit_code == 2
     assert axrt("tiny.toml").exit_code == 0
@@ -119,7 +131,9 @@ def broken(config):
 """
 
 
-def test_a_model_of_the_users_own_trains_and_a_scheduler_py_beside_it_does_no_harm(in_a_directory: Path) -> None:
+def test_a_model_of_the_users_own_trains_and_a_scheduler_py_beside_it_does_no_harm(
+    in_a_directory: Path,
+) -> None:
     (in_a_directory / "mine.py").write_text(OWN)
     (in_a_directory / "scheduler.py").write_text("DEPTH = 2\n")
     (in_a_directory / "offload.py").write_text("raise RuntimeError('nobody asked for me')\n")
@@ -175,12 +189,26 @@ builds, runs = model_of(Built), model_of(Run)
 @pytest.mark.parametrize(
     ("factory", "code", "text"),
     [
-        ("factory", 2, r"axrt: model.factory = 'exits:factory': sys.exit was called in factory, .*exits.py:7; expected a PipelineModule"),
-        ("builds", 70, r"axrt: sys.exit\(\) was called in __init__, .*exits.py:11, within a call of the engine, which was not done"),
-        ("runs", 70, r"axrt: sys.exit\(0\) was called in forward, .*exits.py:15, within a call of the engine, which was not done"),
+        (
+            "factory",
+            2,
+            r"axrt: model.factory = 'exits:factory': sys.exit was called in factory, .*exits.py:7; expected a PipelineModule",
+        ),
+        (
+            "builds",
+            70,
+            r"axrt: sys.exit\(\) was called in __init__, .*exits.py:11, within a call of the engine, which was not done",
+        ),
+        (
+            "runs",
+            70,
+            r"axrt: sys.exit\(0\) was called in forward, .*exits.py:15, within a call of the engine, which was not done",
+        ),
     ],
 )
-def test_an_exit_in_a_model_is_no_success(factory: str, code: int, text: str, in_a_directory: Path) -> None:
+def test_an_exit_in_a_model_is_no_success(
+    factory: str, code: int, text: str, in_a_directory: Path
+) -> None:
     (in_a_directory / "exits.py").write_text(EXITS)
     sys.modules.pop("exits", None)
     result = axrt("tiny.toml", f"model.factory=exits:{factory}")
@@ -191,7 +219,13 @@ def test_an_exit_in_a_model_is_no_success(factory: str, code: int, text: str, in
 def test_a_run_saves_every_so_many_steps_and_at_its_end_and_keeps_the_last() -> None:
     axrt("tiny.toml", "run.steps=7", "checkpoint.every=2", "checkpoint.keep=3")
     folder = Path("out/checkpoints")
-    assert sorted(path.name for path in folder.iterdir()) == [".lock", "latest", "step-00000004", "step-00000006", "step-00000007"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock",
+        "latest",
+        "step-00000004",
+        "step-00000006",
+        "step-00000007",
+    ]
     assert (folder / "latest").read_text() == "step-00000007\n"
 
 
@@ -225,8 +259,21 @@ def test_a_run_that_goes_on_from_itself_stays_in_its_directory() -> None:
 
 
 def test_another_layout_of_the_same_global_batch_reads_on_where_the_first_stopped() -> None:
-    axrt("tiny.toml", "run.steps=8", "run.log_every=1", "run.out=whole", "schedule.microbatches=4", "schedule.microbatch_size=1")
-    axrt("tiny.toml", "run.steps=4", "run.log_every=1", "schedule.microbatches=2", "schedule.microbatch_size=2")
+    axrt(
+        "tiny.toml",
+        "run.steps=8",
+        "run.log_every=1",
+        "run.out=whole",
+        "schedule.microbatches=4",
+        "schedule.microbatch_size=1",
+    )
+    axrt(
+        "tiny.toml",
+        "run.steps=4",
+        "run.log_every=1",
+        "schedule.microbatches=2",
+        "schedule.microbatch_size=2",
+    )
     axrt(
         "tiny.toml", "run.steps=8", "run.log_every=1", "run.out=rest", "schedule.microbatches=1", "schedule.microbatch_size=4",
         "checkpoint.resume=out",
@@ -246,8 +293,14 @@ def test_a_place_for_checkpoints_that_cannot_be_written_is_refused_before_the_fi
     Path("file").write_text("")
     result = axrt("tiny.toml", f"checkpoint.dir={Path('file').absolute()}")
     assert result.exit_code == 2
-    assert "expected a directory that checkpoints can be written to (checkpoint.dir)" in result.output
-    assert not any("loss" in line for line in lines("out")) if Path("out/metrics.jsonl").exists() else True
+    assert (
+        "expected a directory that checkpoints can be written to (checkpoint.dir)" in result.output
+    )
+    assert (
+        not any("loss" in line for line in lines("out"))
+        if Path("out/metrics.jsonl").exists()
+        else True
+    )
 
 
 def test_what_latest_says_decides_nothing_and_is_told_where_it_is_wrong() -> None:
@@ -267,7 +320,12 @@ def test_whoever_goes_back_to_what_was_set_aside_has_it_saved_whatever_is_kept()
     axrt("tiny.toml", "checkpoint.every=1", "checkpoint.keep=0", "run.steps=4")
     config, folder = "out/config.toml", Path("out/checkpoints")
     axrt(config, f"checkpoint.resume={folder}/step-00000001", "run.steps=8")
-    told = axrt(config, f"checkpoint.resume={folder}/set-aside-after-step-00000001/step-00000002", "run.steps=4", "checkpoint.keep=2")
+    told = axrt(
+        config,
+        f"checkpoint.resume={folder}/set-aside-after-step-00000001/step-00000002",
+        "run.steps=4",
+        "checkpoint.keep=2",
+    )
     assert told.exit_code == 0, told.output
     assert "at step 2" in told.output
     assert (folder / "latest").read_text() == "step-00000004\n"
@@ -291,15 +349,24 @@ def test_to_go_on_and_to_save_nothing_is_refused() -> None:
 def test_a_start_that_is_refused_sets_nothing_aside() -> None:
     axrt("tiny.toml", "checkpoint.every=1", "checkpoint.keep=0")
     before = sorted(Path("out/checkpoints").iterdir())
-    result = axrt("out/config.toml", "checkpoint.resume=out/checkpoints/step-00000002", "model.heads=2")
+    result = axrt(
+        "out/config.toml", "checkpoint.resume=out/checkpoints/step-00000002", "model.heads=2"
+    )
     assert result.exit_code == 2, result.output
     assert sorted(Path("out/checkpoints").iterdir()) == before
 
 
 def test_a_run_that_has_ended_leaves_no_lock(in_a_directory: Path) -> None:
     command = [sys.executable, "-m", "axrt", "train", "tiny.toml", "run.steps=2"]
-    assert subprocess.run(command, cwd=in_a_directory, env=environment(), capture_output=True, check=False).returncode == 0
-    assert [(in_a_directory / name).read_bytes() for name in ("out/.lock", "out/checkpoints/.lock")] == [b"", b""]
+    assert (
+        subprocess.run(
+            command, cwd=in_a_directory, env=environment(), capture_output=True, check=False
+        ).returncode
+        == 0
+    )
+    assert [
+        (in_a_directory / name).read_bytes() for name in ("out/.lock", "out/checkpoints/.lock")
+    ] == [b"", b""]
 
 
 def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
@@ -307,12 +374,20 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
     result = axrt("out/config.toml", "checkpoint.resume=auto")
     assert result.exit_code == 0, result.output
     assert "done; " in result.output
-    assert "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
+    assert (
+        "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
+    )
 
 
 def test_settings_that_are_others_on_going_on_are_told_and_another_model_is_refused() -> None:
     axrt("tiny.toml")
-    told = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=6", "run.seed=9", "schedule.microbatches=4").output
+    told = axrt(
+        "out/config.toml",
+        "checkpoint.resume=auto",
+        "run.steps=6",
+        "run.seed=9",
+        "schedule.microbatches=4",
+    ).output
     assert "changed since then: run.seed 0 -> 9, run.steps 4 -> 6, samples a step 2 -> 4" in told
     refused = axrt("tiny.toml", "checkpoint.resume=out", "model.heads=2")
     assert refused.exit_code == 2
@@ -320,7 +395,9 @@ def test_settings_that_are_others_on_going_on_are_told_and_another_model_is_refu
 
 
 def test_a_run_goes_on_from_itself_wherever_it_was_moved_and_says_when_there_is_nothing() -> None:
-    assert "no checkpoint in out: beginning anew" in axrt("tiny.toml", "checkpoint.resume=auto").output
+    assert (
+        "no checkpoint in out: beginning anew" in axrt("tiny.toml", "checkpoint.resume=auto").output
+    )
     Path("out").rename("moved")
     told = axrt("moved/config.toml", "checkpoint.resume=auto", "run.steps=6").output
     assert "going on from moved/checkpoints/step-00000004 at step 4" in told
@@ -328,7 +405,14 @@ def test_a_run_goes_on_from_itself_wherever_it_was_moved_and_says_when_there_is_
 
 
 def test_a_run_whose_steps_are_all_skipped_ends() -> None:
-    result = axrt("tiny.toml", "optimizer.lr=1e30", "optimizer.clip=1", "run.steps=100", "data.held_out=0", "run.eval_every=0")
+    result = axrt(
+        "tiny.toml",
+        "optimizer.lr=1e30",
+        "optimizer.clip=1",
+        "run.steps=100",
+        "data.held_out=0",
+        "run.eval_every=0",
+    )
     assert result.exit_code == 70
     assert "skipped" in result.output or "the loss is" in result.output
     assert result.output.count("skipped, the norm") <= 2

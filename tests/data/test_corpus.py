@@ -47,7 +47,9 @@ def test_the_standard_library_is_there() -> None:
         ("long.txt", 0.1, "has 2 tokens held out; expected more than model.context = 8"),
     ],
 )
-def test_missing_empty_and_short_data_is_refused(tmp_path: Path, name: str, held_out: float, text: str) -> None:
+def test_missing_empty_and_short_data_is_refused(
+    tmp_path: Path, name: str, held_out: float, text: str
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "short.txt").write_text("abc")
     (tmp_path / "long.txt").write_text("abcdefghijklmnopqrst")
@@ -55,9 +57,14 @@ def test_missing_empty_and_short_data_is_refused(tmp_path: Path, name: str, held
         load(Data(source=str(tmp_path / name), held_out=held_out), context=8)
 
 
-def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(tmp_path: Path) -> None:
+def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "text.txt").write_text("abcdefghijklmnopqrst")
-    with pytest.raises(DataError, match="has token 116 to train on; expected 0 or more and less than model.vocab = 100"):
+    with pytest.raises(
+        DataError,
+        match="has token 116 to train on; expected 0 or more and less than model.vocab = 100",
+    ):
         load(Data(source=str(tmp_path / "text.txt"), held_out=0), context=4, vocab=100)
     with pytest.raises(DataError, match="expected a pattern inside data.source"):
         load(Data(source=str(tmp_path), files="/etc/*"), context=4)
@@ -66,7 +73,12 @@ def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(tm
 def test_what_to_validate_on_may_be_named(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a" * 20)
     (tmp_path / "b.txt").write_bytes(b"b" * 9)
-    corpus = load(Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=4)
+    corpus = load(
+        Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=4
+    )
     assert (len(corpus.training), set(corpus.held_out.tolist())) == (20, {98})
-    with pytest.raises(DataError, match="data.validation = .* has 9 tokens held out; expected more than model.context = 16"):
+    with pytest.raises(
+        DataError,
+        match="data.validation = .* has 9 tokens held out; expected more than model.context = 16",
+    ):
         load(Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=16)

@@ -15,14 +15,20 @@ from axrt.data.tokens import map_tokens, unknown_in_row
 from axrt.data.windows import Windows
 
 
-def write_megatron(path: Path, sequences: list[list[int]], dtype: str = "int32", code: int = 4) -> None:
+def write_megatron(
+    path: Path, sequences: list[list[int]], dtype: str = "int32", code: int = 4
+) -> None:
     """As Megatron's IndexedDatasetBuilder writes it: lengths, then byte offsets, then documents."""
     path.write_bytes(b"".join(np.array(sequence, dtype=dtype).tobytes() for sequence in sequences))
     lengths = [len(sequence) for sequence in sequences]
     offsets = np.cumsum([0, *lengths[:-1]]) * np.dtype(dtype).itemsize
     head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, code, len(sequences), len(sequences) + 1)
     documents = np.arange(len(sequences) + 1)
-    body = np.array(lengths, np.int32).tobytes() + offsets.astype(np.int64).tobytes() + documents.astype(np.int64).tobytes()
+    body = (
+        np.array(lengths, np.int32).tobytes()
+        + offsets.astype(np.int64).tobytes()
+        + documents.astype(np.int64).tobytes()
+    )
     path.with_suffix(".idx").write_bytes(head + body)
 
 
@@ -45,7 +51,9 @@ def test_a_corpus_holds_the_end_of_a_token_file_out_or_another_file(tmp_path: Pa
     np.arange(20, dtype=np.uint16).tofile(tmp_path / "val.bin")
     corpus = load(Data(source=str(tmp_path / "train.bin"), held_out=0.1), context=4)
     assert corpus.held_out.tolist() == list(range(90, 100))
-    corpus = load(Data(source=str(tmp_path / "train.bin"), validation=str(tmp_path / "val.bin")), context=4)
+    corpus = load(
+        Data(source=str(tmp_path / "train.bin"), validation=str(tmp_path / "val.bin")), context=4
+    )
     assert (len(corpus.training), len(corpus.held_out)) == (100, 20)
 
 
@@ -84,7 +92,11 @@ def of_floats(path: Path) -> None:
 def negative(path: Path) -> None:
     write_megatron(path, [[1, 2, 3], [4]])
     index = path.with_suffix(".idx")
-    head, lengths, rest = index.read_bytes()[:34], [6, -2], index.read_bytes()[42:]  # their sum is right
+    head, lengths, rest = (
+        index.read_bytes()[:34],
+        [6, -2],
+        index.read_bytes()[42:],
+    )  # their sum is right
     index.write_bytes(head + np.array(lengths, np.int32).tobytes() + rest)
 
 
@@ -107,20 +119,32 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, make: object, text:
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("int8", 2), ("int16", 3), ("int32", 4), ("int64", 5)])
-def test_a_negative_token_is_refused_with_its_file_before_anything_is_read(tmp_path: Path, dtype: str, code: int) -> None:
+def test_a_negative_token_is_refused_with_its_file_before_anything_is_read(
+    tmp_path: Path, dtype: str, code: int
+) -> None:
     write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4], [5, -7, 6]], dtype, code)
-    with pytest.raises(DataError, match=r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = 256"):
+    with pytest.raises(
+        DataError,
+        match=r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = 256",
+    ):
         load(Data(source=str(tmp_path / "train.bin"), held_out=0.0), context=2)
 
 
-def test_a_negative_token_that_nobody_has_looked_at_is_refused_with_its_microbatch(tmp_path: Path) -> None:
+def test_a_negative_token_that_nobody_has_looked_at_is_refused_with_its_microbatch(
+    tmp_path: Path,
+) -> None:
     write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4, -1, 2, 3, 4, 5]])
     windows = Windows(map_tokens(tmp_path / "train.bin"), 4, 0, 256)
-    with pytest.raises(DataError, match=r"train.bin has token -1; expected 0 or more and less than model.vocab = 256"):
+    with pytest.raises(
+        DataError,
+        match=r"train.bin has token -1; expected 0 or more and less than model.vocab = 256",
+    ):
         list(windows.evenly(2, 1))
 
 
-def test_a_token_that_the_model_does_not_know_is_found_in_a_very_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_the_model_does_not_know_is_found_in_a_very_long_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("axrt.data.tokens._LOOKED_AT", 512)
     row = np.zeros(5000, np.int32)
     assert unknown_in_row(row, 256) is None

@@ -27,7 +27,10 @@ def test_targets_are_inputs_one_token_later() -> None:
 
 def test_an_epoch_takes_every_window_once_and_the_next_in_another_order() -> None:
     samples = windows()
-    first, second = (samples.microbatch(epoch * samples.per_epoch, samples.per_epoch)[0][:, 0].tolist() for epoch in (0, 1))
+    first, second = (
+        samples.microbatch(epoch * samples.per_epoch, samples.per_epoch)[0][:, 0].tolist()
+        for epoch in (0, 1)
+    )
     assert sorted(np.diff(sorted(first))) == [8] * (samples.per_epoch - 1)
     assert first != second
     assert first != windows(seed=1).microbatch(0, samples.per_epoch)[0][:, 0].tolist()
@@ -39,23 +42,43 @@ def test_validation_takes_the_same_evenly_spaced_places_every_time() -> None:
 
 
 def test_a_token_that_the_model_does_not_know_is_refused_when_it_is_read() -> None:
-    with pytest.raises(DataError, match=r"the data has token \d+; expected 0 or more and less than model.vocab = 100"):
+    with pytest.raises(
+        DataError,
+        match=r"the data has token \d+; expected 0 or more and less than model.vocab = 100",
+    ):
         windows(vocab=100).microbatch(0, 20)
 
 
-def samples_of_steps(replicas: int, microbatches: int, size: int, steps: int, used: int = 0) -> list[list[int]]:
+def samples_of_steps(
+    replicas: int, microbatches: int, size: int, steps: int, used: int = 0
+) -> list[list[int]]:
     """The samples of each step, in the order in which gradients are summed."""
-    streams = [Share(replica, replicas, microbatches, size).first_samples(used) for replica in range(replicas)]
+    streams = [
+        Share(replica, replicas, microbatches, size).first_samples(used)
+        for replica in range(replicas)
+    ]
     return [
-        [sample for stream in streams for first in islice(stream, microbatches) for sample in range(first, first + size)]
+        [
+            sample
+            for stream in streams
+            for first in islice(stream, microbatches)
+            for sample in range(first, first + size)
+        ]
         for _ in range(steps)
     ]
 
 
-@pytest.mark.parametrize(("replicas", "microbatches", "size"), [(1, 12, 1), (1, 3, 4), (2, 6, 1), (3, 2, 2), (4, 1, 3), (12, 1, 1)])
-def test_every_layout_of_one_global_batch_reads_the_same_samples_in_the_same_order(replicas: int, microbatches: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "microbatches", "size"),
+    [(1, 12, 1), (1, 3, 4), (2, 6, 1), (3, 2, 2), (4, 1, 3), (12, 1, 1)],
+)
+def test_every_layout_of_one_global_batch_reads_the_same_samples_in_the_same_order(
+    replicas: int, microbatches: int, size: int
+) -> None:
     assert Share(0, replicas, microbatches, size).global_batch == 12
-    assert samples_of_steps(replicas, microbatches, size, 5) == [list(range(12 * step, 12 * step + 12)) for step in range(5)]
+    assert samples_of_steps(replicas, microbatches, size, 5) == [
+        list(range(12 * step, 12 * step + 12)) for step in range(5)
+    ]
 
 
 def test_reading_goes_on_at_any_sample_even_with_another_batch() -> None:

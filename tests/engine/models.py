@@ -97,10 +97,14 @@ class Attends(nn.Module):
     def forward(self, value: tuple[Tensor, dict[str, Any]]) -> tuple[Tensor, dict[str, Any]]:
         hidden, extra = value
         batch, time, width = hidden.shape
-        query, key, found = self.into(hidden).view(batch, time, 2, 3 * width // 2).transpose(1, 2).chunk(3, -1)
+        query, key, found = (
+            self.into(hidden).view(batch, time, 2, 3 * width // 2).transpose(1, 2).chunk(3, -1)
+        )
         mixed = functional.scaled_dot_product_attention(query, key, found, attn_mask=extra["mask"])
         assert extra["scale"].shape == (batch, 1)
-        return hidden + self.out(mixed.transpose(1, 2).reshape(batch, time, width)) * extra["scale"].unsqueeze(2), extra
+        return hidden + self.out(mixed.transpose(1, 2).reshape(batch, time, width)) * extra[
+            "scale"
+        ].unsqueeze(2), extra
 
 
 def masked(width: int = 12) -> PipelineModule:
@@ -109,13 +113,22 @@ def masked(width: int = 12) -> PipelineModule:
     def embedded(given: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Any]]:
         hidden, lengths = given
         places = torch.arange(hidden.shape[1])
-        return hidden, {"mask": (places <= lengths.view(-1, 1, 1, 1)) & (places <= places.view(-1, 1)), "scale": lengths.float() / 4}
+        return hidden, {
+            "mask": (places <= lengths.view(-1, 1, 1, 1)) & (places <= places.view(-1, 1)),
+            "scale": lengths.float() / 4,
+        }
 
     def pooled(value: tuple[Tensor, dict[str, Any]]) -> Tensor:
         return value[0].mean(1)
 
     return PipelineModule(
-        [embedded, *(LayerSpec(Attends, width) for _ in range(5)), pooled, LayerSpec(nn.Linear, width, 1)], functional.mse_loss
+        [
+            embedded,
+            *(LayerSpec(Attends, width) for _ in range(5)),
+            pooled,
+            LayerSpec(nn.Linear, width, 1),
+        ],
+        functional.mse_loss,
     )
 
 
@@ -126,7 +139,10 @@ def masked_batches(microbatches: int, width: int = 12, batch: int = 3, time: int
         generator = torch.Generator().manual_seed(2000 + step)
         return [
             (
-                (torch.randn(batch, time, width, generator=generator), torch.randint(1, time, (batch, 1), generator=generator)),
+                (
+                    torch.randn(batch, time, width, generator=generator),
+                    torch.randint(1, time, (batch, 1), generator=generator),
+                ),
                 torch.randn(batch, 1, generator=generator),
             )
             for _ in range(microbatches)
@@ -137,4 +153,17 @@ def masked_batches(microbatches: int, width: int = 12, batch: int = 3, time: int
 
 def small_gpt() -> PipelineModule:
     """The model of the command line, with dropout, and a layer for each of eight stages."""
-    return gpt(Config.read({"model": {"vocab": 256, "width": 16, "heads": 2, "layers": 6, "context": 8, "dropout": 0.1}}))
+    return gpt(
+        Config.read(
+            {
+                "model": {
+                    "vocab": 256,
+                    "width": 16,
+                    "heads": 2,
+                    "layers": 6,
+                    "context": 8,
+                    "dropout": 0.1,
+                }
+            }
+        )
+    )

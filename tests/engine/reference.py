@@ -11,12 +11,14 @@ from torch import Tensor, nn
 import axrt
 from axrt.observe.observer import Observer
 from axrt.payload import on
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
-ONE_PIPE = tuple(name for name in NAMES if named(name).placements != ("bidirectional",))  # they have the bits of plain torch
+ONE_PIPE = tuple(
+    name for name in NAMES if policy_by_name(name).placements != ("bidirectional",)
+)  # they have the bits of plain torch
 TWO_PIPES = tuple(name for name in NAMES if name not in ONE_PIPE)
 CPU = torch.device("cpu")
 Item = tuple[Any, Any]
@@ -37,7 +39,10 @@ class Outcome:
             self.losses == other.losses
             and self.norms == other.norms
             and self.parameters.keys() == other.parameters.keys()
-            and all(torch.equal(tensor, other.parameters[name]) for name, tensor in self.parameters.items())
+            and all(
+                torch.equal(tensor, other.parameters[name])
+                for name, tensor in self.parameters.items()
+            )
         )
 
 
@@ -58,7 +63,9 @@ def train_in_plain_torch(
 ) -> Outcome:
     """`batches(step)` are the microbatches of a step, of all replicas, one after the other."""
     whole = model.sequential(SEED).to(device)
-    named = [(name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad]
+    named = [
+        (name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad
+    ]
     optimizer = factory(named)
     initial = [group["lr"] for group in optimizer.param_groups]
     losses, norms = [], []
@@ -85,10 +92,19 @@ def train_in_plain_torch(
         optimizer.step()
         optimizer.zero_grad()
         losses.append(sum(of_step) / (sum(weights) if weights else len(of_step)))
-    return Outcome(losses, norms, {name: parameter.detach().cpu().clone() for name, parameter in named})
+    return Outcome(
+        losses, norms, {name: parameter.detach().cpu().clone() for name, parameter in named}
+    )
 
 
-def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, compute: torch.dtype | None, device: torch.device = CPU) -> Any:
+def run_in_plain_torch(
+    whole: nn.Sequential,
+    value: Any,
+    step: int,
+    k: int,
+    compute: torch.dtype | None,
+    device: torch.device = CPU,
+) -> Any:
     for place, layer in enumerate(whole):
         torch.manual_seed(axrt.seed_of(SEED, step, k, place))
         with computing(compute, device):
@@ -98,13 +114,18 @@ def run_in_plain_torch(whole: nn.Sequential, value: Any, step: int, k: int, comp
     return value
 
 
-def computing(compute: torch.dtype | None, device: torch.device = CPU) -> AbstractContextManager[Any]:
+def computing(
+    compute: torch.dtype | None, device: torch.device = CPU
+) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, dtype=compute) if compute else nullcontext()
 
 
 def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """A configuration for tests, with sections laid over it."""
-    base: dict[str, dict[str, Any]] = {"schedule": {"microbatches": microbatches}, "run": {"seed": SEED, "device": "cpu"}}
+    base: dict[str, dict[str, Any]] = {
+        "schedule": {"microbatches": microbatches},
+        "run": {"seed": SEED, "device": "cpu"},
+    }
     return {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
 
 
@@ -120,13 +141,25 @@ def train_on_a_rank(
     sample: Any = None,
 ) -> Outcome:
     """What one rank of axrt makes of the same; parameters are those that it holds."""
-    engine = axrt.initialize(model, factory, schedule, config, transport=transport, observers=observers, sample=sample)
+    engine = axrt.initialize(
+        model, factory, schedule, config, transport=transport, observers=observers, sample=sample
+    )
     with engine:
-        mine = slice(engine.data_rank * engine.config.schedule.microbatches, (engine.data_rank + 1) * engine.config.schedule.microbatches)
-        results = [engine.train_batch(iter(batches(step)[mine]) if engine.reads else None) for step in range(steps)]
+        mine = slice(
+            engine.data_rank * engine.config.schedule.microbatches,
+            (engine.data_rank + 1) * engine.config.schedule.microbatches,
+        )
+        results = [
+            engine.train_batch(iter(batches(step)[mine]) if engine.reads else None)
+            for step in range(steps)
+        ]
         losses = [result.loss for result in results]
         norms = [result.grad_norm for result in results]
-    return Outcome(losses, [norm for norm in norms if norm is not None], {n: p.detach().cpu().clone() for n, p in copies(engine)})
+    return Outcome(
+        losses,
+        [norm for norm in norms if norm is not None],
+        {n: p.detach().cpu().clone() for n, p in copies(engine)},
+    )
 
 
 def copies(engine: axrt.Engine) -> list[tuple[str, nn.Parameter]]:
@@ -140,18 +173,26 @@ def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:
     parameters: dict[str, Tensor] = {}
     for outcome in outcomes:
         for name, tensor in outcome.parameters.items():
-            assert torch.equal(parameters.setdefault(name, tensor), tensor), f"pipes differ in {name}"
+            assert torch.equal(parameters.setdefault(name, tensor), tensor), (
+                f"pipes differ in {name}"
+            )
     assert pipes * len(parameters) == sum(len(outcome.parameters) for outcome in outcomes)
     return Outcome(outcomes[0].losses, outcomes[0].norms, parameters)
 
 
-def random_batches(shape: tuple[int, ...], classes: int, microbatches: int) -> Callable[[int], list[Item]]:
+def random_batches(
+    shape: tuple[int, ...], classes: int, microbatches: int
+) -> Callable[[int], list[Item]]:
     """Microbatches of random features and class targets, the same for the same step."""
 
     def of_step(step: int) -> list[Item]:
         generator = torch.Generator().manual_seed(1000 + step)
         return [
-            (torch.randn(shape, generator=generator), torch.randint(classes, shape[:1], generator=generator)) for _ in range(microbatches)
+            (
+                torch.randn(shape, generator=generator),
+                torch.randint(classes, shape[:1], generator=generator),
+            )
+            for _ in range(microbatches)
         ]
 
     return of_step
@@ -161,7 +202,9 @@ def token_batches(vocab: int, context: int, microbatches: int) -> Callable[[int]
     """Microbatches of two sequences of random tokens and those that follow them, the same for the same step."""
 
     def of_step(step: int) -> list[Item]:
-        tokens = torch.randint(vocab, (microbatches, 2, context + 1), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            vocab, (microbatches, 2, context + 1), generator=torch.Generator().manual_seed(step)
+        )
         return [(row[:, :-1], row[:, 1:]) for row in tokens]
 
     return of_step

@@ -19,15 +19,28 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import Block, motley, perceptron
-from .reference import ONE_PIPE, TWO_PIPES, Outcome, adamw, configured, random_batches, together, train_in_plain_torch
+from .reference import (
+    ONE_PIPE,
+    TWO_PIPES,
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+)
 
 MICROBATCHES, STEPS = 4, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 EQUAL = [LayerCosts(0.01, 0.01, 0.01, 1000, 2**20, 0.0)] * 8
 
 
-def chosen(config: dict[str, Any], edge: Edge = Edge(), ranks: int = 4, layers: list[LayerCosts] = EQUAL) -> list[Any]:  # noqa: B008
-    return choose(Config.read(configured(8, **config)), perceptron(layers=len(layers)), ranks, layers, edge)
+def chosen(
+    config: dict[str, Any], edge: Edge = Edge(), ranks: int = 4, layers: list[LayerCosts] = EQUAL
+) -> list[Any]:  # noqa: B008
+    return choose(
+        Config.read(configured(8, **config)), perceptron(layers=len(layers)), ranks, layers, edge
+    )
 
 
 def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those_as_fast() -> None:
@@ -39,11 +52,19 @@ def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:
-    assert max(one.stash_mib for one in chosen({})) > max(one.stash_mib for one in chosen({"memory": {"activations_mb": 8}})) == 8
+    assert (
+        max(one.stash_mib for one in chosen({}))
+        > max(one.stash_mib for one in chosen({"memory": {"activations_mb": 8}}))
+        == 8
+    )
     looped = {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})}
     assert looped == {"breadth-first", "interleaved-1f1b", "interleaved-zb"}
-    assert {one.schedule.policy for one in chosen({"schedule": {"placement": "bidirectional"}})} == set(TWO_PIPES)
-    assert {one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})} == {5}
+    assert {
+        one.schedule.policy for one in chosen({"schedule": {"placement": "bidirectional"}})
+    } == set(TWO_PIPES)
+    assert {
+        one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})
+    } == {5}
     said = r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, memory.recompute = 'full', or start"
     with pytest.raises(axrt.ConfigError, match=said):
         chosen({"memory": {"activations_mb": 1}})
@@ -52,11 +73,18 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
 
 
 def test_recomputation_counts() -> None:
-    plain, again = (chosen({"memory": {"recompute": word}, "schedule": {"policy": "auto"}}) for word in ("none", "full"))
-    before, after = (next(one for one in found if one.schedule.policy == "gpipe") for found in (plain, again))
+    plain, again = (
+        chosen({"memory": {"recompute": word}, "schedule": {"policy": "auto"}})
+        for word in ("none", "full")
+    )
+    before, after = (
+        next(one for one in found if one.schedule.policy == "gpipe") for found in (plain, again)
+    )
     assert after.step_s > before.step_s
     assert before.stash_mib == 8 * 2
-    assert after.stash_mib == pytest.approx(2, abs=0.01), "one microbatch, and what came in of the others"
+    assert after.stash_mib == pytest.approx(2, abs=0.01), (
+        "one microbatch, and what came in of the others"
+    )
 
 
 def test_a_placement_alone_takes_a_policy_of_its_own() -> None:
@@ -75,10 +103,14 @@ def test_a_placement_alone_takes_a_policy_of_its_own() -> None:
         start(3, placement="bidirectional")
 
 
-def test_a_cap_alone_is_for_adaptive_and_on_another_placement_the_policies_that_take_one_are_named() -> None:
+def test_a_cap_alone_is_for_adaptive_and_on_another_placement_the_policies_that_take_one_are_named() -> (
+    None
+):
     def start(**schedule: Any) -> str:
         config = configured(MICROBATCHES, schedule=schedule)
-        with_engine = lambda transport: axrt.initialize(perceptron(), config=config, transport=transport).schedule.policy  # noqa: E731
+        with_engine = lambda transport: (
+            axrt.initialize(perceptron(), config=config, transport=transport).schedule.policy
+        )  # noqa: E731
         return LocalWorld(2).run(with_engine)[0]
 
     assert start(in_flight=6) == "adaptive"
@@ -86,7 +118,10 @@ def test_a_cap_alone_is_for_adaptive_and_on_another_placement_the_policies_that_
     with pytest.raises(axrt.ConfigError, match=text.format("linear", "schedule.policy = 'axonn'")):
         start(placement="linear", in_flight=8)
     for placement in ("looped", "bidirectional"):
-        with pytest.raises(axrt.ConfigError, match=text.format(placement, "another placement: no policy of this one takes a cap")):
+        with pytest.raises(
+            axrt.ConfigError,
+            match=text.format(placement, "another placement: no policy of this one takes a cap"),
+        ):
             start(placement=placement, in_flight=8)
 
 
@@ -119,8 +154,14 @@ def generator() -> BorrowedGenerator:
 def test_layers_of_one_specification_are_measured_once_and_given_modules_stay_as_they_are() -> None:
     given = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 16))
     before = {name: value.clone() for name, value in given.state_dict().items()}
-    layers: list[Any] = [given, *[axrt.LayerSpec(Counted, 16, 16) for _ in range(4)], nn.Linear(16, 5)]
-    costs = measure(axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None)
+    layers: list[Any] = [
+        given,
+        *[axrt.LayerSpec(Counted, 16, 16) for _ in range(4)],
+        nn.Linear(16, 5),
+    ]
+    costs = measure(
+        axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None
+    )
     assert Counted.built == 1
     assert len(costs) == 6
     assert costs[3] == costs[2]
@@ -133,7 +174,9 @@ def test_layers_of_one_specification_are_measured_once_and_given_modules_stay_as
 
 def test_what_is_kept_for_the_backward_is_counted_without_weights() -> None:
     layers = [axrt.LayerSpec(nn.Linear, 16, 32), axrt.LayerSpec(nn.Linear, 32, 5)]
-    first, _ = measure(axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None)
+    first, _ = measure(
+        axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None
+    )
     assert first.stash_bytes == 6 * 16 * 4  # its input
     assert first.weight_s > 0
 
@@ -147,16 +190,27 @@ def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> No
     def rank_main(transport: Transport) -> tuple[Outcome, list[str], Any]:
         config = configured(MICROBATCHES, schedule={"policy": "auto"})
         engine = axrt.initialize(
-            perceptron(), adamw, config=config, transport=transport, sample=BATCHES(0)[0] if transport.rank == 0 else None
+            perceptron(),
+            adamw,
+            config=config,
+            transport=transport,
+            sample=BATCHES(0)[0] if transport.rank == 0 else None,
         )
         with engine:
-            losses = [engine.train_batch(iter(BATCHES(step)) if engine.reads else None).loss for step in range(STEPS)]
-        mine: dict[str, Tensor] = {name: value.detach().clone() for name, value in engine.named_parameters()}
+            losses = [
+                engine.train_batch(iter(BATCHES(step)) if engine.reads else None).loss
+                for step in range(STEPS)
+            ]
+        mine: dict[str, Tensor] = {
+            name: value.detach().clone() for name, value in engine.named_parameters()
+        }
         return Outcome(losses, [], mine), engine.candidates, engine.schedule
 
     ranks = LocalWorld(2, 1).run(rank_main)
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    assert together([outcome for outcome, _, _ in ranks]) == Outcome(reference.losses, [], reference.parameters)
+    assert together([outcome for outcome, _, _ in ranks]) == Outcome(
+        reference.losses, [], reference.parameters
+    )
     (_, candidates, schedule), (_, others, other) = ranks
     assert (candidates, schedule) == (others, other)
     assert candidates[0].startswith(f"{schedule.policy}")
@@ -167,18 +221,31 @@ def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> No
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_without_a_sample_auto_is_refused_on_every_rank(ranks: int) -> None:
     config = configured(MICROBATCHES, schedule={"policy": "auto"})
-    with pytest.raises(axrt.ConfigError, match=r"none was given; expected axrt.initialize\(..., sample=\(inputs, targets\)\)"):
-        LocalWorld(ranks).run(lambda transport: axrt.initialize(perceptron(), config=config, transport=transport))
+    with pytest.raises(
+        axrt.ConfigError,
+        match=r"none was given; expected axrt.initialize\(..., sample=\(inputs, targets\)\)",
+    ):
+        LocalWorld(ranks).run(
+            lambda transport: axrt.initialize(perceptron(), config=config, transport=transport)
+        )
 
 
 def test_one_microbatch_more_than_a_candidate_can_take_leaves_it_out() -> None:
     settings = Config.read(configured(7))
-    found = choose(replace(settings, schedule=replace(settings.schedule, microbatches=7)), perceptron(), 4, EQUAL, Edge())
+    found = choose(
+        replace(settings, schedule=replace(settings.schedule, microbatches=7)),
+        perceptron(),
+        4,
+        EQUAL,
+        Edge(),
+    )
     assert "interleaved-1f1b" not in {one.schedule.policy for one in found}
 
 
 def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
-    model = axrt.PipelineModule([axrt.LayerSpec(Block, 16) for _ in range(4)], functional.cross_entropy)
+    model = axrt.PipelineModule(
+        [axrt.LayerSpec(Block, 16) for _ in range(4)], functional.cross_entropy
+    )
     found = choose(Config.read(configured(8)), model, 4, EQUAL[:4], Edge())
     assert {"zb-v", "adaptive", "breadth-first"}.isdisjoint({one.schedule.policy for one in found})
 
@@ -195,30 +262,44 @@ def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
         (8, {"in_flight": 9}, "adaptive"),
     ],
 )
-def test_without_a_policy_the_first_that_the_model_has_layers_for_is_taken(layers: int, schedule: dict[str, Any], policy: str) -> None:
+def test_without_a_policy_the_first_that_the_model_has_layers_for_is_taken(
+    layers: int, schedule: dict[str, Any], policy: str
+) -> None:
     def rank_main(transport: Transport) -> tuple[str, str]:
         config = configured(MICROBATCHES, schedule=schedule)
-        with axrt.initialize(perceptron(layers=layers), config=config, transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(layers=layers), config=config, transport=transport
+        ) as engine:
             return engine.schedule.policy, engine.config.schedule.policy
 
     assert LocalWorld(4).run(rank_main) == [(policy, schedule.get("policy", ""))] * 4
 
 
 def test_one_rank_alone_has_one_stage() -> None:
-    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine:
+    with axrt.initialize(
+        perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+    ) as engine:
         assert engine.schedule.policy == "1f1b"
 
 
 def test_a_cap_below_what_a_policy_needs_is_refused() -> None:
     config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": 3})
-    with pytest.raises(axrt.ConfigError, match=r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, or 0"):
-        LocalWorld(2).run(lambda transport: axrt.initialize(perceptron(), config=config, transport=transport))
+    with pytest.raises(
+        axrt.ConfigError,
+        match=r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, or 0",
+    ):
+        LocalWorld(2).run(
+            lambda transport: axrt.initialize(perceptron(), config=config, transport=transport)
+        )
 
 
 def test_long_steps_are_foretold_from_shorter_ones() -> None:
     """With what a policy holds: all of a step's microbatches, under gpipe."""
     for m in (8, 64):
-        found = {one.schedule.policy: one for one in choose(Config.read(configured(m)), perceptron(), 2, EQUAL, Edge())}
+        found = {
+            one.schedule.policy: one
+            for one in choose(Config.read(configured(m)), perceptron(), 2, EQUAL, Edge())
+        }
         assert found["gpipe"].stash_mib == m * 4
         assert found["1f1b"].step_s == pytest.approx((m + 1) * 4 * 0.03, rel=0.03)
 
@@ -241,9 +322,18 @@ def test_layers_that_look_alike_and_are_not_are_told_apart() -> None:
         return Layer
 
     layers = [axrt.LayerSpec(wider(16, 16), 0.1), axrt.LayerSpec(wider(16, 5), 0.1)]
-    tied = [axrt.TiedLayerSpec("w", nn.Linear, 16, 16), axrt.TiedLayerSpec("w", nn.Linear, 16, 16, forward_fn=scaled)]
+    tied = [
+        axrt.TiedLayerSpec("w", nn.Linear, 16, 16),
+        axrt.TiedLayerSpec("w", nn.Linear, 16, 16, forward_fn=scaled),
+    ]
     model = axrt.PipelineModule([*tied, *layers, nn.Identity()], functional.cross_entropy)
-    assert [one.sent_bytes for one in measure(model, 7, BATCHES(0)[0], generator(), None)] == [384, 384, 384, 120, 0]
+    assert [one.sent_bytes for one in measure(model, 7, BATCHES(0)[0], generator(), None)] == [
+        384,
+        384,
+        384,
+        120,
+        0,
+    ]
 
 
 def test_measuring_changes_neither_the_sample_nor_the_loss() -> None:
@@ -258,7 +348,13 @@ def test_measuring_changes_neither_the_sample_nor_the_loss() -> None:
 
     loss, sample = Loss(), BATCHES(0)[0]
     before = sample[0].clone()
-    measure(axrt.PipelineModule([nn.ReLU(inplace=True), nn.Linear(16, 5)], loss), 7, sample, generator(), None)
+    measure(
+        axrt.PipelineModule([nn.ReLU(inplace=True), nn.Linear(16, 5)], loss),
+        7,
+        sample,
+        generator(),
+        None,
+    )
     assert loss.seen == 0
     assert torch.equal(sample[0], before)
 
@@ -266,11 +362,15 @@ def test_measuring_changes_neither_the_sample_nor_the_loss() -> None:
 def test_the_users_generator_is_where_it_was() -> None:
     users = torch.default_generator.get_state()
     config = configured(MICROBATCHES, schedule={"policy": "auto"})
-    with axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]):
+    with axrt.initialize(
+        perceptron(), config=config, transport=LocalWorld(1).alone(), sample=BATCHES(0)[0]
+    ):
         assert torch.equal(users, torch.default_generator.get_state())
 
 
-def test_a_model_whose_layers_share_weights_where_chunks_would_cut_it_keeps_one_stage_a_rank() -> None:
+def test_a_model_whose_layers_share_weights_where_chunks_would_cut_it_keeps_one_stage_a_rank() -> (
+    None
+):
     shared = nn.Linear(16, 16)
     layers = [shared, shared, nn.Linear(16, 16), nn.Linear(16, 5)]
 

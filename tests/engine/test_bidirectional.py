@@ -16,7 +16,16 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import TWO_PIPES, Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    TWO_PIPES,
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 from .test_replicas import relative_difference, sgd_of_rate_one
 from .test_ties import MICROBATCHES as TIED_MICROBATCHES
 from .test_ties import batches as tied_batches
@@ -32,10 +41,18 @@ def batches_for(data: int) -> Any:
 
 
 def on_ranks(ranks: int, data: int = 1, seed: int = 0, steps: int = STEPS, **of: Any) -> Outcome:
-    sections = {"schedule": {"policy": "dualpipe"}, **of, "parallel": {"data": data, **of.get("parallel", {})}}
+    sections = {
+        "schedule": {"policy": "dualpipe"},
+        **of,
+        "parallel": {"data": data, **of.get("parallel", {})},
+    }
     config, whole, batches = configured(MICROBATCHES, **sections), perceptron(), batches_for(data)
-    outcomes = LocalWorld(ranks * data, seed).run(lambda transport: train_on_a_rank(transport, whole, batches, steps, config))
-    return together([Outcome(one.losses, outcomes[0].norms, one.parameters) for one in outcomes], pipes=2 * data)
+    outcomes = LocalWorld(ranks * data, seed).run(
+        lambda transport: train_on_a_rank(transport, whole, batches, steps, config)
+    )
+    return together(
+        [Outcome(one.losses, outcomes[0].norms, one.parameters) for one in outcomes], pipes=2 * data
+    )
 
 
 @pytest.mark.parametrize("policy", TWO_PIPES)
@@ -53,10 +70,15 @@ def test_the_first_gradient_is_that_of_plain_torch(data: int, policy: str) -> No
     before = dict(perceptron().sequential(7).named_parameters())
 
     def gradient(outcome: Outcome) -> dict[str, Tensor]:
-        return {name: before[name].detach().double() - after.double() for name, after in outcome.parameters.items()}
+        return {
+            name: before[name].detach().double() - after.double()
+            for name, after in outcome.parameters.items()
+        }
 
     config = configured(MICROBATCHES, schedule={"policy": policy}, parallel={"data": data})
-    ranks = LocalWorld(4 * data).run(lambda t: train_on_a_rank(t, perceptron(), batches_for(data), 1, config, sgd_of_rate_one))
+    ranks = LocalWorld(4 * data).run(
+        lambda t: train_on_a_rank(t, perceptron(), batches_for(data), 1, config, sgd_of_rate_one)
+    )
     expected = train_in_plain_torch(perceptron(), batches_for(data), 1, sgd_of_rate_one)
     assert relative_difference(gradient(expected), gradient(together(ranks, pipes=2 * data))) < 1e-6
 
@@ -84,7 +106,9 @@ def test_tied_weights_are_summed_over_both_pipes(data: int) -> None:
     """Four holders a replica: two layers in two pipes."""
     reference = train_in_plain_torch(tied(), tied_batches(data), STEPS)
     config = configured(TIED_MICROBATCHES, parallel={"data": data}, schedule={"policy": "chimera"})
-    outcomes = LocalWorld(4 * data, 3).run(lambda t: train_on_a_rank(t, tied(), tied_batches(data), STEPS, config))
+    outcomes = LocalWorld(4 * data, 3).run(
+        lambda t: train_on_a_rank(t, tied(), tied_batches(data), STEPS, config)
+    )
     assert outcomes[0].losses == pytest.approx(reference.losses, rel=1e-6)
     copies: dict[str, Tensor] = {}
     for outcome in outcomes:
@@ -95,7 +119,9 @@ def test_tied_weights_are_summed_over_both_pipes(data: int) -> None:
 def test_weighted_losses_are_divided_by_the_weights_of_both_pipes() -> None:
     reference = train_in_plain_torch(weighted_model(), weighted_batches(2), 3)
     config = configured(6, schedule={"policy": "chimera"})
-    outcomes = LocalWorld(2).run(lambda t: train_on_a_rank(t, weighted_model(), weighted_batches(2), 3, config))
+    outcomes = LocalWorld(2).run(
+        lambda t: train_on_a_rank(t, weighted_model(), weighted_batches(2), 3, config)
+    )
     assert outcomes[0].losses == pytest.approx(reference.losses, rel=1e-6)
 
 
@@ -103,14 +129,19 @@ def test_an_evaluation_goes_down_one_pipe_and_changes_nothing() -> None:
     items = batches_for(1)(99)[:5]
     whole = perceptron().sequential(7).eval()
     with torch.no_grad():
-        losses = [float(functional.cross_entropy(whole(inputs), target)) for inputs, target in items]
+        losses = [
+            float(functional.cross_entropy(whole(inputs), target)) for inputs, target in items
+        ]
 
     def rank_main(transport: Transport) -> list[float]:
         config = configured(MICROBATCHES, schedule={"policy": "chimera"})
         with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
             found = engine.eval_batch(iter(items))
             assert (found.loss, found.microbatches) == (sum(losses) / len(losses), len(items))
-            return [engine.train_batch(iter(batches_for(1)(step)) if engine.reads else None).loss for step in range(2)]
+            return [
+                engine.train_batch(iter(batches_for(1)(step)) if engine.reads else None).loss
+                for step in range(2)
+            ]
 
     reference = train_in_plain_torch(perceptron(), batches_for(1), 2)
     for of_rank in LocalWorld(4, seed=5).run(rank_main):
@@ -125,14 +156,19 @@ def test_a_checkpoint_of_two_pipes_is_that_of_one(tmp_path: Path) -> None:
         with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
             if resume:
                 engine.load_checkpoint(tmp_path / "saved")
-            losses = [engine.train_batch(iter(batches_for(1)(engine.step)) if engine.reads else None).loss for _ in range(2)]
+            losses = [
+                engine.train_batch(iter(batches_for(1)(engine.step)) if engine.reads else None).loss
+                for _ in range(2)
+            ]
             if not resume:
                 engine.save_checkpoint(tmp_path / "saved")
             return losses
 
     LocalWorld(4, seed=2).run(lambda transport: train(transport, "dualpipe", False))
     reference = train_in_plain_torch(perceptron(), batches_for(1), 4)
-    assert train(LocalWorld(1).alone(), "1f1b", True) == pytest.approx(reference.losses[2:], rel=1e-6)
+    assert train(LocalWorld(1).alone(), "1f1b", True) == pytest.approx(
+        reference.losses[2:], rel=1e-6
+    )
     for of_rank in LocalWorld(4, seed=3).run(lambda transport: train(transport, "chimera", True)):
         assert of_rank == pytest.approx(reference.losses[2:], rel=1e-6)
 
@@ -141,9 +177,14 @@ def test_modules_given_as_they_are_take_the_values_of_the_first_pipe() -> None:
     def rank_main(transport: Transport) -> dict[str, Tensor]:
         torch.manual_seed(transport.rank)  # every process made its own
         layers = [nn.Linear(16, 16), nn.Linear(16, 5)]
-        model, config = axrt.PipelineModule(layers, functional.cross_entropy), configured(2, schedule={"policy": "chimera"})
+        model, config = (
+            axrt.PipelineModule(layers, functional.cross_entropy),
+            configured(2, schedule={"policy": "chimera"}),
+        )
         with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
-            return {name: parameter.detach().clone() for name, parameter in engine.named_parameters()}
+            return {
+                name: parameter.detach().clone() for name, parameter in engine.named_parameters()
+            }
 
     one, two = LocalWorld(2, seed=4).run(rank_main)
     assert one.keys() == two.keys()
@@ -175,7 +216,9 @@ def test_the_other_pipe_has_its_first_microbatch_before_the_reader_begins_with_i
     told = LocalWorld(2, seed=1).run(rank_main)[0]
     for step in range(2):
         number = step * MICROBATCHES
-        assert told.index(f"activation {number + 1} for stage 0 of pipe 1") < told.index(f"F0.{number}")
+        assert told.index(f"activation {number + 1} for stage 0 of pipe 1") < told.index(
+            f"F0.{number}"
+        )
 
 
 def test_what_does_not_fit_two_pipes_is_refused() -> None:
@@ -183,9 +226,14 @@ def test_what_does_not_fit_two_pipes_is_refused() -> None:
         config = configured(microbatches, schedule={"policy": "chimera"})
         LocalWorld(ranks).run(lambda t: train_on_a_rank(t, perceptron(), batches_for(1), 1, config))
 
-    with pytest.raises(axrt.ConfigError, match="takes an even number of ranks; start 4 ranks a pipeline, not 3"):
+    with pytest.raises(
+        axrt.ConfigError, match="takes an even number of ranks; start 4 ranks a pipeline, not 3"
+    ):
         start(3, 6)
-    with pytest.raises(axrt.ConfigError, match="has 2 pipes, and each takes as many microbatches; set microbatches = 6, not 5"):
+    with pytest.raises(
+        axrt.ConfigError,
+        match="has 2 pipes, and each takes as many microbatches; set microbatches = 6, not 5",
+    ):
         start(2, 5)
 
 

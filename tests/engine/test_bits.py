@@ -9,7 +9,15 @@ import axrt
 from axrt.transport.local import LocalWorld
 
 from .models import motley, perceptron
-from .reference import ONE_PIPE, Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    ONE_PIPE,
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 MICROBATCHES, STEPS = 12, 3  # a multiple of any number of ranks here, as interleaved-1f1b wants it
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -21,17 +29,27 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def on_ranks(ranks: int, seed: int, policy: str, partition: object = "uniform", model: str = "perceptron") -> Outcome:
-    config = configured(MICROBATCHES, schedule={"policy": policy}, parallel={"partition": partition})
+def on_ranks(
+    ranks: int, seed: int, policy: str, partition: object = "uniform", model: str = "perceptron"
+) -> Outcome:
+    config = configured(
+        MICROBATCHES, schedule={"policy": policy}, parallel={"partition": partition}
+    )
     make, batches = (perceptron, BATCHES) if model == "perceptron" else (motley, MOTLEY_BATCHES)
     whole = make()
-    return together(LocalWorld(ranks, seed).run(lambda transport: train_on_a_rank(transport, whole, batches, STEPS, config)))
+    return together(
+        LocalWorld(ranks, seed).run(
+            lambda transport: train_on_a_rank(transport, whole, batches, STEPS, config)
+        )
+    )
 
 
 @pytest.fixture(scope="module")
 def reference() -> Outcome:
     outcome = train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    assert outcome == train_in_plain_torch(perceptron(), BATCHES, STEPS), "plain torch does not repeat itself here"
+    assert outcome == train_in_plain_torch(perceptron(), BATCHES, STEPS), (
+        "plain torch does not repeat itself here"
+    )
     assert len(set(outcome.losses)) == STEPS
     return outcome
 
@@ -39,11 +57,15 @@ def reference() -> Outcome:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", ONE_PIPE)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_policy_and_depth_has_the_bits_of_plain_torch(reference: Outcome, ranks: int, policy: str, seed: int) -> None:
+def test_every_policy_and_depth_has_the_bits_of_plain_torch(
+    reference: Outcome, ranks: int, policy: str, seed: int
+) -> None:
     assert on_ranks(ranks, seed, policy) == reference
 
 
-@pytest.mark.parametrize("partition", ["parameters", "type:block", [0, 1, 8], [0, 7, 8], [0, 0, 8], [0, 8, 8]])
+@pytest.mark.parametrize(
+    "partition", ["parameters", "type:block", [0, 1, 8], [0, 7, 8], [0, 0, 8], [0, 8, 8]]
+)
 def test_where_the_model_is_cut_changes_no_bit(reference: Outcome, partition: object) -> None:
     assert on_ranks(2, 0, "1f1b", partition) == reference
 
@@ -78,18 +100,26 @@ def test_parameter_groups_by_name_and_a_schedule_follow_plain_torch() -> None:
 
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS, factory, schedule)
     model, config = perceptron(), configured(MICROBATCHES)
-    outcomes = LocalWorld(3).run(lambda transport: train_on_a_rank(transport, model, BATCHES, STEPS, config, factory, schedule))
+    outcomes = LocalWorld(3).run(
+        lambda transport: train_on_a_rank(
+            transport, model, BATCHES, STEPS, config, factory, schedule
+        )
+    )
     assert together(outcomes) == reference
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adafactor, torch.optim.NAdam])
-def test_an_optimizer_that_needs_whole_parameters_has_them(kind: type[torch.optim.Optimizer]) -> None:
+def test_an_optimizer_that_needs_whole_parameters_has_them(
+    kind: type[torch.optim.Optimizer],
+) -> None:
     def factory(named: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
         return kind([parameter for _, parameter in named], lr=1e-2)  # type: ignore[call-arg]
 
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS, factory)
     config = configured(MICROBATCHES, memory={"bucket_mb": 0})
-    outcomes = LocalWorld(2).run(lambda transport: train_on_a_rank(transport, perceptron(), BATCHES, STEPS, config, factory))
+    outcomes = LocalWorld(2).run(
+        lambda transport: train_on_a_rank(transport, perceptron(), BATCHES, STEPS, config, factory)
+    )
     assert together(outcomes) == reference
 
 
@@ -105,7 +135,9 @@ def test_the_users_generator_is_left_alone_and_used_by_the_users_iterator() -> N
             yield BATCHES(0)[0]
 
     stream = batches()
-    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine:
+    with axrt.initialize(
+        perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+    ) as engine:
         for _ in range(2):
             engine.train_batch(stream)  # type: ignore[arg-type]
     assert [*drawn, torch.rand(1)] == expected

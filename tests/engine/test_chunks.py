@@ -12,7 +12,14 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import motley, perceptron
-from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 from .test_engine import plain_evaluation
 from .test_ties import batches as token_batches
 from .test_ties import three_times
@@ -25,11 +32,24 @@ def deep() -> axrt.PipelineModule:
     return perceptron(layers=12)
 
 
-def on_ranks(ranks: int, policy: str, chunks: int, seed: int = 0, model: Any = deep, batches: Any = BATCHES, **sections: Any) -> Outcome:
+def on_ranks(
+    ranks: int,
+    policy: str,
+    chunks: int,
+    seed: int = 0,
+    model: Any = deep,
+    batches: Any = BATCHES,
+    **sections: Any,
+) -> Outcome:
     data = sections.get("parallel", {}).get("data", 1)
     config = configured(MICROBATCHES, schedule={"policy": policy, "chunks": chunks}, **sections)
-    outcomes = LocalWorld(ranks * data, seed).run(lambda t: train_on_a_rank(t, model(), batches, STEPS, config))
-    return together([Outcome(outcome.losses, outcomes[0].norms, outcome.parameters) for outcome in outcomes], data)
+    outcomes = LocalWorld(ranks * data, seed).run(
+        lambda t: train_on_a_rank(t, model(), batches, STEPS, config)
+    )
+    return together(
+        [Outcome(outcome.losses, outcomes[0].norms, outcome.parameters) for outcome in outcomes],
+        data,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +60,9 @@ def reference() -> Outcome:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("policy", ["breadth-first", "interleaved-1f1b"])
 @pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 3)])
-def test_looped_policies_have_the_bits_of_plain_torch(reference: Outcome, ranks: int, chunks: int, policy: str, seed: int) -> None:
+def test_looped_policies_have_the_bits_of_plain_torch(
+    reference: Outcome, ranks: int, chunks: int, policy: str, seed: int
+) -> None:
     assert on_ranks(ranks, policy, chunks, seed) == reference
 
 
@@ -48,7 +70,11 @@ def test_looped_policies_have_the_bits_of_plain_torch(reference: Outcome, ranks:
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 def test_clipping_buckets_and_empty_stages_change_no_bit(clip: float, policy: str) -> None:
     reference = train_in_plain_torch(deep(), BATCHES, STEPS, clip=clip)
-    sections: dict[str, Any] = {"optimizer": {"clip": clip}, "memory": {"bucket_mb": 0.001}, "parallel": {"partition": [0, 5, 5, 9, 12]}}
+    sections: dict[str, Any] = {
+        "optimizer": {"clip": clip},
+        "memory": {"bucket_mb": 0.001},
+        "parallel": {"partition": [0, 5, 5, 9, 12]},
+    }
     assert on_ranks(2, policy, 2, **sections) == reference
 
 
@@ -73,7 +99,9 @@ def test_replicas_and_tied_weights_depend_on_their_number_alone() -> None:
     assert on_ranks(2, "zb-v", 0, model=three_times, batches=tokens) == alone
 
 
-@pytest.mark.parametrize("policy", ["breadth-first", "interleaved-1f1b", "zb-h1", "zb-v", "adaptive"])
+@pytest.mark.parametrize(
+    "policy", ["breadth-first", "interleaved-1f1b", "zb-h1", "zb-v", "adaptive"]
+)
 def test_evaluations_drops_and_checkpoints_hold(policy: str, tmp_path: Any) -> None:
     items = BATCHES(9)[:7]
     expected = plain_evaluation(deep().sequential(7), items)
@@ -100,11 +128,16 @@ def test_what_does_not_go_together_is_refused() -> None:
     for schedule, text in (
         ({"policy": "zb-v", "placement": "linear"}, "made for placement vee, not linear"),
         ({"policy": "1f1b", "placement": "looped"}, "made for placement linear, not looped"),
-        ({"policy": "interleaved-1f1b", "microbatches": 5}, "takes multiples of 2 ranks; set microbatches = 6, not 5"),
+        (
+            {"policy": "interleaved-1f1b", "microbatches": 5},
+            "takes multiples of 2 ranks; set microbatches = 6, not 5",
+        ),
     ):
         config = configured(MICROBATCHES, schedule=schedule)
         with pytest.raises(axrt.ConfigError, match=text):
-            LocalWorld(2).run(lambda transport: axrt.initialize(deep(), config=config, transport=transport))  # noqa: B023
+            LocalWorld(2).run(
+                lambda transport: axrt.initialize(deep(), config=config, transport=transport)
+            )  # noqa: B023
 
 
 class Positions(nn.Module):
@@ -129,10 +162,21 @@ class Joined(nn.Module):
 
 
 @pytest.mark.parametrize("in_flight", [0, 6])
-def test_what_passes_between_stages_of_one_rank_is_read_before_anything_is_added_to_it(in_flight: int) -> None:
+def test_what_passes_between_stages_of_one_rank_is_read_before_anything_is_added_to_it(
+    in_flight: int,
+) -> None:
     layers = [axrt.LayerSpec(Positions), axrt.LayerSpec(Joined), axrt.LayerSpec(nn.Linear, 16, 5)]
     model = axrt.PipelineModule(layers, functional.cross_entropy)
-    config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": in_flight}, parallel={"partition": [0, 0, 1, 2, 3]})
+    config = configured(
+        MICROBATCHES,
+        schedule={"policy": "adaptive", "in_flight": in_flight},
+        parallel={"partition": [0, 0, 1, 2, 3]},
+    )
     reference = train_in_plain_torch(model, BATCHES, STEPS)
     for seed in range(4):
-        assert together(LocalWorld(2, seed).run(lambda t: train_on_a_rank(t, model, BATCHES, STEPS, config))) == reference
+        assert (
+            together(
+                LocalWorld(2, seed).run(lambda t: train_on_a_rank(t, model, BATCHES, STEPS, config))
+            )
+            == reference
+        )

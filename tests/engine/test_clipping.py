@@ -12,7 +12,16 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import motley, perceptron
-from .reference import ONE_PIPE, Outcome, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    ONE_PIPE,
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 from .test_engine import Watch
 
 MICROBATCHES, STEPS, CLIP = 12, 4, 0.5
@@ -21,7 +30,9 @@ BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 def on_ranks(ranks: int, seed: int = 0, clip: float = CLIP, **sections: Any) -> Outcome:
     config = configured(MICROBATCHES, optimizer={"clip": clip}, **sections)
-    outcomes = LocalWorld(ranks, seed).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config))
+    outcomes = LocalWorld(ranks, seed).run(
+        lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config)
+    )
     return together([Outcome(outcome.losses, [], outcome.parameters) for outcome in outcomes])
 
 
@@ -48,7 +59,12 @@ def test_a_limit_that_no_norm_reaches_changes_no_bit() -> None:
 
 def test_every_rank_knows_the_norm_before_clipping(reference: Outcome) -> None:
     def rank_main(transport: Transport) -> list[float | None]:
-        with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES, optimizer={"clip": CLIP}), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(),
+            adamw,
+            config=configured(MICROBATCHES, optimizer={"clip": CLIP}),
+            transport=transport,
+        ) as engine:
             return [engine.train_batch(iter(BATCHES(step))).grad_norm for step in range(STEPS)]
 
     assert LocalWorld(3, seed=2).run(rank_main) == [reference.norms] * 3
@@ -66,15 +82,25 @@ def test_replicas_clip_by_the_norm_of_what_they_have_in_common() -> None:
 
 def test_without_a_limit_nothing_waits_for_a_norm() -> None:
     watch = Watch()
-    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone(), observers=[watch]) as engine:
+    with axrt.initialize(
+        perceptron(),
+        config=configured(MICROBATCHES),
+        transport=LocalWorld(1).alone(),
+        observers=[watch],
+    ) as engine:
         engine.train_batch(iter(BATCHES(0)))
     assert {task.kind for task in watch.tasks} == {Kind.FORWARD, Kind.BACKWARD, Kind.STEP}
 
 
 def test_one_replica_votes_for_all() -> None:
     def rank_main(transport: Transport) -> set[AnyKind]:
-        watch, config = Watch(), configured(MICROBATCHES, optimizer={"clip": CLIP}, parallel={"data": 2})
-        with axrt.initialize(perceptron(), config=config, transport=transport, observers=[watch]) as engine:
+        watch, config = (
+            Watch(),
+            configured(MICROBATCHES, optimizer={"clip": CLIP}, parallel={"data": 2}),
+        )
+        with axrt.initialize(
+            perceptron(), config=config, transport=transport, observers=[watch]
+        ) as engine:
             engine.train_batch(iter(BATCHES(0)) if engine.reads else None)
         return {task.kind for task in watch.tasks} & {Kind.NORM, Kind.VOTE}
 
@@ -91,13 +117,20 @@ class Explodes(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, value: Tensor) -> Tensor:
-        return value + ((self.weight * 0).sqrt() if float(value.detach().abs().max()) > 1e6 else self.weight)
+        return value + (
+            (self.weight * 0).sqrt() if float(value.detach().abs().max()) > 1e6 else self.weight
+        )
 
 
 @pytest.mark.parametrize("data", [1, 2])
 def test_a_norm_that_is_no_number_skips_the_step_on_every_rank(data: int) -> None:
     model = axrt.PipelineModule(
-        [axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(Explodes), torch.tanh, axrt.LayerSpec(nn.Linear, 16, 5)],
+        [
+            axrt.LayerSpec(nn.Linear, 16, 16),
+            axrt.LayerSpec(Explodes),
+            torch.tanh,
+            axrt.LayerSpec(nn.Linear, 16, 5),
+        ],
         nn.functional.cross_entropy,
     )
     bad = BATCHES(1)
@@ -112,7 +145,10 @@ def test_a_norm_that_is_no_number_skips_the_step_on_every_rank(data: int) -> Non
                 before = [p.detach().clone() for _, p in engine.named_parameters()]
                 mine = [(inputs + engine.data_rank, target) for inputs, target in items]
                 result = engine.train_batch(iter(mine))
-                same = all(torch.equal(b, p) for b, (_, p) in zip(before, engine.named_parameters(), strict=True))
+                same = all(
+                    torch.equal(b, p)
+                    for b, (_, p) in zip(before, engine.named_parameters(), strict=True)
+                )
                 seen.append((result.skipped, same))
         return seen
 

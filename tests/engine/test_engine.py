@@ -17,20 +17,32 @@ from axrt.model.stage import _Inflow, _Stashed
 from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import ONE_PIPE, adamw, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    ONE_PIPE,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 MICROBATCHES = 6
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 
-def made(transport: Transport, model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Engine:
-    return axrt.initialize(model or perceptron(), config=configured(MICROBATCHES, **sections), transport=transport)
+def made(
+    transport: Transport, model: axrt.PipelineModule | None = None, **sections: Any
+) -> axrt.Engine:
+    return axrt.initialize(
+        model or perceptron(), config=configured(MICROBATCHES, **sections), transport=transport
+    )
 
 
 def alone(model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Engine:
@@ -69,10 +81,16 @@ class Delayed(OnCpu):
 
 
 @pytest.mark.parametrize("policy", ONE_PIPE)
-def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_module, "compute_on", lambda device: Delayed())
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
-    outcome = together(LocalWorld(3, seed=4).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 3, config)))
+    outcome = together(
+        LocalWorld(3, seed=4).run(
+            lambda transport: train_on_a_rank(transport, model, BATCHES, 3, config)
+        )
+    )
     assert outcome == train_in_plain_torch(perceptron(), BATCHES, 3)
 
 
@@ -98,13 +116,17 @@ def test_a_running_engine_keeps_its_policys_bound(policy: str) -> None:
     def rank_main(transport: Transport) -> Watch:
         watch = Watch()
         config = configured(MICROBATCHES, schedule={"policy": policy})
-        with axrt.initialize(perceptron(), config=config, transport=transport, observers=[watch]) as engine:
+        with axrt.initialize(
+            perceptron(), config=config, transport=transport, observers=[watch]
+        ) as engine:
             for step in range(3):
                 engine.train_batch(iter(BATCHES(step)))
         return watch
 
     for rank, watch in enumerate(LocalWorld(3, seed=2).run(rank_main)):
-        assert 0 < watch.most <= named(policy).bounds(Linear(3), rank, MICROBATCHES).in_flight
+        assert (
+            0 < watch.most <= policy_by_name(policy).bounds(Linear(3), rank, MICROBATCHES).in_flight
+        )
         assert len(watch.tasks) == 3 * (2 * MICROBATCHES + 1)
 
 
@@ -113,10 +135,15 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
 
     def rank_main(transport: Transport) -> list[float]:
         losses = []
-        with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), adamw, config=configured(MICROBATCHES), transport=transport
+        ) as engine:
             for step in range(2):
                 for short in range(MICROBATCHES):
-                    with pytest.raises(StopIteration, match=f"ended after {short} of the {MICROBATCHES} microbatches of step {step}"):
+                    with pytest.raises(
+                        StopIteration,
+                        match=f"ended after {short} of the {MICROBATCHES} microbatches of step {step}",
+                    ):
                         engine.train_batch(iter(BATCHES(step)[:short]))
                 assert engine.step == step
                 losses.append(engine.train_batch(iter(BATCHES(step))).loss)
@@ -133,7 +160,9 @@ def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed:
         with made(transport) as engine:
             batches = iter(BATCHES(0) + BATCHES(1))
             losses += [engine.train_batch(batches).loss for _ in range(2)]
-            with pytest.raises(StopIteration, match=f"after 0 of the {MICROBATCHES} microbatches of step 2"):
+            with pytest.raises(
+                StopIteration, match=f"after 0 of the {MICROBATCHES} microbatches of step 2"
+            ):
                 engine.train_batch(batches)
             assert engine.step == 2
             losses.append(engine.eval_batch(iter(BATCHES(2))).loss)
@@ -148,14 +177,18 @@ def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed:
 def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     model.eval()
     with torch.no_grad():
-        losses = [float(functional.cross_entropy(model(inputs), target)) for inputs, target in items]
+        losses = [
+            float(functional.cross_entropy(model(inputs), target)) for inputs, target in items
+        ]
     model.train()
     return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("policy", ONE_PIPE)
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(ranks: int, policy: str) -> None:
+def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(
+    ranks: int, policy: str
+) -> None:
     items = BATCHES(99) + BATCHES(98)[:3]
     expected = plain_evaluation(perceptron().sequential(7), items)
     reference = train_in_plain_torch(perceptron(), BATCHES, 2)
@@ -211,10 +244,13 @@ def test_results_may_be_read_long_after_their_step() -> None:
 @pytest.mark.parametrize("partition", [[0, 1, 3], [0, 2, 3]])
 def test_a_gradient_may_stop_anywhere(partition: list[int]) -> None:
     model = axrt.PipelineModule(
-        [axrt.LayerSpec(nn.Linear, 16, 16), torch.detach, axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy
+        [axrt.LayerSpec(nn.Linear, 16, 16), torch.detach, axrt.LayerSpec(nn.Linear, 16, 5)],
+        functional.cross_entropy,
     )
     config = configured(MICROBATCHES, parallel={"partition": partition})
-    outcome = together(LocalWorld(2).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 2, config)))
+    outcome = together(
+        LocalWorld(2).run(lambda transport: train_on_a_rank(transport, model, BATCHES, 2, config))
+    )
     assert outcome == train_in_plain_torch(model, BATCHES, 2)
 
 
@@ -259,8 +295,13 @@ def test_ranks_without_parameters_train_along_and_need_no_optimizer(place: int) 
             return value * 2
 
     layers: list[Any] = [Still(), Still()]
-    model = axrt.PipelineModule([*layers[:place], nn.Linear(16, 16), *layers[place:]], lambda outputs, target: outputs.mean())
-    losses = LocalWorld(3).run(lambda transport: made(transport, model).train_batch(iter(BATCHES(0))).loss)
+    model = axrt.PipelineModule(
+        [*layers[:place], nn.Linear(16, 16), *layers[place:]],
+        lambda outputs, target: outputs.mean(),
+    )
+    losses = LocalWorld(3).run(
+        lambda transport: made(transport, model).train_batch(iter(BATCHES(0))).loss
+    )
     assert losses[0] == losses[1] == losses[2]
 
 
@@ -294,7 +335,10 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_placed() -> None:
 
 def test_a_loss_of_several_numbers_is_refused() -> None:
     model = axrt.PipelineModule([nn.Linear(16, 5)], lambda outputs, target: outputs)
-    with pytest.raises(TypeError, match=r"loss_fn returned a tensor of shape \(6, 5\); expected a tensor with one element"):
+    with pytest.raises(
+        TypeError,
+        match=r"loss_fn returned a tensor of shape \(6, 5\); expected a tensor with one element",
+    ):
         alone(model).train_batch(iter(BATCHES(0)))
 
 
@@ -310,7 +354,9 @@ def test_an_exception_of_a_layer_names_rank_step_and_task() -> None:
     def broken(value: Tensor) -> Tensor:
         raise RuntimeError("broken")
 
-    model = axrt.PipelineModule([nn.Linear(16, 16), broken, nn.Linear(16, 5)], functional.cross_entropy)
+    model = axrt.PipelineModule(
+        [nn.Linear(16, 16), broken, nn.Linear(16, 5)], functional.cross_entropy
+    )
     with pytest.raises(RuntimeError, match="broken") as caught:
         alone(model).train_batch(iter(BATCHES(0)))
     assert caught.value.__notes__ == ["on rank 0, step 0, task F0.0"]
@@ -318,7 +364,9 @@ def test_an_exception_of_a_layer_names_rank_step_and_task() -> None:
 
 def test_parameters_shared_between_stages_are_refused_and_within_a_stage_are_fine() -> None:
     shared = nn.Linear(16, 16)
-    model = axrt.PipelineModule([shared, nn.Linear(16, 16), shared, nn.Linear(16, 5)], functional.cross_entropy)
+    model = axrt.PipelineModule(
+        [shared, nn.Linear(16, 16), shared, nn.Linear(16, 5)], functional.cross_entropy
+    )
     refuse: Callable[[Transport], object] = lambda transport: made(transport, model)  # noqa: E731
     with pytest.raises(axrt.ConfigError, match="shared between stage 0 and stage 1"):
         LocalWorld(2).run(refuse)
@@ -328,8 +376,16 @@ def test_parameters_shared_between_stages_are_refused_and_within_a_stage_are_fin
 @pytest.mark.parametrize(
     ("model", "optimizer", "text"),
     [
-        (nn.Sequential(nn.Linear(1, 1)), None, "model is of type Sequential; expected an axrt.PipelineModule"),
-        (perceptron(), torch.optim.SGD([nn.Parameter(torch.zeros(1))]), "optimizer is of type SGD; expected a function that makes one"),
+        (
+            nn.Sequential(nn.Linear(1, 1)),
+            None,
+            "model is of type Sequential; expected an axrt.PipelineModule",
+        ),
+        (
+            perceptron(),
+            torch.optim.SGD([nn.Parameter(torch.zeros(1))]),
+            "optimizer is of type SGD; expected a function that makes one",
+        ),
     ],
 )
 def test_what_is_easily_mistaken_is_refused(model: Any, optimizer: Any, text: str) -> None:
@@ -340,20 +396,36 @@ def test_what_is_easily_mistaken_is_refused(model: Any, optimizer: Any, text: st
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"model_parameters": []}, r"initialize does not take model_parameters; expected optimizer=lambda named: torch.optim.AdamW\("),
-        ({"training_data": []}, r"initialize does not take training_data; expected engine.train_batch\(batches\) with batches = iter"),
-        ({"lr_scheduler": None}, "initialize does not take lr_scheduler; expected lr_schedule=lambda step:"),
-        ({"mpu": None}, r"initialize does not take mpu; expected \[parallel\] pipe and data in config"),
+        (
+            {"model_parameters": []},
+            r"initialize does not take model_parameters; expected optimizer=lambda named: torch.optim.AdamW\(",
+        ),
+        (
+            {"training_data": []},
+            r"initialize does not take training_data; expected engine.train_batch\(batches\) with batches = iter",
+        ),
+        (
+            {"lr_scheduler": None},
+            "initialize does not take lr_scheduler; expected lr_schedule=lambda step:",
+        ),
+        (
+            {"mpu": None},
+            r"initialize does not take mpu; expected \[parallel\] pipe and data in config",
+        ),
     ],
 )
-def test_arguments_of_another_library_are_answered_with_what_there_is(arguments: dict[str, Any], text: str) -> None:
+def test_arguments_of_another_library_are_answered_with_what_there_is(
+    arguments: dict[str, Any], text: str
+) -> None:
     with pytest.raises(axrt.ConfigError, match=text) as caught:
         axrt.initialize(model=perceptron(), transport=LocalWorld(1).alone(), **arguments)
     assert "\n" not in str(caught.value)
 
 
 def test_arguments_of_nobody_are_refused_as_python_does() -> None:
-    with pytest.raises(TypeError, match=r"initialize\(\) got an unexpected keyword argument 'modle'"):
+    with pytest.raises(
+        TypeError, match=r"initialize\(\) got an unexpected keyword argument 'modle'"
+    ):
         axrt.initialize(perceptron(), modle=3, transport=LocalWorld(1).alone())  # type: ignore[arg-type]
 
 

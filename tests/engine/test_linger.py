@@ -50,21 +50,31 @@ class Scale(nn.Module):
 
 
 def model() -> axrt.PipelineModule:
-    return axrt.PipelineModule([axrt.LayerSpec(Scale) for _ in range(2 * RANKS)], lambda out, target: (out - target).pow(2).mean())
+    return axrt.PipelineModule(
+        [axrt.LayerSpec(Scale) for _ in range(2 * RANKS)],
+        lambda out, target: (out - target).pow(2).mean(),
+    )
 
 
 def batches(step: int) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(step)
-    return [(torch.randn(3, 4, generator=generator), torch.randn(3, 4, generator=generator)) for _ in range(MICROBATCHES)]
+    return [
+        (torch.randn(3, 4, generator=generator), torch.randn(3, 4, generator=generator))
+        for _ in range(MICROBATCHES)
+    ]
 
 
 @pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
-def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_early_starts_a_moment_later_and_bits_stay(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     since: dict[tuple[int, Task], float] = {}  # the rank, by its brain, and what it could start
     waited: list[float] = []
     picks, starts = Linger.pick, RankState.start
 
-    def watched(linger: Linger, state: RankState, queue: Queue, now: float, *rest: Any) -> Task | None:
+    def watched(
+        linger: Linger, state: RankState, queue: Queue, now: float, *rest: Any
+    ) -> Task | None:
         task = picks(linger, state, queue, now, *rest)
         deferred = state.pick(queue) if task is None else None
         if deferred is not None:
@@ -80,8 +90,12 @@ def test_what_is_early_starts_a_moment_later_and_bits_stay(policy: str, monkeypa
     monkeypatch.setattr(LocalTransport, "takes_time", True)
     monkeypatch.setattr(Linger, "pick", watched)
     monkeypatch.setattr(RankState, "start", started)
-    config = configured(MICROBATCHES, schedule={"policy": policy}, parallel={"partition": "uniform"})
-    ran = LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, STEPS, config))
+    config = configured(
+        MICROBATCHES, schedule={"policy": policy}, parallel={"partition": "uniform"}
+    )
+    ran = LocalWorld(RANKS, 0).run(
+        lambda transport: train_on_a_rank(transport, model(), batches, STEPS, config)
+    )
     assert together(ran) == train_in_plain_torch(model(), batches, STEPS)
     assert max(waited) > 0.9 * LINGER * WEIGHT_S
 
@@ -91,13 +105,19 @@ def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> N
         raise AssertionError("a rank waits")
 
     monkeypatch.setattr(Linger, "defers", never)
-    config = configured(MICROBATCHES, schedule={"policy": "zb-v"}, parallel={"partition": "uniform"})
-    LocalWorld(RANKS, 0).run(lambda transport: train_on_a_rank(transport, model(), batches, 1, config))
+    config = configured(
+        MICROBATCHES, schedule={"policy": "zb-v"}, parallel={"partition": "uniform"}
+    )
+    LocalWorld(RANKS, 0).run(
+        lambda transport: train_on_a_rank(transport, model(), batches, 1, config)
+    )
 
 
 def test_a_new_session_does_not_go_on_waiting() -> None:
     """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
-    engine = axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
+    engine = axrt.initialize(
+        model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+    )
     engine._rank.loop._linger.defers(0.0, takes=1.0)
     engine._rank.loop._enter(engine._trainer.training)
     assert engine._rank.loop._linger.until is None

@@ -11,7 +11,14 @@ from axrt.transport import Parcel, Transport
 from axrt.transport.local import LocalTransport, LocalWorld
 
 from .models import perceptron
-from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 MICROBATCHES, STEPS = 4, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -19,7 +26,9 @@ BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 def on_ranks(ranks: int, **sections: Any) -> Outcome:
     config = configured(MICROBATCHES, precision={"compute": "bfloat16"}, **sections)
-    return together(LocalWorld(ranks).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config)))
+    return together(
+        LocalWorld(ranks).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config))
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -40,7 +49,11 @@ class Pair(NamedTuple):
 
 def test_what_does_not_travel_may_be_of_any_type() -> None:
     model = axrt.PipelineModule(
-        [lambda value: Pair(value, 2.0), lambda pair: pair.value * pair.factor, axrt.LayerSpec(torch.nn.Linear, 16, 5)],
+        [
+            lambda value: Pair(value, 2.0),
+            lambda pair: pair.value * pair.factor,
+            axrt.LayerSpec(torch.nn.Linear, 16, 5),
+        ],
         torch.nn.functional.cross_entropy,
     )
     config = configured(MICROBATCHES, precision={"compute": "bfloat16"})
@@ -53,7 +66,11 @@ def test_what_travels_is_in_the_type_that_is_computed_in() -> None:
 
     class Watching(LocalTransport):
         def send(self, rank: int, parcel: Parcel) -> None:
-            payload = parcel.payload[0] if isinstance(parcel.payload, tuple) and parcel.payload else parcel.payload
+            payload = (
+                parcel.payload[0]
+                if isinstance(parcel.payload, tuple) and parcel.payload
+                else parcel.payload
+            )
             if isinstance(payload, torch.Tensor) and payload.dim() == 2:
                 sent.append((parcel.message[0].value, payload.dtype))
             super().send(rank, parcel)
@@ -70,7 +87,11 @@ def test_what_travels_is_in_the_type_that_is_computed_in() -> None:
 
 def test_an_evaluation_computes_in_the_same_type() -> None:
     def rank_main(transport: Transport, compute: str) -> float:
-        with axrt.initialize(perceptron(), config=configured(MICROBATCHES, precision={"compute": compute}), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(),
+            config=configured(MICROBATCHES, precision={"compute": compute}),
+            transport=transport,
+        ) as engine:
             return engine.eval_batch(iter(BATCHES(0))).loss
 
     halves = LocalWorld(2).run(lambda transport: rank_main(transport, "bfloat16"))

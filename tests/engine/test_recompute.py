@@ -13,15 +13,24 @@ import axrt
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.observe.observer import Observer
-from axrt.scheduler.placement import Linear, placed
-from axrt.scheduler.policies import NAMES, named, placement_for
+from axrt.scheduler.placement import Linear, placement_by_name
+from axrt.scheduler.policies import NAMES, placement_for, policy_by_name
 from axrt.scheduler.recompute import most_recomputed, recomputed_layers, recomputed_shares
 from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import Block, motley, perceptron
-from .reference import CPU, ONE_PIPE, Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    CPU,
+    ONE_PIPE,
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 from .test_weighted_losses import batches as weighted_batches
 from .test_weighted_losses import model as weighted_model
 
@@ -30,10 +39,23 @@ BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
 
 
-def on_ranks(ranks: int, recompute: str | int, policy: str = "1f1b", model: Any = perceptron, batches: Any = BATCHES, **of: Any) -> Outcome:
-    config = configured(MICROBATCHES, schedule={"policy": policy}, memory={"recompute": recompute}, **of)
+def on_ranks(
+    ranks: int,
+    recompute: str | int,
+    policy: str = "1f1b",
+    model: Any = perceptron,
+    batches: Any = BATCHES,
+    **of: Any,
+) -> Outcome:
+    config = configured(
+        MICROBATCHES, schedule={"policy": policy}, memory={"recompute": recompute}, **of
+    )
     whole = model()
-    return together(LocalWorld(ranks, 3).run(lambda transport: train_on_a_rank(transport, whole, batches, STEPS, config)))
+    return together(
+        LocalWorld(ranks, 3).run(
+            lambda transport: train_on_a_rank(transport, whole, batches, STEPS, config)
+        )
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +65,9 @@ def reference() -> Outcome:
 
 @pytest.mark.parametrize("recompute", ["full", 1, "stage-aware:0.6"])
 @pytest.mark.parametrize("policy", ONE_PIPE)
-def test_every_policy_has_the_bits_of_plain_torch_dropout_included(reference: Outcome, policy: str, recompute: str | int) -> None:
+def test_every_policy_has_the_bits_of_plain_torch_dropout_included(
+    reference: Outcome, policy: str, recompute: str | int
+) -> None:
     assert on_ranks(2, recompute, policy) == reference
 
 
@@ -54,15 +78,24 @@ def test_at_any_depth(reference: Outcome, ranks: int, policy: str) -> None:
 
 
 def test_structured_activations_and_layers_that_work_in_place() -> None:
-    assert on_ranks(3, "full", "gpipe", motley, MOTLEY_BATCHES) == train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
+    assert on_ranks(3, "full", "gpipe", motley, MOTLEY_BATCHES) == train_in_plain_torch(
+        motley(), MOTLEY_BATCHES, STEPS
+    )
 
     def in_place() -> axrt.PipelineModule:
-        linear, leaky = axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(nn.LeakyReLU, 0.1, inplace=True)
+        linear, leaky = (
+            axrt.LayerSpec(nn.Linear, 16, 16),
+            axrt.LayerSpec(nn.LeakyReLU, 0.1, inplace=True),
+        )
         layers = [axrt.LayerSpec(Block, 16), linear, leaky, axrt.LayerSpec(nn.Linear, 16, 5)]
         return axrt.PipelineModule(layers, functional.cross_entropy)
 
-    whole = {"parallel": {"partition": [0, 2, 4]}}  # the second stage begins with one that works in place
-    assert on_ranks(2, "full", "gpipe", in_place, **whole) == train_in_plain_torch(in_place(), BATCHES, STEPS)
+    whole = {
+        "parallel": {"partition": [0, 2, 4]}
+    }  # the second stage begins with one that works in place
+    assert on_ranks(2, "full", "gpipe", in_place, **whole) == train_in_plain_torch(
+        in_place(), BATCHES, STEPS
+    )
 
 
 class Decays(nn.Module):
@@ -99,8 +132,15 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("layer", ["spectral norm", "rebinds", "in place"])
 def test_layers_see_their_buffers_as_they_were(layer: str) -> None:
     def model() -> axrt.PipelineModule:
-        first = axrt.LayerSpec(Normed) if layer == "spectral norm" else axrt.LayerSpec(Decays, layer == "rebinds")
-        return axrt.PipelineModule([first, axrt.LayerSpec(Block, 16), axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)
+        first = (
+            axrt.LayerSpec(Normed)
+            if layer == "spectral norm"
+            else axrt.LayerSpec(Decays, layer == "rebinds")
+        )
+        return axrt.PipelineModule(
+            [first, axrt.LayerSpec(Block, 16), axrt.LayerSpec(nn.Linear, 16, 5)],
+            functional.cross_entropy,
+        )
 
     def train(recompute: str) -> Outcome:
         return on_ranks(1, recompute, "gpipe", model)
@@ -127,9 +167,14 @@ class Unbox(nn.Module):
 
 def test_what_cannot_travel_may_pass_within_what_runs_again() -> None:
     def model() -> axrt.PipelineModule:
-        box, unbox, linear = axrt.LayerSpec(Box), axrt.LayerSpec(Unbox), axrt.LayerSpec(nn.Linear, 16, 5)
+        box, unbox, linear = (
+            axrt.LayerSpec(Box),
+            axrt.LayerSpec(Unbox),
+            axrt.LayerSpec(nn.Linear, 16, 5),
+        )
         return axrt.PipelineModule(
-            [axrt.LayerSpec(Block, 16), box, unbox, linear, box], lambda boxed, target: functional.cross_entropy(boxed.value, target)
+            [axrt.LayerSpec(Block, 16), box, unbox, linear, box],
+            lambda boxed, target: functional.cross_entropy(boxed.value, target),
         )
 
     assert on_ranks(1, "full", "gpipe", model) == train_in_plain_torch(model(), BATCHES, STEPS)
@@ -151,13 +196,24 @@ def test_weighted_losses_bfloat16_and_clipping() -> None:
 
 def test_running_means_see_each_microbatch_once() -> None:
     def normed() -> axrt.PipelineModule:
-        return axrt.PipelineModule([axrt.LayerSpec(nn.BatchNorm1d, 16), axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy)
+        return axrt.PipelineModule(
+            [axrt.LayerSpec(nn.BatchNorm1d, 16), axrt.LayerSpec(nn.Linear, 16, 5)],
+            functional.cross_entropy,
+        )
 
     def means(recompute: str) -> Tensor:
-        config = configured(MICROBATCHES, schedule={"policy": "gpipe"}, memory={"recompute": recompute})
+        config = configured(
+            MICROBATCHES, schedule={"policy": "gpipe"}, memory={"recompute": recompute}
+        )
         with axrt.initialize(normed(), config=config, transport=LocalWorld(1).alone()) as engine:
             engine.train_batch(iter(BATCHES(0)))
-            return torch.cat([buffer.flatten().float() for _, layer in engine._model.layers() for buffer in layer.buffers()])
+            return torch.cat(
+                [
+                    buffer.flatten().float()
+                    for _, layer in engine._model.layers()
+                    for buffer in layer.buffers()
+                ]
+            )
 
     assert torch.equal(means("none"), means("full"))
 
@@ -175,7 +231,9 @@ class Again(Observer):
 def test_only_ranks_that_hold_more_than_one_microbatch_recompute() -> None:
     def rank_main(transport: Transport) -> int:
         watch = Again()
-        config = configured(MICROBATCHES, schedule={"policy": "merak"}, memory={"recompute": "full"})
+        config = configured(
+            MICROBATCHES, schedule={"policy": "merak"}, memory={"recompute": "full"}
+        )
         train_on_a_rank(transport, perceptron(), BATCHES, 1, config, observers=[watch])
         return sum(task.kind is Kind.RECOMPUTE for task in watch.tasks)
 
@@ -186,7 +244,9 @@ def test_only_ranks_that_hold_more_than_one_microbatch_recompute() -> None:
 def test_what_runs_again_keeps_no_graph_between_forward_and_backward(recomputed: int) -> None:
     """Of four blocks the graph of those that do not run again is all that is left, and nothing of it after the backward."""
     torch.manual_seed(0)
-    stage = Stage([Counted() for _ in range(4)], 0, None, 2, BorrowedGenerator(7, CPU), recomputed=recomputed)
+    stage = Stage(
+        [Counted() for _ in range(4)], 0, None, 2, BorrowedGenerator(7, CPU), recomputed=recomputed
+    )
     Counted.alive.clear()
     stage.forward(0, torch.randn(6, 16, requires_grad=True), None)
     assert len(Counted.alive) == 2 * (4 - recomputed)
@@ -228,25 +288,31 @@ class _Kept:
 def test_each_stage_recomputes_what_its_microbatches_in_flight_leave_no_room_for() -> None:
     """Published for 1f1b: 1 - (1 - r0)(p - 1) / (p - 1 - r), and nothing on the last stage."""
     p, most = 8, 0.75
-    shares = recomputed_shares(named("1f1b"), Linear(p), 16, most)
+    shares = recomputed_shares(policy_by_name("1f1b"), Linear(p), 16, most)
     for stage in range(p):
         published = 1 - (1 - most) * (p - 1) / (p - 1 - stage) if stage < p - 1 else 0.0
         assert shares.get(stage, 0.0) == pytest.approx(max(published, 0.0))
-    assert recomputed_shares(named("1f1b"), Linear(4), 8) == dict.fromkeys(range(3), 1.0)
-    assert recomputed_shares(named("gpipe"), Linear(4), 8) == dict.fromkeys(range(4), 1.0)
+    assert recomputed_shares(policy_by_name("1f1b"), Linear(4), 8) == dict.fromkeys(range(3), 1.0)
+    assert recomputed_shares(policy_by_name("gpipe"), Linear(4), 8) == dict.fromkeys(range(4), 1.0)
     for name in NAMES:
-        where = placement_for(named(name), 4, 8)
-        assert set(recomputed_shares(named(name), where, 8)) >= set(range(placed("linear", 4).stages - 1)), name
+        where = placement_for(policy_by_name(name), 4, 8)
+        assert set(recomputed_shares(policy_by_name(name), where, 8)) >= set(
+            range(placement_by_name("linear", 4).stages - 1)
+        ), name
 
 
 def test_shares_become_whole_layers_and_a_number_is_one() -> None:
     assert recomputed_layers("stage-aware", {0: 0.5, 1: 0.34}, {0: 3, 1: 3}) == {0: 2, 1: 2}
     assert recomputed_layers("full", {0: 1.0}, {0: 3, 1: 3}) == {0: 3}
     assert recomputed_layers(2, {0: 1.0, 1: 1.0}, {0: 3, 1: 1}) == {0: 2, 1: 1}
-    assert [most_recomputed(word) for word in ("none", "full", "stage-aware", "stage-aware:0.8", 0, 3)] == [0, 1, 0.5, 0.8, 0, 1]
+    assert [
+        most_recomputed(word) for word in ("none", "full", "stage-aware", "stage-aware:0.8", 0, 3)
+    ] == [0, 1, 0.5, 0.8, 0, 1]
 
 
 @pytest.mark.parametrize("recompute", ["half", "stage-aware:2", "stage-aware:", "full:1", -1])
 def test_what_says_nothing_is_refused(recompute: str | int) -> None:
-    with pytest.raises(axrt.ConfigError, match="memory.recompute = .*; expected 'none', 'full', 'stage-aware'"):
+    with pytest.raises(
+        axrt.ConfigError, match="memory.recompute = .*; expected 'none', 'full', 'stage-aware'"
+    ):
         axrt.Config.read({"memory": {"recompute": recompute}})

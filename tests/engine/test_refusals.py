@@ -56,14 +56,26 @@ def layered(*layers: Any, loss_fn: Any = functional.cross_entropy) -> axrt.Pipel
     return axrt.PipelineModule(list(layers), loss_fn)
 
 
-LINEARS = (axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(nn.Linear, 16, 5))
-FROZEN = (axrt.LayerSpec(Frozen, 16, 16), axrt.LayerSpec(Frozen, 16, 16), axrt.LayerSpec(Frozen, 16, 5))
-NO_GRADIENT = "the loss of step 0, microbatch 0 depends on no weight that is trained; expected one that does"
+LINEARS = (
+    axrt.LayerSpec(nn.Linear, 16, 16),
+    axrt.LayerSpec(nn.Linear, 16, 16),
+    axrt.LayerSpec(nn.Linear, 16, 5),
+)
+FROZEN = (
+    axrt.LayerSpec(Frozen, 16, 16),
+    axrt.LayerSpec(Frozen, 16, 16),
+    axrt.LayerSpec(Frozen, 16, 5),
+)
+NO_GRADIENT = (
+    "the loss of step 0, microbatch 0 depends on no weight that is trained; expected one that does"
+)
 
 
 def train(ranks: int, model: axrt.PipelineModule, steps: int = 1, **sections: Any) -> list[float]:
     def rank_main(transport: Transport) -> list[float]:
-        with axrt.initialize(model, config=configured(MICROBATCHES, **sections), transport=transport) as engine:
+        with axrt.initialize(
+            model, config=configured(MICROBATCHES, **sections), transport=transport
+        ) as engine:
             return [engine.train_batch(iter(BATCHES(step))).loss for step in range(steps)]
 
     return LocalWorld(ranks, seed=ranks).run(rank_main)[0]
@@ -77,9 +89,15 @@ def train(ranks: int, model: axrt.PipelineModule, steps: int = 1, **sections: An
         (layered(*LINEARS, loss_fn=without_gradient), NO_GRADIENT),
         (layered(*LINEARS, loss_fn=weighted_without_gradient), NO_GRADIENT),
         (layered(*LINEARS, axrt.LayerSpec(Apart)), NO_GRADIENT),
-        (layered(*LINEARS, loss_fn=errors), "the loss of step 0, microbatch 0 is of type torch.int64; expected a floating-point number"),
+        (
+            layered(*LINEARS, loss_fn=errors),
+            "the loss of step 0, microbatch 0 is of type torch.int64; expected a floating-point number",
+        ),
         (layered(*FROZEN), "no weight of the model is trained"),
-        (layered(lambda value: value[:, :5], nn.ReLU(), nn.ReLU()), "no weight of the model is trained"),
+        (
+            layered(lambda value: value[:, :5], nn.ReLU(), nn.ReLU()),
+            "no weight of the model is trained",
+        ),
     ],
 )
 def test_a_model_that_would_learn_nothing_is_refused_at_its_first_step(
@@ -109,17 +127,28 @@ def test_what_comes_before_a_detach_stays_as_it_is_as_in_plain_torch() -> None:
 
 def test_a_model_without_trained_weights_can_be_evaluated() -> None:
     def rank_main(transport: Transport) -> float:
-        with axrt.initialize(layered(*FROZEN), config=configured(MICROBATCHES), transport=transport) as engine:
+        with axrt.initialize(
+            layered(*FROZEN), config=configured(MICROBATCHES), transport=transport
+        ) as engine:
             return engine.eval_batch(iter(BATCHES(0))).loss
 
     assert len(set(LocalWorld(2).run(rank_main))) == 1
 
 
 @pytest.mark.parametrize(("pipe", "data"), [(1, 1), (3, 1), (1, 2), (2, 2)])
-def test_an_evaluation_of_nothing_is_refused_on_every_rank_and_harms_nobody(pipe: int, data: int) -> None:
+def test_an_evaluation_of_nothing_is_refused_on_every_rank_and_harms_nobody(
+    pipe: int, data: int
+) -> None:
     def rank_main(transport: Transport) -> float:
-        with axrt.initialize(perceptron(), config=configured(MICROBATCHES, parallel={"data": data}), transport=transport) as engine:
-            with pytest.raises(axrt.DataError, match="eval_batch got no microbatch on any replica; expected one or more") as caught:
+        with axrt.initialize(
+            perceptron(),
+            config=configured(MICROBATCHES, parallel={"data": data}),
+            transport=transport,
+        ) as engine:
+            with pytest.raises(
+                axrt.DataError,
+                match="eval_batch got no microbatch on any replica; expected one or more",
+            ) as caught:
                 engine.eval_batch(iter([]))
             assert exit_code_of(caught.value) is Exit.BAD_INPUT
             return engine.train_batch(iter(BATCHES(engine.data_rank))).loss
@@ -129,7 +158,9 @@ def test_an_evaluation_of_nothing_is_refused_on_every_rank_and_harms_nobody(pipe
 
 def test_a_replica_may_have_nothing_to_evaluate_where_another_has_something() -> None:
     def rank_main(transport: Transport) -> tuple[int, float]:
-        with axrt.initialize(perceptron(), config=configured(MICROBATCHES, parallel={"data": 3}), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), config=configured(MICROBATCHES, parallel={"data": 3}), transport=transport
+        ) as engine:
             result = engine.eval_batch(iter(BATCHES(0)[: 2 * (engine.data_rank == 1)]))
             return result.microbatches, result.loss
 
@@ -163,7 +194,9 @@ def while_it_trains(engine: axrt.Engine, within: Callable[[], object]) -> float:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_from_another_thread_is_refused_while_one_is_under_way(call: str) -> None:
-    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine:
+    with axrt.initialize(
+        perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+    ) as engine:
         refusals: list[str] = []
 
         def other() -> None:
@@ -179,20 +212,29 @@ def test_a_call_from_another_thread_is_refused_while_one_is_under_way(call: str)
 
         assert while_it_trains(engine, within) == pytest.approx(train(1, perceptron())[0])
         (refusal,) = refusals
-        assert refusal.startswith(f"thread 'the other' calls {call} while thread 'MainThread' is in train_batch; expected one call")
+        assert refusal.startswith(
+            f"thread 'the other' calls {call} while thread 'MainThread' is in train_batch; expected one call"
+        )
         assert engine.train_batch(iter(BATCHES(1))).step == 1
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_within_a_call_is_refused(call: str) -> None:
-    engine = axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone())
-    with pytest.raises(axrt.AxrtError, match=f"thread 'MainThread' calls {call} within train_batch; expected it after train_batch"):
+    engine = axrt.initialize(
+        perceptron(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+    )
+    with pytest.raises(
+        axrt.AxrtError,
+        match=f"thread 'MainThread' calls {call} within train_batch; expected it after train_batch",
+    ):
         while_it_trains(engine, lambda: CALLS[call](engine))
 
 
 def test_a_norm_that_is_still_under_way_is_not_waited_for_within_a_call() -> None:
     def rank_main(transport: Transport) -> list[float | None]:
-        with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=transport) as engine:
+        with axrt.initialize(
+            perceptron(), config=configured(MICROBATCHES), transport=transport
+        ) as engine:
             norms = []
             for step in range(3):
                 result = engine.train_batch(iter(BATCHES(step)))

@@ -13,7 +13,7 @@ from axrt.observe.picture import draw
 from axrt.schedule import digest_of_order
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Vee
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.simulator import Costs, order_of, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
@@ -22,7 +22,14 @@ from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import Outcome, configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 MICROBATCHES, STEPS = 6, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -30,12 +37,14 @@ BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 def on_ranks(ranks: int, schedule: dict[str, Any]) -> Outcome:
     config = configured(MICROBATCHES, schedule=schedule)
-    return together(LocalWorld(ranks, 3).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config)))
+    return together(
+        LocalWorld(ranks, 3).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config))
+    )
 
 
 def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     reference, file = train_in_plain_torch(perceptron(), BATCHES, STEPS), tmp_path / "order.csv"
-    file.write_text(str(order_of(Job(Vee(3), named("zb-v"), MICROBATCHES))))
+    file.write_text(str(order_of(Job(Vee(3), policy_by_name("zb-v"), MICROBATCHES))))
     assert on_ranks(3, {"policy": "fixed", "order": str(file)}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "zb-v", "in_flight": 8}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "breadth-first", "chunks": 2}) == reference
@@ -44,10 +53,22 @@ def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("schedule", "text"),
     [
-        ({"policy": "fixed"}, "schedule.policy = 'fixed' and schedule.order = ''; expected an order with policy 'fixed'"),
-        ({"policy": "1f1b", "order": "zb-v"}, "expected an order with policy 'fixed' and schedule.order = '' with any other"),
-        ({"policy": "fixed", "order": "none.csv"}, r"\[schedule\] order = 'none.csv': No such file or directory"),
-        ({"policy": "fixed", "order": "zb-v", "placement": "linear"}, "made for placement vee, not linear"),
+        (
+            {"policy": "fixed"},
+            "schedule.policy = 'fixed' and schedule.order = ''; expected an order with policy 'fixed'",
+        ),
+        (
+            {"policy": "1f1b", "order": "zb-v"},
+            "expected an order with policy 'fixed' and schedule.order = '' with any other",
+        ),
+        (
+            {"policy": "fixed", "order": "none.csv"},
+            r"\[schedule\] order = 'none.csv': No such file or directory",
+        ),
+        (
+            {"policy": "fixed", "order": "zb-v", "placement": "linear"},
+            "made for placement vee, not linear",
+        ),
     ],
 )
 def test_an_order_that_cannot_be_followed_is_refused(schedule: dict[str, Any], text: str) -> None:
@@ -58,7 +79,11 @@ def test_an_order_that_cannot_be_followed_is_refused(schedule: dict[str, Any], t
 def timeline_of(policy: str, ranks: int, data: int = 1) -> Timeline:
     """Of the second and third of four steps, with evaluations in between."""
     config = configured(
-        MICROBATCHES, schedule={"policy": policy}, parallel={"data": data}, memory={"bucket_mb": 0.001}, run={"trace_steps": 2}
+        MICROBATCHES,
+        schedule={"policy": policy},
+        parallel={"data": data},
+        memory={"bucket_mb": 0.001},
+        run={"trace_steps": 2},
     )
 
     def rank_main(transport: Transport) -> Timeline | None:
@@ -77,7 +102,9 @@ def timeline_of(policy: str, ranks: int, data: int = 1) -> Timeline:
 
 
 @pytest.mark.parametrize(("policy", "data"), [("1f1b", 1), ("adaptive", 1), ("zb-h1", 2)])
-def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_simulated_one(policy: str, data: int) -> None:
+def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_simulated_one(
+    policy: str, data: int
+) -> None:
     line = timeline_of(policy, 3, data)
     assert line.ranks == 3 * data
     counts = Counter((span.rank, span.task) for span in line.spans)
@@ -89,7 +116,7 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
     for rank in range(line.ranks):
         mine = [(span.start, span.end) for span in line.spans if span.rank == rank]
         assert all(0 <= start <= end <= after for (start, end), (after, _) in pairwise(mine))
-        most = named(policy).bounds(Vee(3), rank % 3, MICROBATCHES)
+        most = policy_by_name(policy).bounds(Vee(3), rank % 3, MICROBATCHES)
         assert line.in_flight[rank] <= most.in_flight
         assert line.held[rank] <= most.held
     assert line.pauses
@@ -99,7 +126,10 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
         assert not any(span.start < pause.end and pause.start < span.end for span in same)
     assert "input" in {pause.cause for pause in line.pauses} <= set(CAUSES)
     assert all(pause.end >= pause.start for pause in line.pauses)
-    busy = [sum(span.end - span.start for span in line.computing() if span.rank == rank) for rank in range(line.ranks)]
+    busy = [
+        sum(span.end - span.start for span in line.computing() if span.rank == rank)
+        for rank in range(line.ranks)
+    ]
     assert line.ideal == pytest.approx(max(busy))
     assert 0 < line.utilisation < 1
     assert Timeline.from_json(line.to_json()) == line
@@ -107,10 +137,15 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
 
 
 def test_what_a_timeline_says_is_the_same_after_it_was_written() -> None:
-    line = simulate(Job(Vee(2), named("adaptive"), 4), Costs(jitter=0.3), steps=2)
+    line = simulate(Job(Vee(2), policy_by_name("adaptive"), 4), Costs(jitter=0.3), steps=2)
     again = Timeline.from_json(line.to_json())
     assert again == line
-    assert (again.makespan, again.held, again.in_flight, again.idle()) == (line.makespan, line.held, line.in_flight, line.idle())
+    assert (again.makespan, again.held, again.in_flight, again.idle()) == (
+        line.makespan,
+        line.held,
+        line.in_flight,
+        line.idle(),
+    )
     assert line.stash(lambda stage: 10.0) == [10.0 * held for held in line.held]
 
 

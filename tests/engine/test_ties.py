@@ -42,7 +42,10 @@ class Head(nn.Module):
 def tied(embedding: type[nn.Module] = nn.Embedding) -> axrt.PipelineModule:
     first = axrt.TiedLayerSpec("tokens", embedding, VOCAB, WIDTH)
     last = axrt.TiedLayerSpec("tokens", embedding, VOCAB, WIDTH, forward_fn=as_head)
-    return axrt.PipelineModule([first, axrt.LayerSpec(Block, WIDTH), axrt.LayerSpec(Block, WIDTH), last], functional.cross_entropy)
+    return axrt.PipelineModule(
+        [first, axrt.LayerSpec(Block, WIDTH), axrt.LayerSpec(Block, WIDTH), last],
+        functional.cross_entropy,
+    )
 
 
 def three_times() -> axrt.PipelineModule:
@@ -61,29 +64,49 @@ def three_times() -> axrt.PipelineModule:
 
 def batches(replicas: int = 1) -> Any:
     def of_step(step: int) -> list[tuple[Tensor, ...]]:
-        tokens = torch.randint(VOCAB, (MICROBATCHES * replicas, 2, 8), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(
+            VOCAB, (MICROBATCHES * replicas, 2, 8), generator=torch.Generator().manual_seed(step)
+        )
         return [tuple(pair) for pair in tokens]
 
     return of_step
 
 
-def on_ranks(pipe: int, data: int, model: axrt.PipelineModule, steps: int = 4, factory: Any = None, **sections: Any) -> Outcome:
-    config = configured(MICROBATCHES, parallel={"data": data, **sections.pop("parallel", {})}, **sections)
+def on_ranks(
+    pipe: int,
+    data: int,
+    model: axrt.PipelineModule,
+    steps: int = 4,
+    factory: Any = None,
+    **sections: Any,
+) -> Outcome:
+    config = configured(
+        MICROBATCHES, parallel={"data": data, **sections.pop("parallel", {})}, **sections
+    )
     factory = factory or (lambda named: torch.optim.AdamW(named, lr=1e-2))
-    outcomes = LocalWorld(pipe * data).run(lambda t: train_on_a_rank(t, model, batches(data), steps, config, factory))
+    outcomes = LocalWorld(pipe * data).run(
+        lambda t: train_on_a_rank(t, model, batches(data), steps, config, factory)
+    )
     return together(outcomes, data)
 
 
 def gradient(before: nn.Sequential, after: dict[str, Tensor]) -> Tensor:
     """What a step of SGD with rate one has taken away, of the parameters of plain torch."""
-    return torch.cat([(p.detach().double() - after[name].double()).flatten() for name, p in before.named_parameters()])
+    return torch.cat(
+        [
+            (p.detach().double() - after[name].double()).flatten()
+            for name, p in before.named_parameters()
+        ]
+    )
 
 
 @pytest.mark.parametrize("make", [tied, three_times])
 @pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 3)])
 def test_the_gradient_is_that_of_plain_torch(pipe: int, data: int, make: Any) -> None:
     rate_one = lambda named: torch.optim.SGD(named, lr=1.0)  # noqa: E731
-    expected = gradient(make().sequential(7), train_in_plain_torch(make(), batches(data), 1, rate_one).parameters)
+    expected = gradient(
+        make().sequential(7), train_in_plain_torch(make(), batches(data), 1, rate_one).parameters
+    )
     found = gradient(make().sequential(7), on_ranks(pipe, data, make(), 1, rate_one).parameters)
     assert float((found - expected).norm() / expected.norm()) < 1e-6
 
@@ -93,8 +116,18 @@ def test_the_gradient_is_that_of_plain_torch(pipe: int, data: int, make: Any) ->
 def test_bits_are_the_same_on_one_rank_on_two_and_for_any_partition(data: int, clip: float) -> None:
     for model in (tied(), three_times()):
         expected = on_ranks(1, data, model, optimizer={"clip": clip})
-        for pipe, partition in ((2, ""), (2, [0, 1, len(model.layers)]), (2, [0, 0, len(model.layers)]), (4, "")):
-            assert on_ranks(pipe, data, model, optimizer={"clip": clip}, parallel={"partition": partition}) == expected
+        for pipe, partition in (
+            (2, ""),
+            (2, [0, 1, len(model.layers)]),
+            (2, [0, 0, len(model.layers)]),
+            (4, ""),
+        ):
+            assert (
+                on_ranks(
+                    pipe, data, model, optimizer={"clip": clip}, parallel={"partition": partition}
+                )
+                == expected
+            )
 
 
 def test_losses_and_norms_follow_plain_torch_and_the_weight_counts_once() -> None:
@@ -127,13 +160,18 @@ def test_the_whole_model_in_one_process_shares_one_parameter() -> None:
 
 
 @pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (3, 2)])
-def test_an_engine_lists_a_tied_weight_once_by_the_name_that_plain_torch_shows(pipe: int, data: int) -> None:
+def test_an_engine_lists_a_tied_weight_once_by_the_name_that_plain_torch_shows(
+    pipe: int, data: int
+) -> None:
     def rank_main(transport: Transport) -> list[tuple[str, tuple[int, ...]]]:
         config = configured(MICROBATCHES, parallel={"data": data})
         with axrt.initialize(three_times(), config=config, transport=transport) as engine:
             return [(name, tuple(parameter.shape)) for name, parameter in engine.named_parameters()]
 
-    expected = {name: tuple(parameter.shape) for name, parameter in three_times().sequential(7).named_parameters()}
+    expected = {
+        name: tuple(parameter.shape)
+        for name, parameter in three_times().sequential(7).named_parameters()
+    }
     of_ranks = LocalWorld(pipe * data).run(rank_main)
     assert all(len(dict(listed)) == len(listed) for listed in of_ranks)
     assert {name: shape for listed in of_ranks for name, shape in listed} == expected
@@ -186,7 +224,10 @@ def test_the_module_within_is_the_layer_and_its_hooks_run_once() -> None:
     value, seen = torch.randn(2, WIDTH), list[int]()
     layer.register_forward_pre_hook(lambda module, given: seen.append(module.runs))
     out = layer(value)
-    assert torch.equal(out, functional.linear(value, layer.out.weight) * 2 + functional.linear(value, layer.out.weight))
+    assert torch.equal(
+        out,
+        functional.linear(value, layer.out.weight) * 2 + functional.linear(value, layer.out.weight),
+    )
     assert (seen, layer.runs) == ([0], 2)
     assert isinstance(layer, Scaled)
     assert [name for name, _ in layer.named_parameters()] == ["out.weight"]
@@ -205,7 +246,10 @@ def test_a_factory_knows_every_copy_by_the_name_that_plain_torch_shows(pipe: int
     def by_name(named: Any) -> torch.optim.Optimizer:
         pairs = list(named)
         seen.update(name for name, _ in pairs)
-        return torch.optim.SGD([{"params": [p], "lr": 0.1 if name.startswith("0.") else 0.01} for name, p in pairs], lr=0.1)
+        return torch.optim.SGD(
+            [{"params": [p], "lr": 0.1 if name.startswith("0.") else 0.01} for name, p in pairs],
+            lr=0.1,
+        )
 
     copies = on_ranks(pipe, 1, three_times(), factory=by_name).parameters
     assert torch.equal(copies["0.weight"], copies["2.weight"])
@@ -216,27 +260,42 @@ def test_a_factory_knows_every_copy_by_the_name_that_plain_torch_shows(pipe: int
 @pytest.mark.parametrize(
     ("attributes", "text"),
     [
-        (("weight", "wait"), r"layer 1: tied_weight_attr = 'wait' is no parameter of Linear; expected one of weight, bias"),
-        (("weight", ["weight", "bias"]), r"but tied_weight_attr names \['weight'\] and \['weight', 'bias'\]; expected as many names"),
+        (
+            ("weight", "wait"),
+            r"layer 1: tied_weight_attr = 'wait' is no parameter of Linear; expected one of weight, bias",
+        ),
+        (
+            ("weight", ["weight", "bias"]),
+            r"but tied_weight_attr names \['weight'\] and \['weight', 'bias'\]; expected as many names",
+        ),
     ],
 )
 def test_attributes_that_cannot_be_tied_are_refused(attributes: tuple[Any, Any], text: str) -> None:
-    first, last = (axrt.TiedLayerSpec("w", nn.Linear, 4, 4, tied_weight_attr=attribute) for attribute in attributes)
+    first, last = (
+        axrt.TiedLayerSpec("w", nn.Linear, 4, 4, tied_weight_attr=attribute)
+        for attribute in attributes
+    )
     with pytest.raises(axrt.ConfigError, match=text):
         axrt.PipelineModule([first, last], functional.cross_entropy).sequential(0)
 
 
 def test_shapes_that_differ_are_refused() -> None:
     model = axrt.PipelineModule(
-        [axrt.TiedLayerSpec("w", nn.Linear, 3, 4), axrt.TiedLayerSpec("w", nn.Linear, 4, 3)], functional.cross_entropy
+        [axrt.TiedLayerSpec("w", nn.Linear, 3, 4), axrt.TiedLayerSpec("w", nn.Linear, 4, 3)],
+        functional.cross_entropy,
     )
-    with pytest.raises(axrt.ConfigError, match=r"layers 0 and 1 are tied by key 'w', but weight of the one has shape \(4, 3\)"):
+    with pytest.raises(
+        axrt.ConfigError,
+        match=r"layers 0 and 1 are tied by key 'w', but weight of the one has shape \(4, 3\)",
+    ):
         model.sequential(0)
 
 
 def test_a_job_with_tied_weights_evaluates_and_ends_early() -> None:
     def rank_main(transport: Transport) -> float:
-        with axrt.initialize(tied(), config=configured(MICROBATCHES), transport=transport) as engine:
+        with axrt.initialize(
+            tied(), config=configured(MICROBATCHES), transport=transport
+        ) as engine:
             engine.train_batch(iter(batches()(0)))
             with pytest.raises(StopIteration):
                 engine.train_batch(iter(batches()(1)[:2]))

@@ -19,7 +19,9 @@ IGNORED = -100
 
 
 def summed(outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    return functional.cross_entropy(outputs, target, reduction="sum", ignore_index=IGNORED), (target != IGNORED).sum()
+    return functional.cross_entropy(outputs, target, reduction="sum", ignore_index=IGNORED), (
+        target != IGNORED
+    ).sum()
 
 
 def model(loss_fn: Any = summed) -> axrt.PipelineModule:
@@ -43,12 +45,19 @@ def batches(replicas: int = 1) -> Any:
 
 def on_ranks(pipe: int, data: int, **sections: Any) -> Outcome:
     config = configured(MICROBATCHES, parallel={"data": data}, **sections)
-    return together(LocalWorld(pipe * data).run(lambda t: train_on_a_rank(t, model(), batches(data), STEPS, config)), data)
+    return together(
+        LocalWorld(pipe * data).run(
+            lambda t: train_on_a_rank(t, model(), batches(data), STEPS, config)
+        ),
+        data,
+    )
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
 @pytest.mark.parametrize(("pipe", "data"), [(1, 1), (3, 1), (1, 2), (2, 3)])
-def test_the_loss_is_the_sum_of_sums_over_the_sum_of_weights(pipe: int, data: int, clip: float) -> None:
+def test_the_loss_is_the_sum_of_sums_over_the_sum_of_weights(
+    pipe: int, data: int, clip: float
+) -> None:
     reference = train_in_plain_torch(model(), batches(data), STEPS, clip=clip)
     outcome = on_ranks(pipe, data, optimizer={"clip": clip})
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
@@ -65,8 +74,12 @@ def test_the_weight_may_be_a_number_and_an_evaluation_counts_alike() -> None:
         return total, float(weight)
 
     def rank_main(transport: Transport) -> tuple[float, float]:
-        with axrt.initialize(model(by_number), config=configured(MICROBATCHES), transport=transport) as engine:
-            return engine.eval_batch(iter(batches()(0))).loss, engine.train_batch(iter(batches()(0))).loss
+        with axrt.initialize(
+            model(by_number), config=configured(MICROBATCHES), transport=transport
+        ) as engine:
+            return engine.eval_batch(iter(batches()(0))).loss, engine.train_batch(
+                iter(batches()(0))
+            ).loss
 
     whole = model().sequential(7).eval()
     with torch.no_grad():
@@ -79,7 +92,9 @@ def test_the_weight_may_be_a_number_and_an_evaluation_counts_alike() -> None:
 
 def test_a_replica_without_microbatches_has_no_say_in_an_evaluation() -> None:
     def rank_main(transport: Transport) -> tuple[float, int]:
-        with axrt.initialize(model(), config=configured(MICROBATCHES, parallel={"data": 2}), transport=transport) as engine:
+        with axrt.initialize(
+            model(), config=configured(MICROBATCHES, parallel={"data": 2}), transport=transport
+        ) as engine:
             result = engine.eval_batch(iter(batches()(0) if engine.data_rank else []))
             return result.loss, result.microbatches
 
@@ -94,8 +109,13 @@ def test_means_and_pairs_do_not_mix() -> None:
         return pair if int(pair[1]) else pair[0] * 0
 
     with (
-        axrt.initialize(model(sometimes), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine,
-        pytest.raises(axrt.DataError, match=r"gave \(sum, weight\) for some microbatches and a mean for others"),
+        axrt.initialize(
+            model(sometimes), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+        ) as engine,
+        pytest.raises(
+            axrt.DataError,
+            match=r"gave \(sum, weight\) for some microbatches and a mean for others",
+        ),
     ):
         engine.train_batch(iter(batches()(0)))
 
@@ -103,8 +123,12 @@ def test_means_and_pairs_do_not_mix() -> None:
 def test_weights_that_sum_to_nothing_are_refused() -> None:
     items = [(inputs, torch.full_like(target, IGNORED)) for inputs, target in batches()(0)]
     with (
-        axrt.initialize(model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine,
-        pytest.raises(axrt.DataError, match="the weights of all losses sum to 0.0; expected a positive number"),
+        axrt.initialize(
+            model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+        ) as engine,
+        pytest.raises(
+            axrt.DataError, match="the weights of all losses sum to 0.0; expected a positive number"
+        ),
     ):
         engine.train_batch(iter(items))
 
@@ -112,7 +136,12 @@ def test_weights_that_sum_to_nothing_are_refused() -> None:
 def test_a_pair_that_is_no_sum_and_weight_is_refused() -> None:
     wrong = model(lambda outputs, target: (outputs, 3))
     with (
-        axrt.initialize(wrong, config=configured(MICROBATCHES), transport=LocalWorld(1).alone()) as engine,
-        pytest.raises(TypeError, match=r"loss_fn returned \(a tensor of shape \(6, 5\), 3\); expected a tensor with one element"),
+        axrt.initialize(
+            wrong, config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
+        ) as engine,
+        pytest.raises(
+            TypeError,
+            match=r"loss_fn returned \(a tensor of shape \(6, 5\), 3\); expected a tensor with one element",
+        ),
     ):
         engine.train_batch(iter(batches()(0)))

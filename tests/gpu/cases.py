@@ -38,14 +38,20 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 MICROBATCHES, STEPS = 6, 3
-_SIZES = {"case_two_tasks_are_under_way": (1,), "case_payloads_arrive_through_pinned_memory": (2,), "case_replicas_agree": (2,)}
+_SIZES = {
+    "case_two_tasks_are_under_way": (1,),
+    "case_payloads_arrive_through_pinned_memory": (2,),
+    "case_replicas_agree": (2,),
+}
 _CUDA_ONLY = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
 
 
 def names(size: int, device: str = "") -> list[str]:
     """The cases for a job of so many ranks on that device; by default the one of the environment."""
     on_cpu = (device or _device().type) == "cpu"
-    cases = [name for name in globals() if name.startswith("case_") and size in _SIZES.get(name, (1, 2))]
+    cases = [
+        name for name in globals() if name.startswith("case_") and size in _SIZES.get(name, (1, 2))
+    ]
     return [name for name in cases if not (on_cpu and name in _CUDA_ONLY)]
 
 
@@ -69,47 +75,90 @@ def _configured(**sections: Any) -> dict[str, dict[str, Any]]:
 
 
 def _trained(
-    comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, staging: Staging | None = None, **sections: Any
+    comm: "MPI.Comm",
+    model: Callable[[], axrt.PipelineModule],
+    batches: Any,
+    staging: Staging | None = None,
+    **sections: Any,
 ) -> Outcome:
     transport = MpiTransport(comm, staging or staging_for(_device(), cuda_aware=False))
-    return together(comm.allgather(train_on_a_rank(transport, model(), batches, STEPS, _configured(**sections), sample=batches(0)[0])))
+    return together(
+        comm.allgather(
+            train_on_a_rank(
+                transport, model(), batches, STEPS, _configured(**sections), sample=batches(0)[0]
+            )
+        )
+    )
 
 
 def _same_as_plain_torch(
-    comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policies: tuple[str, ...], clip: float = 0.0
+    comm: "MPI.Comm",
+    model: Callable[[], axrt.PipelineModule],
+    batches: Any,
+    policies: tuple[str, ...],
+    clip: float = 0.0,
 ) -> None:
     with _repeatable():
         reference = train_in_plain_torch(model(), batches, STEPS, clip=clip, device=_device())
-        assert reference == train_in_plain_torch(model(), batches, STEPS, clip=clip, device=_device()), "plain torch does not repeat itself"
+        assert reference == train_in_plain_torch(
+            model(), batches, STEPS, clip=clip, device=_device()
+        ), "plain torch does not repeat itself"
         for policy in policies:
-            assert _trained(comm, model, batches, schedule={"policy": policy}, optimizer={"clip": clip}) == reference, policy
+            assert (
+                _trained(
+                    comm, model, batches, schedule={"policy": policy}, optimizer={"clip": clip}
+                )
+                == reference
+            ), policy
 
 
 def case_every_kind_of_policy_has_the_bits_of_plain_torch(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    _same_as_plain_torch(comm, perceptron, batches, ("1f1b", "interleaved-1f1b", "zb-h1", "adaptive"))
+    _same_as_plain_torch(
+        comm, perceptron, batches, ("1f1b", "interleaved-1f1b", "zb-h1", "adaptive")
+    )
 
 
 def case_a_gpt_has_the_bits(comm: "MPI.Comm") -> None:
-    _same_as_plain_torch(comm, small_gpt, token_batches(vocab=256, context=8, microbatches=MICROBATCHES), ("adaptive",))
+    _same_as_plain_torch(
+        comm,
+        small_gpt,
+        token_batches(vocab=256, context=8, microbatches=MICROBATCHES),
+        ("adaptive",),
+    )
 
 
 def case_clipping_has_the_bits(comm: "MPI.Comm") -> None:
-    _same_as_plain_torch(comm, perceptron, random_batches((6, 16), classes=5, microbatches=MICROBATCHES), ("zb-h1",), clip=0.5)
+    _same_as_plain_torch(
+        comm,
+        perceptron,
+        random_batches((6, 16), classes=5, microbatches=MICROBATCHES),
+        ("zb-h1",),
+        clip=0.5,
+    )
 
 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
-    _same_as_plain_torch(comm, motley, random_batches((6, 12), classes=4, microbatches=MICROBATCHES), ("1f1b",))
+    _same_as_plain_torch(
+        comm, motley, random_batches((6, 12), classes=4, microbatches=MICROBATCHES), ("1f1b",)
+    )
 
 
 def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
-    _same_as_plain_torch(comm, perceptron, random_batches((2000, 16), classes=5, microbatches=MICROBATCHES), ("eager-1f1b",))
+    _same_as_plain_torch(
+        comm,
+        perceptron,
+        random_batches((2000, 16), classes=5, microbatches=MICROBATCHES),
+        ("eager-1f1b",),
+    )
 
 
 def case_bfloat16_has_the_bits_of_autocast(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     with _repeatable():
-        reference = train_in_plain_torch(perceptron(), batches, STEPS, compute=torch.bfloat16, device=_device())
+        reference = train_in_plain_torch(
+            perceptron(), batches, STEPS, compute=torch.bfloat16, device=_device()
+        )
         assert _trained(comm, perceptron, batches, precision={"compute": "bfloat16"}) == reference
 
 
@@ -133,7 +182,10 @@ def case_replicas_agree(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
     transport = MpiTransport(comm, staging_for(_device(), cuda_aware=False))
     config = _configured(parallel={"data": comm.size})
-    outcome = together(comm.allgather(train_on_a_rank(transport, perceptron(), batches, STEPS, config)), pipes=comm.size)
+    outcome = together(
+        comm.allgather(train_on_a_rank(transport, perceptron(), batches, STEPS, config)),
+        pipes=comm.size,
+    )
     plain = train_in_plain_torch(perceptron(), batches, STEPS, device=_device())
     torch.testing.assert_close(outcome.losses, plain.losses, rtol=1e-5, atol=1e-5)
 
@@ -144,7 +196,10 @@ def case_a_run_goes_on_from_its_checkpoint_with_the_same_bits(comm: "MPI.Comm") 
 
     def engine() -> axrt.Engine:
         return axrt.initialize(
-            perceptron(), adamw, config=_configured(), transport=MpiTransport(comm, staging_for(_device(), cuda_aware=False))
+            perceptron(),
+            adamw,
+            config=_configured(),
+            transport=MpiTransport(comm, staging_for(_device(), cuda_aware=False)),
         )
 
     with _repeatable():
@@ -163,7 +218,10 @@ def case_payloads_arrive_through_pinned_memory(comm: "MPI.Comm") -> None:
         payloads = [on(_device(), payload) for payload in PAYLOADS.values()]
     got = exchange(comm, MpiTransport(comm, staging_for(_device(), cuda_aware=False)), payloads)
     for number, (name, payload) in enumerate(zip(PAYLOADS, payloads, strict=True)):
-        assert all(tensor.device == payload_tensor.device for tensor, payload_tensor in _pairs(got[number], payload)), name
+        assert all(
+            tensor.device == payload_tensor.device
+            for tensor, payload_tensor in _pairs(got[number], payload)
+        ), name
         assert_same(on(torch.device("cpu"), got[number]), on(torch.device("cpu"), payload), name)
 
 
@@ -174,7 +232,10 @@ def case_what_the_library_may_touch_travels_directly(comm: "MPI.Comm") -> None:
     batches = random_batches((2000, 16), classes=5, microbatches=MICROBATCHES)
     with _repeatable():
         reference = train_in_plain_torch(perceptron(), batches, STEPS, device=_device())
-        assert _trained(comm, perceptron, batches, staging=staging_for(_device(), cuda_aware=True)) == reference
+        assert (
+            _trained(comm, perceptron, batches, staging=staging_for(_device(), cuda_aware=True))
+            == reference
+        )
 
 
 def case_two_tasks_are_under_way(comm: "MPI.Comm") -> None:

@@ -25,7 +25,15 @@ MICROBATCHES = 3
 
 
 def stage_of(layer: nn.Module, splits: bool = True, compute: torch.dtype | None = None) -> Stage:
-    return Stage([layer], 0, loss_fn=None, microbatches=MICROBATCHES, generator=GENERATOR, compute=compute, splits=splits)
+    return Stage(
+        [layer],
+        0,
+        loss_fn=None,
+        microbatches=MICROBATCHES,
+        generator=GENERATOR,
+        compute=compute,
+        splits=splits,
+    )
 
 
 def pieces_and_gradients(
@@ -49,7 +57,9 @@ def pieces_and_gradients(
     return pieces, caught + [parameter.grad for parameter in stage.layers.parameters()]
 
 
-def assert_same_bits(make: Callable[[], nn.Module], inputs: Callable[[], Tensor], pieces: int, **made: Any) -> None:
+def assert_same_bits(
+    make: Callable[[], nn.Module], inputs: Callable[[], Tensor], pieces: int, **made: Any
+) -> None:
     _, whole = pieces_and_gradients(make, False, inputs, **made)
     found, split = pieces_and_gradients(make, True, inputs, **made)
     assert found == [pieces] * MICROBATCHES
@@ -87,7 +97,9 @@ class Sequential(nn.Module):
     bias=st.booleans(),
     turned=st.booleans(),
 )
-def test_a_linear_layer_has_the_bits_of_torchs_own(shape: list[int], inputs: int, outputs: int, bias: bool, turned: bool) -> None:
+def test_a_linear_layer_has_the_bits_of_torchs_own(
+    shape: list[int], inputs: int, outputs: int, bias: bool, turned: bool
+) -> None:
     class Turned(nn.Module):
         """Hands gradients on with the strides of a transposed tensor."""
 
@@ -95,7 +107,9 @@ def test_a_linear_layer_has_the_bits_of_torchs_own(shape: list[int], inputs: int
             return value.transpose(0, -1).contiguous().transpose(0, -1) if turned else value
 
     assert_same_bits(
-        lambda: nn.Sequential(nn.Linear(inputs, outputs, bias), Turned()), rows(*shape, inputs), pieces=int(inputs * prod(shape) > 1)
+        lambda: nn.Sequential(nn.Linear(inputs, outputs, bias), Turned()),
+        rows(*shape, inputs),
+        pieces=int(inputs * prod(shape) > 1),
     )
 
 
@@ -119,7 +133,11 @@ def test_a_weight_that_others_use_too_is_summed_at_once() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.tokens, self.between, self.head = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9, bias=False)
+            self.tokens, self.between, self.head = (
+                nn.Embedding(9, 6),
+                nn.Linear(6, 6),
+                nn.Linear(6, 9, bias=False),
+            )
             self.head.weight = self.tokens.weight
 
         def forward(self, tokens: Tensor) -> Tensor:
@@ -151,7 +169,9 @@ def test_a_hook_on_a_weight_sees_its_gradient() -> None:
 
 def accumulating() -> nn.Module:
     layer = nn.Linear(6, 6)
-    layer.weight.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", parameter.grad * 2))  # type: ignore[no-untyped-call]
+    layer.weight.register_post_accumulate_grad_hook(
+        lambda parameter: setattr(parameter, "grad", parameter.grad * 2)
+    )  # type: ignore[no-untyped-call]
     return layer
 
 
@@ -214,7 +234,12 @@ def test_one_row_without_a_batch_does_all_at_once() -> None:
 
 
 def test_autocast_does_all_at_once() -> None:
-    assert_same_bits(lambda: nn.Linear(6, 6), lambda: torch.randn(4, 6).bfloat16(), pieces=0, compute=torch.bfloat16)
+    assert_same_bits(
+        lambda: nn.Linear(6, 6),
+        lambda: torch.randn(4, 6).bfloat16(),
+        pieces=0,
+        compute=torch.bfloat16,
+    )
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -298,7 +323,11 @@ class Scale(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         value, weight = ctx.saved_tensors
         shape = ctx.shape or weight.shape
-        return gradient * weight, axrt.defer_weight_gradient(weight, lambda: (gradient * value).sum_to_size(shape)), None
+        return (
+            gradient * weight,
+            axrt.defer_weight_gradient(weight, lambda: (gradient * value).sum_to_size(shape)),
+            None,
+        )
 
 
 class Scaled(nn.Module):
@@ -403,7 +432,9 @@ def gradients_of_two_stages(splits: bool) -> list[Tensor | None]:
     torch.manual_seed(1)
     stages = first, second = stage_of(Both(), splits), stage_of(Join(), splits)
     for number in range(2):
-        second.forward(number, first.forward(number, torch.randn(1, 4, 6, requires_grad=True), None), None)
+        second.forward(
+            number, first.forward(number, torch.randn(1, 4, 6, requires_grad=True), None), None
+        )
     back, its = ((stage.input_gradient if splits else stage.backward) for stage in (second, first))
     for number in range(2):
         its(number, back(number, (torch.randn(1, 4, 6),)))
@@ -413,7 +444,9 @@ def gradients_of_two_stages(splits: bool) -> list[Tensor | None]:
 
 
 def test_where_two_stages_of_a_rank_meet_a_waiting_product_reads_what_it_was_given() -> None:
-    for one, other in zip(gradients_of_two_stages(True), gradients_of_two_stages(False), strict=True):
+    for one, other in zip(
+        gradients_of_two_stages(True), gradients_of_two_stages(False), strict=True
+    ):
         assert torch.equal(one, other)  # type: ignore[arg-type]
 
 
@@ -447,7 +480,10 @@ def test_what_is_changed_before_its_product_has_run_is_noticed() -> None:
     stage.forward(0, torch.ones(2, 3, requires_grad=True), None)
     stage.input_gradient(0, (gradient,))
     gradient.add_(1)
-    with pytest.raises(RuntimeError, match=r"of shape \(2, 3\), or its output's gradient was changed in place after the backward"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"of shape \(2, 3\), or its output's gradient was changed in place after the backward",
+    ):
         stage.weight_gradient(0)
 
 
@@ -512,11 +548,19 @@ def test_a_backward_that_asks_for_weight_gradients_itself_gets_them() -> None:
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:.*torch.jit.script")
 def test_complex_and_empty_weights_and_forward_mode_are_torchs() -> None:
-    assert_same_bits(lambda: nn.Linear(4, 4, dtype=torch.complex64), lambda: torch.randn(3, 4, dtype=torch.complex64), pieces=0)
+    assert_same_bits(
+        lambda: nn.Linear(4, 4, dtype=torch.complex64),
+        lambda: torch.randn(3, 4, dtype=torch.complex64),
+        pieces=0,
+    )
     assert_same_bits(lambda: nn.Linear(6, 0), rows(4, 6), pieces=0)
     layer = with_deferral(nn.Linear(3, 3))
     with torch.autograd.forward_ad.dual_level():
-        out = layer(torch.autograd.forward_ad.make_dual(torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)))  # type: ignore[no-untyped-call]
+        out = layer(
+            torch.autograd.forward_ad.make_dual(
+                torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+            )
+        )  # type: ignore[no-untyped-call]
         assert torch.autograd.forward_ad.unpack_dual(out).tangent is not None  # type: ignore[no-untyped-call]
 
 
@@ -542,7 +586,9 @@ def assert_same_gradients_in_order(inputs: Callable[[], Tensor]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(whole, split, strict=True))
 
 
-def test_parameters_can_be_saved_and_a_second_stage_of_the_same_modules_defers(tmp_path: Any) -> None:
+def test_parameters_can_be_saved_and_a_second_stage_of_the_same_modules_defers(
+    tmp_path: Any,
+) -> None:
     layer = nn.Linear(3, 3)
     stage_of(layer)
     torch.save({"weight": layer.weight}, tmp_path / "weight.pt")

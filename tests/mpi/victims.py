@@ -38,7 +38,10 @@ class FailsAt(nn.Module):
 
 
 def model(*extra: Any) -> axrt.PipelineModule:
-    return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 8), *extra, axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy)
+    return axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 8, 8), *extra, axrt.LayerSpec(nn.Linear, 8, 3)],
+        functional.cross_entropy,
+    )
 
 
 def engine(*extra: Any, **sections: Any) -> axrt.Engine:
@@ -80,7 +83,9 @@ def the_users_code_raises() -> None:
 
 
 def the_loss_has_no_gradient() -> None:
-    layers = axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 8), lambda value: value.detach()], functional.cross_entropy)
+    layers = axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 8, 8), lambda value: value.detach()], functional.cross_entropy
+    )
     with axrt.initialize(layers, config=configured(4)) as e:
         train(e, 3)
 
@@ -99,7 +104,9 @@ def two_threads_call() -> None:
             time.sleep(60)
             yield None
 
-        threading.Thread(target=lambda: e.train_batch(batches()), name="the trainer", daemon=True).start()
+        threading.Thread(
+            target=lambda: e.train_batch(batches()), name="the trainer", daemon=True
+        ).start()
         assert e.rank > 0 or inside.wait(60)
         e.eval_batch(None)
 
@@ -174,7 +181,10 @@ def the_batches_end() -> None:
 
 
 def more_stages_than_layers() -> None:
-    axrt.initialize(axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy), config=configured(4))
+    axrt.initialize(
+        axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy),
+        config=configured(4),
+    )
 
 
 def a_rank_dies_before_it_begins() -> None:
@@ -208,7 +218,9 @@ def a_rank_forks() -> None:
     with engine() as e:
         if e.rank == 1 and os.fork() == 0:
             os._exit(0)
-        subprocess.run(["true"], check=True)  # no fork in our sense: nothing of this process runs in it
+        subprocess.run(
+            ["true"], check=True
+        )  # no fork in our sense: nothing of this process runs in it
         train(e, 1)
 
 
@@ -241,7 +253,12 @@ class DoesAt(nn.Module):
 def _on_rank_1(act: Callable[[], object], patience_s: float = 2.0) -> None:
     """Rank 1 of two does something at its sixth forward, in the second step."""
     does = axrt.LayerSpec(DoesAt, 6, act)
-    with engine(does, parallel={"partition": [0, 1, 3]}, schedule={"policy": "1f1b"}, run={"patience_s": patience_s}) as e:
+    with engine(
+        does,
+        parallel={"partition": [0, 1, 3]},
+        schedule={"policy": "1f1b"},
+        run={"patience_s": patience_s},
+    ) as e:
         train(e, 3)
     print(f"rank {e.rank} is done")
 
@@ -254,9 +271,12 @@ def a_rank_is_stopped_while_it_sends() -> None:
     """Rank 0, in its third forward, with large activations of the first two on their way."""
     does = axrt.LayerSpec(DoesAt, 3, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     whole = axrt.PipelineModule(
-        [axrt.LayerSpec(nn.Linear, 8, 20_000), does, axrt.LayerSpec(nn.Linear, 20_000, 3)], functional.cross_entropy
+        [axrt.LayerSpec(nn.Linear, 8, 20_000), does, axrt.LayerSpec(nn.Linear, 20_000, 3)],
+        functional.cross_entropy,
     )
-    config = configured(4, parallel={"partition": [0, 2, 3]}, schedule={"policy": "gpipe"}, run={"patience_s": 2.0})
+    config = configured(
+        4, parallel={"partition": [0, 2, 3]}, schedule={"policy": "gpipe"}, run={"patience_s": 2.0}
+    )
     batches = random_batches((200, 8), classes=3, microbatches=4)
     with axrt.initialize(whole, config=config) as e:
         for step in range(3):

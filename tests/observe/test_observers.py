@@ -7,12 +7,12 @@ from axrt.observe.progress import Live, Plain, Quiet, progress_for
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.state import RankState
 
 
 def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
-    state = RankState(Job(Linear(3), named("1f1b"), 1), 1)
+    state = RankState(Job(Linear(3), policy_by_name("1f1b"), 1), 1)
     state.ask_step()
     now, said = [0.0], list[str]()
 
@@ -40,7 +40,9 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
     assert "last heard: activation 0 for stage 1 from rank 0." in said[2]
 
 
-def test_the_live_display_shows_step_loss_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_display_shows_step_loss_rate_and_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Live(steps=10) as show:
         show.step(5, loss=2.5, tokens_per_s=12345)
         show.say("step 5: [something] that stays")

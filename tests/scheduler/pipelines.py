@@ -7,7 +7,7 @@ from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import Bounds, Nested, Policy, named, placement_for
+from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.reader_messages import has_ended, has_read
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
 from axrt.scheduler.state import RankState
@@ -24,7 +24,11 @@ def read(state: RankState, end: int | None = None) -> list[Message]:
     if number is None:
         return []
     if number == end:
-        return has_ended(state.placement, range(state.job.replicas) if state.job.trains else (state.replica,), number)
+        return has_ended(
+            state.placement,
+            range(state.job.replicas) if state.job.trains else (state.replica,),
+            number,
+        )
     return list(has_read(state.placement, state.replica, number))
 
 
@@ -62,11 +66,23 @@ class Pipeline:
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
-        self.job = Job(self.placement, policy, microbatches, replicas, recomputed=dict.fromkeys(recomputes, 1), votes=clips, trains=trains)
+        self.job = Job(
+            self.placement,
+            policy,
+            microbatches,
+            replicas,
+            recomputed=dict.fromkeys(recomputes, 1),
+            votes=clips,
+            trains=trains,
+        )
         stages, pipes = self.placement.stages, self.job.pipes
-        self.buckets = {stage: held_on(stage, stages, pipes, buckets, tied) for stage in range(stages)}
+        self.buckets = {
+            stage: held_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
+        }
         self.states = [
-            RankState(self.job, rank, replica=replica, buckets=self.buckets, features=features(self.job))
+            RankState(
+                self.job, rank, replica=replica, buckets=self.buckets, features=features(self.job)
+            )
             for replica in range(replicas)
             for rank in range(ranks)
         ]
@@ -86,7 +102,9 @@ class Pipeline:
         """Where its reader ends: each replica's somewhere else, of training within one step."""
         if self.end is None or not state.job.trains:
             return self.end
-        return min(self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1)
+        return min(
+            self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1
+        )
 
     def start(self, place: int, task: Task) -> None:
         more = task.kind is Kind.WEIGHT and task.part < PIECES - 1
@@ -95,8 +113,12 @@ class Pipeline:
         # Counted here, not asked of the state that is tested.
         forward, back = task.kind is Kind.FORWARD, task.kind in (Kind.BACKWARD, Kind.INPUT)
         last = task.kind is Kind.BACKWARD or (task.kind is Kind.WEIGHT and not more)
-        now = self.now[place] = Bounds(self.now[place].in_flight + forward - back, self.now[place].held + forward - last)
-        self.stash[place] = Bounds(max(self.stash[place].in_flight, now.in_flight), max(self.stash[place].held, now.held))
+        now = self.now[place] = Bounds(
+            self.now[place].in_flight + forward - back, self.now[place].held + forward - last
+        )
+        self.stash[place] = Bounds(
+            max(self.stash[place].in_flight, now.in_flight), max(self.stash[place].held, now.held)
+        )
 
     @property
     def finished(self) -> bool:
@@ -106,15 +128,24 @@ class Pipeline:
 def held_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Holders]:
     """The buckets of a stage: those that are its own, and those of a layer tied from the first to the last stage."""
     both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
-    holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage in both for bucket in both[stage])
-    return [held_by_pipes(stage, bucket, pipes) for bucket in range(buckets)] + [holders] * (len(both.get(stage, ())) if tied else 0)
+    holders = tuple(
+        Holder(pipe, stage, bucket)
+        for pipe in range(pipes)
+        for stage in both
+        for bucket in both[stage]
+    )
+    return [held_by_pipes(stage, bucket, pipes) for bucket in range(buckets)] + [holders] * (
+        len(both.get(stage, ())) if tied else 0
+    )
 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """Deliver, start and finish in any order that a network and devices allow; stop when nothing can move."""
     random = Random(seed)
     wires: list[Message] = []
-    running: list[dict[Queue, list[Task]]] = [{queue: [] for queue in state.queues} for state in pipeline.states]
+    running: list[dict[Queue, list[Task]]] = [
+        {queue: [] for queue in state.queues} for state in pipeline.states
+    ]
     while True:
         for state in pipeline.states:
             for message in read(state, pipeline.end_of(state)):
@@ -122,11 +153,15 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
                     state.deliver(message)
                 else:
                     wires.append(message)
-        moves: list[tuple[str, int, Queue]] = [("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))]
+        moves: list[tuple[str, int, Queue]] = [
+            ("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))
+        ]
         for place, state in enumerate(pipeline.states):
             for queue, tasks in running[place].items():
                 moves += [("finish", place, queue)] * bool(tasks)
-                moves += [("start", place, queue)] * (len(tasks) < 2 and state.pick(queue) is not None)
+                moves += [("start", place, queue)] * (
+                    len(tasks) < 2 and state.pick(queue) is not None
+                )
         if not moves:
             return
         move, which, queue = random.choice(moves)
@@ -143,11 +178,24 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
 
 
 def timetable(
-    policy: str, ranks: int, microbatches: int, steps: int = 1, in_flight: int = 0, evaluate: bool = False, recomputes: Collection[int] = ()
+    policy: str,
+    ranks: int,
+    microbatches: int,
+    steps: int = 1,
+    in_flight: int = 0,
+    evaluate: bool = False,
+    recomputes: Collection[int] = (),
 ) -> str:
     """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation none), messages and steps none."""
-    rule = Nested() if policy == Nested.name else named(policy, in_flight)
-    pipeline = Pipeline(rule, ranks, microbatches, steps=steps, evaluate=microbatches if evaluate else None, recomputes=recomputes)
+    rule = Nested() if policy == Nested.name else policy_by_name(policy, in_flight)
+    pipeline = Pipeline(
+        rule,
+        ranks,
+        microbatches,
+        steps=steps,
+        evaluate=microbatches if evaluate else None,
+        recomputes=recomputes,
+    )
     ticks = TICKS | {Kind.BACKWARD: 0} if evaluate else TICKS
     running: list[tuple[Task, int] | None] = [None] * ranks
     rows: list[list[str]] = [[] for _ in range(ranks)]
@@ -156,7 +204,11 @@ def timetable(
         _settle(pipeline, running, now, ticks)
         for rank, row in enumerate(rows):
             task = running[rank]
-            row.append(".." if task is None else _cell(task[0], microbatches, len(row) == task[1] - ticks[task[0].kind]))
+            row.append(
+                ".."
+                if task is None
+                else _cell(task[0], microbatches, len(row) == task[1] - ticks[task[0].kind])
+            )
         now += 1
     width = max(len(" ".join(row).rstrip(". ").split()) for row in rows)
     return "\n".join(" ".join(row[:width]) for row in rows)
@@ -166,7 +218,9 @@ def _cell(task: Task, microbatches: int, first: bool) -> str:
     return f"{task.kind.value}{task.microbatch % microbatches}" if first else "--"
 
 
-def _settle(pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[AnyKind, int]) -> None:
+def _settle(
+    pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[AnyKind, int]
+) -> None:
     """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing changes."""
     moved = True
     while moved:

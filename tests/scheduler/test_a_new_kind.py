@@ -9,7 +9,7 @@ import pytest
 
 from axrt.scheduler.bucket import held_by_pipes
 from axrt.scheduler.job import Job
-from axrt.scheduler.policies import named, placement_for
+from axrt.scheduler.policies import placement_for, policy_by_name
 from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import Feature, Need, Queue, Row, StageHere, features_of
 from axrt.scheduler.rules.replicas import losses_of_all, replicas, whole
@@ -47,7 +47,7 @@ def features(job: Job) -> list[Feature]:
 
 
 def ran(pause: float, microbatches: int = 4, copies: int = 1, steps: int = 2) -> Timeline:
-    policy = named("1f1b")
+    policy = policy_by_name("1f1b")
     job = Job(placement_for(policy, 2, microbatches), policy, microbatches, copies)
     return simulate(job, Costs(others={Ours.PAUSE: pause}), steps=steps, features=features(job))
 
@@ -64,7 +64,7 @@ def test_a_pause_keeps_its_own_steps_waiting_and_nothing_else() -> None:
 
 
 def test_a_pause_runs_beside_the_work_of_another_bucket() -> None:
-    policy = named("1f1b")
+    policy = policy_by_name("1f1b")
     job = Job(placement_for(policy, 1, 1), policy, 1)
     two = {0: [held_by_pipes(0, bucket, 1) for bucket in range(2)]}
     state = RankState(job, 0, buckets=two, features=features(job))
@@ -76,7 +76,9 @@ def test_a_pause_runs_beside_the_work_of_another_bucket() -> None:
     assert first is not None
     state.start(first)
     assert str(state.pick(Beside.PAUSES)) == "pause0.0/1"
-    assert state.pick() is None, "a step waits for the end of its pause, which runs on another queue"
+    assert state.pick() is None, (
+        "a step waits for the end of its pause, which runs on another queue"
+    )
     state.finish(first)
     assert str(state.pick()) == "step0.0"
     assert [str(lack) for lack in state.waiting_for()] == ["step0.0/1 lacks pause"]
@@ -96,8 +98,21 @@ def _through_a_microbatch(state: RankState) -> None:
 def test_it_ends_in_any_order_of_events(seed: int) -> None:
     random = Random(seed)
     name = random.choice(["1f1b", "zb-v", "gpipe", "adaptive", "breadth-first"])
-    pipeline = Pipeline(named(name), 2, 4, steps=2, replicas=1 + seed % 3, clips=seed % 2 == 0, buckets=2, features=features)
+    pipeline = Pipeline(
+        policy_by_name(name),
+        2,
+        4,
+        steps=2,
+        replicas=1 + seed % 3,
+        clips=seed % 2 == 0,
+        buckets=2,
+        features=features,
+    )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished
     for ran_here in pipeline.ran:
-        assert sum(task.kind is Ours.PAUSE for task in ran_here) == sum(task.kind is Kind.STEP for task in ran_here) > 0
+        assert (
+            sum(task.kind is Ours.PAUSE for task in ran_here)
+            == sum(task.kind is Kind.STEP for task in ran_here)
+            > 0
+        )

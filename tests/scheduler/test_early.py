@@ -9,7 +9,7 @@ from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, simulate
 from axrt.scheduler.task import AnyKind, Kind, Task
 
@@ -50,8 +50,22 @@ PLAN = [str(task) for task in zb_v(4, 0, 8)]
 
 
 def test_a_weight_gradient_before_its_place_in_the_plan_is_early() -> None:
-    assert PLAN[:13] == ["F0.0", "F0.1", "F0.2", "F0.3", "F0.4", "F0.5", "F0.6", "F7.0", "I7.0", "W7.0", "F7.1", "I7.1", "W7.1"]
-    policy, first, second = named("zb-v"), Task(Kind.WEIGHT, 7, 0), Task(Kind.WEIGHT, 7, 1)
+    assert PLAN[:13] == [
+        "F0.0",
+        "F0.1",
+        "F0.2",
+        "F0.3",
+        "F0.4",
+        "F0.5",
+        "F0.6",
+        "F7.0",
+        "I7.0",
+        "W7.0",
+        "F7.1",
+        "I7.1",
+        "W7.1",
+    ]
+    policy, first, second = policy_by_name("zb-v"), Task(Kind.WEIGHT, 7, 0), Task(Kind.WEIGHT, 7, 1)
     assert not policy.is_early(first, after(9, held=7))  # what comes next is F7.1, after it
     assert policy.is_early(second, after(9, held=7))
     assert not policy.is_early(second, after(11, held=7))
@@ -59,16 +73,22 @@ def test_a_weight_gradient_before_its_place_in_the_plan_is_early() -> None:
 
 @pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
 def test_nothing_is_early_that_makes_room_for_what_is_due(policy: str) -> None:
-    early, due_is_a_forward, due_is_not = Task(Kind.WEIGHT, 7, 2), after(9, held=8), after(10, held=8)
-    assert not named(policy).is_early(early, due_is_a_forward)
-    assert named(policy).is_early(early, due_is_not)
-    assert named(policy).is_early(early, after(9, held=7))
+    early, due_is_a_forward, due_is_not = (
+        Task(Kind.WEIGHT, 7, 2),
+        after(9, held=8),
+        after(10, held=8),
+    )
+    assert not policy_by_name(policy).is_early(early, due_is_a_forward)
+    assert policy_by_name(policy).is_early(early, due_is_not)
+    assert policy_by_name(policy).is_early(early, after(9, held=7))
 
 
 def test_where_the_plan_says_nothing_of_weight_gradients_none_is_early() -> None:
     assert not any(task.kind is Kind.WEIGHT for task in zb_v(4, 0, 7))
-    assert not named("zb-v").is_early(Task(Kind.WEIGHT, 7, 0), after(0, held=0, microbatches=7))
-    assert not named("zb-h1").is_early(Task(Kind.WEIGHT, 0, 0), after(0, held=0))
+    assert not policy_by_name("zb-v").is_early(
+        Task(Kind.WEIGHT, 7, 0), after(0, held=0, microbatches=7)
+    )
+    assert not policy_by_name("zb-h1").is_early(Task(Kind.WEIGHT, 0, 0), after(0, held=0))
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (8, 16), (8, 32)])
@@ -78,7 +98,9 @@ def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_
 ) -> None:
     def makespan(**changes: object) -> float:
         costs = Costs(pieces=1, **changes)  # type: ignore[arg-type]
-        return simulate(Job(Vee(ranks), named(policy), microbatches), costs, steps=8).makespan
+        return simulate(
+            Job(Vee(ranks), policy_by_name(policy), microbatches), costs, steps=8
+        ).makespan
 
     slow = {"edge": Edge(0.02), "task": 0.03}
     assert makespan(**slow) < 0.98 * makespan(**slow, linger=0.0)
@@ -86,7 +108,9 @@ def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_
 
 
 def test_a_rank_that_waits_says_that_no_input_has_come() -> None:
-    line = simulate(Job(Vee(4), named("zb-v"), 8), Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2)
+    line = simulate(
+        Job(Vee(4), policy_by_name("zb-v"), 8), Costs(pieces=1, edge=Edge(0.02), task=0.03), steps=2
+    )
     assert all(pause.end > pause.start for pause in line.pauses)
     assert {pause.cause for pause in line.pauses} == {"input", "end", "room"}
 
@@ -105,7 +129,11 @@ def test_a_rank_waits_a_share_of_what_is_early() -> None:
 @pytest.mark.parametrize("latency", [0.1, 0.25])
 def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float) -> None:
     hasty, patient = (
-        simulate(Job(Vee(8), named("adaptive"), 16), Costs(pieces=1, edge=Edge(latency), linger=share), steps=8).makespan
+        simulate(
+            Job(Vee(8), policy_by_name("adaptive"), 16),
+            Costs(pieces=1, edge=Edge(latency), linger=share),
+            steps=8,
+        ).makespan
         for share in (0, LINGER)
     )
     assert patient < 1.02 * hasty
@@ -113,5 +141,8 @@ def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float)
 
 def test_pieces_are_not_waited_for() -> None:
     costs = {"pieces": 4, "edge": Edge(0.02)}
-    with_and_without = [simulate(Job(Vee(4), named("zb-v"), 8), Costs(**costs, linger=share)).spans for share in (0, LINGER)]  # type: ignore[arg-type]
+    with_and_without = [
+        simulate(Job(Vee(4), policy_by_name("zb-v"), 8), Costs(**costs, linger=share)).spans
+        for share in (0, LINGER)
+    ]  # type: ignore[arg-type]
     assert with_and_without[0] == with_and_without[1]

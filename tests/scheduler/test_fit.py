@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axrt.scheduler.bound import least_makespan
-from axrt.scheduler.fit import fitted, recut
+from axrt.scheduler.fit import fit_costs, recut
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
-from axrt.scheduler.policies import NAMES, named
+from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.task import Kind, Task
 from axrt.scheduler.timeline import Pause, Span, Timeline
@@ -22,17 +22,26 @@ WORK = (Work(1, 2, 0.5), Work(2, 1, 1), Work(1, 1, 2), Work(1.5, 1, 1))
 
 def test_a_simulated_run_gives_its_costs_back() -> None:
     costs = Costs(WORK, edge=Edge(0.25), step=0.3, recomputed={0: 0.5, 1: 1.0}, pieces=3)
-    found = fitted(simulate(Job(Linear(4), named("zb-h1"), 8, recomputed={0: 1, 1: 2}), costs, steps=3), Linear(4))
+    found = fit_costs(
+        simulate(
+            Job(Linear(4), policy_by_name("zb-h1"), 8, recomputed={0: 1, 1: 2}), costs, steps=3
+        ),
+        Linear(4),
+    )
     for stage, work in enumerate(WORK):
         assert found.of_stage(Linear(4), stage)[:3] == pytest.approx(work[:3])
-    assert (found.edge.latency, found.step, found.pieces, found.task) == pytest.approx((0.25, 0.3, 3, 0.0))
+    assert (found.edge.latency, found.step, found.pieces, found.task) == pytest.approx(
+        (0.25, 0.3, 3, 0.0)
+    )
     assert found.recomputed == pytest.approx({0: 0.5, 1: 1.0})
     assert found.jitter == pytest.approx(0.0, abs=1e-6)
 
 
 def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
-    line = simulate(Job(Linear(4), named("1f1b"), 16), Costs(WORK, jitter=0.3, seed=1), steps=8)
-    found = fitted(line, Linear(4))
+    line = simulate(
+        Job(Linear(4), policy_by_name("1f1b"), 16), Costs(WORK, jitter=0.3, seed=1), steps=8
+    )
+    found = fit_costs(line, Linear(4))
     assert found.jitter == pytest.approx(0.3, rel=0.1)
     for stage, work in enumerate(WORK):
         forward, back, weight, _ = found.of_stage(Linear(4), stage)
@@ -42,39 +51,67 @@ def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
 
 
 def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
-    line = simulate(Job(Linear(2), named("zb-h1"), 16), Costs(jitter=0.5), steps=6)
-    found = fitted(line, Linear(2))
-    taken = [span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD and span.task.stage == 1]
-    assert found.of_stage(Linear(2), 1).forward * exp(found.jitter**2 / 2) == pytest.approx(sum(taken) / len(taken))
+    line = simulate(Job(Linear(2), policy_by_name("zb-h1"), 16), Costs(jitter=0.5), steps=6)
+    found = fit_costs(line, Linear(2))
+    taken = [
+        span.end - span.start
+        for span in line.spans
+        if span.task.kind is Kind.FORWARD and span.task.stage == 1
+    ]
+    assert found.of_stage(Linear(2), 1).forward * exp(found.jitter**2 / 2) == pytest.approx(
+        sum(taken) / len(taken)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_fitted_predicts_the_run_it_is_from(name: str) -> None:
-    policy = named(name)
+    policy = policy_by_name(name)
     placement, microbatches = fitting(policy, 4, 8, 2)
     work = tuple(Work(1 + 0.1 * stage, 1.2, 0.8) for stage in range(placement.stages))
-    whole = simulate(Job(placement, policy, microbatches), Costs(work, edge=Edge(0.1), step=0.2), steps=4).from_step(1)
-    again = simulate(Job(placement, policy, microbatches), fitted(whole, placement), steps=4).from_step(1)
+    whole = simulate(
+        Job(placement, policy, microbatches), Costs(work, edge=Edge(0.1), step=0.2), steps=4
+    ).from_step(1)
+    again = simulate(
+        Job(placement, policy, microbatches), fit_costs(whole, placement), steps=4
+    ).from_step(1)
     assert again.makespan == pytest.approx(whole.makespan, rel=0.02)
     assert again.held == whole.held
 
 
-def test_the_loop_is_what_lies_between_tasks_and_a_message_what_its_receiver_waits_beyond_that() -> None:
+def test_the_loop_is_what_lies_between_tasks_and_a_message_what_its_receiver_waits_beyond_that() -> (
+    None
+):
     def span(rank: int, text: str, start: float, end: float) -> Span:
         return Span(rank, Task.parse(text), start, end)
 
     spans = [
-        *(span(0, "F0.0", 0, 10), span(0, "F0.1", 11, 21), span(0, "B0.0", 44, 64), span(0, "B0.1", 74, 94)),
-        *(span(1, "F1.0", 13, 23), span(1, "B1.0", 24, 41), span(1, "F1.1", 42, 52), span(1, "B1.1", 53, 71)),
+        *(
+            span(0, "F0.0", 0, 10),
+            span(0, "F0.1", 11, 21),
+            span(0, "B0.0", 44, 64),
+            span(0, "B0.1", 74, 94),
+        ),
+        *(
+            span(1, "F1.0", 13, 23),
+            span(1, "B1.0", 24, 41),
+            span(1, "F1.1", 42, 52),
+            span(1, "B1.1", 53, 71),
+        ),
     ]
     pauses = [Pause(0, "input", 21.5, 44), Pause(0, "input", 64.5, 74), Pause(1, "input", 0, 13)]
-    found = fitted(Timeline(2, 2, spans=sorted(spans, key=lambda one: one.start), pauses=pauses), Linear(2))
+    found = fit_costs(
+        Timeline(2, 2, spans=sorted(spans, key=lambda one: one.start), pauses=pauses), Linear(2)
+    )
     assert found.task == 1
-    assert found.edge.latency == 3 - 1  # twice 3 after the end of what was waited for, once 3: F1.0, B0.0, B0.1
+    assert (
+        found.edge.latency == 3 - 1
+    )  # twice 3 after the end of what was waited for, once 3: F1.0, B0.0, B0.1
 
 
 def test_steps_are_cut_out_with_their_pauses() -> None:
-    line = simulate(Job(Linear(2), named("1f1b"), 4), Costs(step=1.0, edge=Edge(0.5)), steps=3)
+    line = simulate(
+        Job(Linear(2), policy_by_name("1f1b"), 4), Costs(step=1.0, edge=Edge(0.5)), steps=3
+    )
     rest = line.from_step(1)
     assert {span.task.microbatch // 4 for span in rest.computing()} == {1, 2}
     assert {span.task.microbatch for span in rest.spans if span.task.kind is Kind.STEP} == {1, 2}
@@ -84,24 +121,31 @@ def test_steps_are_cut_out_with_their_pauses() -> None:
 
 
 def test_what_is_done_again_is_not_what_a_rank_must_compute() -> None:
-    line = simulate(Job(Linear(2), named("gpipe"), 4, recomputed={0: 1, 1: 1}), Costs())
-    parts = [Timeline(2, 4, spans=[span for span in line.spans if span.rank == rank]) for rank in range(2)]
+    line = simulate(Job(Linear(2), policy_by_name("gpipe"), 4, recomputed={0: 1, 1: 1}), Costs())
+    parts = [
+        Timeline(2, 4, spans=[span for span in line.spans if span.rank == rank])
+        for rank in range(2)
+    ]
     assert Timeline.merged(parts).ideal == line.ideal == 4 * 3
 
 
 def test_a_timeline_without_a_stage_is_refused() -> None:
-    line = simulate(Job(Linear(2), named("1f1b"), 4), Costs())
+    line = simulate(Job(Linear(2), policy_by_name("1f1b"), 4), Costs())
     with pytest.raises(ValueError, match=r"no forwards and backwards of stages \[2, 3\]"):
-        fitted(line, Vee(2))
+        fit_costs(line, Vee(2))
 
 
 @given(st.lists(st.tuples(*[st.floats(0.1, 9)] * 3), min_size=1, max_size=9), st.integers(1, 16))
-def test_a_model_cut_otherwise_costs_the_same(work: list[tuple[float, float, float]], stages: int) -> None:
+def test_a_model_cut_otherwise_costs_the_same(
+    work: list[tuple[float, float, float]], stages: int
+) -> None:
     again = recut([Work(*one) for one in work], stages)
     assert len(again) == stages
     for kind in range(3):
         assert sum(of[kind] for of in again) == pytest.approx(sum(of[kind] for of in work))
-    assert recut([Work(*one) for one in work], len(work)) == tuple(pytest.approx(Work(*one)) for one in work)
+    assert recut([Work(*one) for one in work], len(work)) == tuple(
+        pytest.approx(Work(*one)) for one in work
+    )
 
 
 @given(
@@ -115,25 +159,47 @@ def test_a_model_cut_otherwise_costs_the_same(work: list[tuple[float, float, flo
 )
 @settings(max_examples=150, deadline=None)
 def test_no_schedule_beats_the_bound(
-    name: str, ranks: int, microbatches: int, steps: int, work: tuple[float, float, float], latency: float, again: bool
+    name: str,
+    ranks: int,
+    microbatches: int,
+    steps: int,
+    work: tuple[float, float, float],
+    latency: float,
+    again: bool,
 ) -> None:
-    policy = named(name)
+    policy = policy_by_name(name)
     placement, microbatches = fitting(policy, ranks, microbatches, 2)
-    costs = Costs(Work(*work), edge=Edge(latency), recomputed=dict.fromkeys(range(placement.stages), 0.5) if again else {})
+    costs = Costs(
+        Work(*work),
+        edge=Edge(latency),
+        recomputed=dict.fromkeys(range(placement.stages), 0.5) if again else {},
+    )
     assert (
-        simulate(Job(placement, policy, microbatches, recomputed=dict.fromkeys(costs.recomputed, 1)), costs, steps=steps).makespan
+        simulate(
+            Job(placement, policy, microbatches, recomputed=dict.fromkeys(costs.recomputed, 1)),
+            costs,
+            steps=steps,
+        ).makespan
         >= least_makespan(placement, costs, microbatches, steps) - 1e-9
     )
 
 
 def test_the_bound_is_met_where_nothing_can_be_better() -> None:
-    assert least_makespan(Linear(1), Costs(), 8) == 24 == simulate(Job(Linear(1), named("1f1b"), 8), Costs()).makespan
+    assert (
+        least_makespan(Linear(1), Costs(), 8)
+        == 24
+        == simulate(Job(Linear(1), policy_by_name("1f1b"), 8), Costs()).makespan
+    )
     assert least_makespan(Vee(4), Costs(), 8) == 24 + 1.5  # rank 3 waits for three half forwards
     assert least_makespan(Bidirectional(4), Costs(), 8) == 25  # ranks 1 and 2 wait for one forward
-    assert simulate(Job(Bidirectional(4), named("dualpipe"), 8), Costs()).makespan == 25
+    assert simulate(Job(Bidirectional(4), policy_by_name("dualpipe"), 8), Costs()).makespan == 25
 
 
 def test_the_bound_counts_the_way_there_and_back_and_slow_ranks() -> None:
     costs = Costs(Work(1, 1, 0.1), edge=Edge(0.5))
-    assert least_makespan(Linear(3), costs, 1) == (2 + 2 * 0.5) + 2 + (2 + 2 * 0.5)  # of the last rank
-    assert least_makespan(Linear(2), Costs(stragglers={0: 0.5, 1: 0.5}), 4) == 0.5 * least_makespan(Linear(2), Costs(), 4)
+    assert least_makespan(Linear(3), costs, 1) == (2 + 2 * 0.5) + 2 + (
+        2 + 2 * 0.5
+    )  # of the last rank
+    assert least_makespan(Linear(2), Costs(stragglers={0: 0.5, 1: 0.5}), 4) == 0.5 * least_makespan(
+        Linear(2), Costs(), 4
+    )

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axrt.scheduler.placement import Bidirectional, Linear, Looped, Placement, Vee, placed
-from axrt.scheduler.policies import NAMES, Nested, Policy, named, placement_for
+from axrt.scheduler.placement import (
+    Bidirectional,
+    Linear,
+    Looped,
+    Placement,
+    Vee,
+    placement_by_name,
+)
+from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.task import Kind, Task
 
 from .pipelines import PIECES, Pipeline, drawn, run_in_random_order, timetable
@@ -92,9 +99,13 @@ def test_steps_follow_each_other_without_a_barrier() -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "axonn", "eager-1f1b", "gpipe"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 3), (2, 1), (4, 8), (5, 3)])
-def test_with_equal_costs_whole_backwards_on_a_line_take_the_published_time(name: str, ranks: int, microbatches: int) -> None:
+def test_with_equal_costs_whole_backwards_on_a_line_take_the_published_time(
+    name: str, ranks: int, microbatches: int
+) -> None:
     grid = timetable(name, ranks, microbatches)
-    assert max(len(row.split()) for row in grid.splitlines()) == (microbatches + ranks - 1) * (1 + 2)
+    assert max(len(row.split()) for row in grid.splitlines()) == (microbatches + ranks - 1) * (
+        1 + 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,8 +131,10 @@ def test_with_equal_costs_whole_backwards_on_a_line_take_the_published_time(name
         ("varuna", [8, 8, 8, 8], [8, 8, 8, 8]),
     ],
 )
-def test_the_stated_bound_is_the_published_one(name: str, in_flight: list[int], held: list[int]) -> None:
-    policy = named(name)
+def test_the_stated_bound_is_the_published_one(
+    name: str, in_flight: list[int], held: list[int]
+) -> None:
+    policy = policy_by_name(name)
     bounds = [policy.bounds(placement_for(policy, 4, 8), rank, 8) for rank in range(4)]
     assert [bound.in_flight for bound in bounds] == in_flight
     assert [bound.held for bound in bounds] == held
@@ -140,7 +153,11 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
         everything: set[Task] = set()
         every = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0)]
         if state.policy.splits:
-            every = [(Kind.FORWARD, 0), (Kind.INPUT, 0), *[(Kind.WEIGHT, piece) for piece in range(PIECES)]]
+            every = [
+                (Kind.FORWARD, 0),
+                (Kind.INPUT, 0),
+                *[(Kind.WEIGHT, piece) for piece in range(PIECES)],
+            ]
         for stage, pipe in state.pipe_of.items():
             votes = state.job.votes and pipe == 0
             pipes = state.placement.pipes
@@ -149,9 +166,13 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
             for bucket, holders in enumerate(pipeline.buckets[stage]):
-                of_step |= {(Kind.STEP, bucket)} | ({(Kind.REDUCE, bucket)} if len(holders) > 1 else set())
+                of_step |= {(Kind.STEP, bucket)} | (
+                    {(Kind.REDUCE, bucket)} if len(holders) > 1 else set()
+                )
             everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
-            everything |= {Task(kind, stage, step, part) for kind, part in of_step for step in range(steps)}
+            everything |= {
+                Task(kind, stage, step, part) for kind, part in of_step for step in range(steps)
+            }
         expected.append(everything)
     return expected
 
@@ -162,7 +183,9 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
         microbatches = -(-microbatches // ranks) * ranks
     if policy.placements[0] == "bidirectional":
         ranks, microbatches = ranks + ranks % 2, microbatches + microbatches % 2
-    return placement_for(policy, ranks, microbatches, chunks=chunks if policy.placements[0] == "looped" else 0), microbatches
+    return placement_for(
+        policy, ranks, microbatches, chunks=chunks if policy.placements[0] == "looped" else 0
+    ), microbatches
 
 
 @given(
@@ -194,7 +217,14 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     recomputes: int,
     seed: int,
 ) -> None:
-    policy = named(name, in_flight if name == "axonn" else 2 * ranks + in_flight if name in ("adaptive", "dualpipe-v") else 0)
+    policy = policy_by_name(
+        name,
+        in_flight
+        if name == "axonn"
+        else 2 * ranks + in_flight
+        if name in ("adaptive", "dualpipe-v")
+        else 0,
+    )
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     replicas = min(replicas, 9 // ranks + 1)
     pipeline = Pipeline(
@@ -210,7 +240,9 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         recomputes=range(recomputes % 2, placement.stages, recomputes) if recomputes else (),
     )
     run_in_random_order(pipeline, seed)
-    assert pipeline.finished, [str(lack) for state in pipeline.states for lack in state.waiting_for()]
+    assert pipeline.finished, [
+        str(lack) for state in pipeline.states for lack in state.waiting_for()
+    ]
     assert [set(ran) for ran in pipeline.ran] == (expected := everything_once(pipeline, steps))
     assert [len(ran) for ran in pipeline.ran] == [len(tasks) for tasks in expected]
     for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
@@ -221,13 +253,18 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
 
 
 @given(
-    st.sampled_from(["linear", "looped", "vee"]), st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), st.integers(0, 24), st.integers()
+    st.sampled_from(["linear", "looped", "vee"]),
+    st.integers(1, 8),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(0, 24),
+    st.integers(),
 )
 @settings(max_examples=200, deadline=None)
 def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     name: str, ranks: int, chunks: int, microbatches: int, length: int, seed: int
 ) -> None:
-    placement = placed(name, ranks, chunks if name == "looped" else 0)
+    placement = placement_by_name(name, ranks, chunks if name == "looped" else 0)
     pipeline = Pipeline(Nested(), ranks, microbatches, evaluate=length, placement=placement)
     run_in_random_order(pipeline, seed)
     assert pipeline.finished
@@ -236,70 +273,133 @@ def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
         assert stash.in_flight <= Nested().bounds(placement, rank, microbatches).in_flight
 
 
-@given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 11), st.integers(1, 3), st.booleans(), st.integers())
+@given(
+    st.sampled_from(NAMES),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(0, 11),
+    st.integers(1, 3),
+    st.booleans(),
+    st.integers(),
+)
 @settings(max_examples=200, deadline=None)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     name: str, ranks: int, microbatches: int, end: int, replicas: int, clips: bool, seed: int
 ) -> None:
-    placement, microbatches = fitting(named(name), ranks, microbatches, 2)
+    placement, microbatches = fitting(policy_by_name(name), ranks, microbatches, 2)
     steps = end // microbatches + 1
     pipeline = Pipeline(
-        named(name), placement.ranks, microbatches, steps=steps, end=end, replicas=replicas, clips=clips, placement=placement
+        policy_by_name(name),
+        placement.ranks,
+        microbatches,
+        steps=steps,
+        end=end,
+        replicas=replicas,
+        clips=clips,
+        placement=placement,
     )
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
     for state, ran in zip(pipeline.states, pipeline.ran, strict=True):
         for stage in state.pipe_of:
-            assert [task.microbatch for task in ran if task.kind is Kind.STEP and task.stage == stage] == list(range(steps - 1))
+            assert [
+                task.microbatch for task in ran if task.kind is Kind.STEP and task.stage == stage
+            ] == list(range(steps - 1))
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
 @settings(max_examples=100, deadline=None)
-def test_microbatches_run_in_order_within_a_kind_and_a_stage(name: str, ranks: int, microbatches: int, seed: int) -> None:
-    placement, microbatches = fitting(named(name), ranks, microbatches, 2)
-    pipeline = Pipeline(named(name), placement.ranks, microbatches, steps=2, placement=placement)
+def test_microbatches_run_in_order_within_a_kind_and_a_stage(
+    name: str, ranks: int, microbatches: int, seed: int
+) -> None:
+    placement, microbatches = fitting(policy_by_name(name), ranks, microbatches, 2)
+    pipeline = Pipeline(
+        policy_by_name(name), placement.ranks, microbatches, steps=2, placement=placement
+    )
     run_in_random_order(pipeline, seed)
     for ran in pipeline.ran:
         for kind, stage in {(task.kind, task.stage) for task in ran}:
-            numbers = [(task.microbatch, task.part) for task in ran if task.kind is kind and task.stage == stage]
+            numbers = [
+                (task.microbatch, task.part)
+                for task in ran
+                if task.kind is kind and task.stage == stage
+            ]
             assert numbers == sorted(numbers)
 
 
 def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -> None:
-    assert [named(name).name for name in NAMES] == list(NAMES)
+    assert [policy_by_name(name).name for name in NAMES] == list(NAMES)
     with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, adaptive, axonn"):
-        named("1f2b")
-    with pytest.raises(ValueError, match="in_flight = 3 needs policy adaptive or axonn or dualpipe-v or fixed"):
-        named("gpipe", in_flight=3)
+        policy_by_name("1f2b")
+    with pytest.raises(
+        ValueError, match="in_flight = 3 needs policy adaptive or axonn or dualpipe-v or fixed"
+    ):
+        policy_by_name("gpipe", in_flight=3)
 
 
 @pytest.mark.parametrize(
     ("name", "placement", "chunks", "microbatches", "text"),
     [
-        ("zb-v", "linear", 0, 8, "policy zb-v is made for placement vee, not linear; set placement = 'vee'"),
-        ("interleaved-1f1b", "", 2, 6, "takes multiples of 4 ranks; set microbatches = 8, not 6, or policy breadth-first"),
+        (
+            "zb-v",
+            "linear",
+            0,
+            8,
+            "policy zb-v is made for placement vee, not linear; set placement = 'vee'",
+        ),
+        (
+            "interleaved-1f1b",
+            "",
+            2,
+            6,
+            "takes multiples of 4 ranks; set microbatches = 8, not 6, or policy breadth-first",
+        ),
         ("interleaved-zb", "", 2, 6, "takes multiples of 4 ranks; set microbatches = 8, not 6"),
-        ("chimera", "", 0, 7, "has 2 pipes, and each takes as many microbatches; set microbatches = 8, not 7"),
-        ("1f1b", "", 2, 8, "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set chunks = 0"),
+        (
+            "chimera",
+            "",
+            0,
+            7,
+            "has 2 pipes, and each takes as many microbatches; set microbatches = 8, not 7",
+        ),
+        (
+            "1f1b",
+            "",
+            2,
+            8,
+            "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set chunks = 0",
+        ),
     ],
 )
-def test_what_does_not_go_together_is_refused_with_what_does(name: str, placement: str, chunks: int, microbatches: int, text: str) -> None:
+def test_what_does_not_go_together_is_refused_with_what_does(
+    name: str, placement: str, chunks: int, microbatches: int, text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
-        placement_for(named(name), 4, microbatches, placement, chunks)
+        placement_for(policy_by_name(name), 4, microbatches, placement, chunks)
 
 
 @pytest.mark.parametrize("placement", [Linear(4), Looped(4, 3), Vee(4), Bidirectional(4)])
 def test_every_stage_of_every_pipe_is_on_the_rank_that_holds_it(placement: Placement) -> None:
-    held = [(placement.pipe_of(rank, stage), stage) for rank in range(4) for stage in placement.stages_of(rank)]
-    assert sorted(held) == [(pipe, stage) for pipe in range(placement.pipes) for stage in range(placement.stages)]
+    held = [
+        (placement.pipe_of(rank, stage), stage)
+        for rank in range(4)
+        for stage in placement.stages_of(rank)
+    ]
+    assert sorted(held) == [
+        (pipe, stage) for pipe in range(placement.pipes) for stage in range(placement.stages)
+    ]
     for rank in range(4):
         stages = placement.stages_of(rank)
         assert len(stages) == placement.chunks
         assert stages == tuple(sorted(set(stages)))
-        assert {placement.rank_of(stage, placement.pipe_of(rank, stage)) for stage in stages} == {rank}
+        assert {placement.rank_of(stage, placement.pipe_of(rank, stage)) for stage in stages} == {
+            rank
+        }
     assert [placement.rank_of(stage, pipe) for pipe, stage in placement.seats()] == list(range(4))
 
 
 def test_an_odd_number_of_ranks_has_no_two_pipes() -> None:
-    with pytest.raises(ValueError, match="takes an even number of ranks; start 4 ranks a pipeline, not 3"):
-        placed("bidirectional", 3)
+    with pytest.raises(
+        ValueError, match="takes an even number of ranks; start 4 ranks a pipeline, not 3"
+    ):
+        placement_by_name("bidirectional", 3)

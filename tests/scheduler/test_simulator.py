@@ -11,7 +11,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.plan import zb_v_plan
-from axrt.scheduler.policies import NAMES, Fixed, Nested, named, placement_for
+from axrt.scheduler.policies import NAMES, Fixed, Nested, placement_for, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.state import END, INPUT, ROOM
 from axrt.scheduler.task import Kind, Task
@@ -31,7 +31,7 @@ def ran(
     latency: float = 0.0,
     **costs: Any,
 ) -> Timeline:
-    policy = named(name, cap)
+    policy = policy_by_name(name, cap)
     placement = placement_for(policy, ranks, microbatches, chunks=chunks)
     recomputed = dict.fromkeys(costs.get("recomputed", ()), 1)
     job = Job(placement, policy, microbatches, recomputed=recomputed, votes=clips)
@@ -84,7 +84,9 @@ def test_recomputation_fills_the_time_in_which_a_gradient_is_under_way() -> None
 
 def test_a_rank_that_waits_for_gradients_does_not_wait_for_room() -> None:
     """A recomputation that may not run yet is no cap: the rank lacks a gradient."""
-    plain, again = (ran("gpipe", 2, 4, latency=5.0, recomputed=of) for of in ({}, {0: 0.01, 1: 0.01}))
+    plain, again = (
+        ran("gpipe", 2, 4, latency=5.0, recomputed=of) for of in ({}, {0: 0.01, 1: 0.01})
+    )
     assert again.idle(ROOM) == plain.idle(ROOM) == [0, 0]
 
 
@@ -95,7 +97,11 @@ def test_a_plan_with_slack_goes_on_with_other_backwards_where_messages_are_slow(
 
 def test_pipes_vary_each_by_itself() -> None:
     line = ran("chimera", jitter=0.5)
-    taken = {span.task.microbatch: span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD and span.task.stage == 0}
+    taken = {
+        span.task.microbatch: span.end - span.start
+        for span in line.spans
+        if span.task.kind is Kind.FORWARD and span.task.stage == 0
+    }
     assert len(set(taken.values())) == 8
 
 
@@ -108,7 +114,7 @@ def test_a_late_gradient_lets_the_next_forward_run() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_two_pipes_follow_the_published_formulas(ranks: int) -> None:
     """Chimera with tF = tB, N = D: 2N + D - 2 slots; DualPipe: a bubble of (P/2 - 1)(tF&B + tB - 3tW), tF&B being tF + tB here."""
-    policy, p = named("chimera"), ranks
+    policy, p = policy_by_name("chimera"), ranks
     slots = simulate(Job(placement_for(policy, p, p), policy, p), Costs(Work(1, 1, 0))).makespan
     assert slots <= 2 * p + p - 2
     m = 4 * p
@@ -130,7 +136,9 @@ def test_two_pipes_follow_the_published_formulas(ranks: int) -> None:
         (0.5, "eager-1f1b", 36),
     ],
 )
-def test_every_row_with_latency_is_met_or_beaten(latency: float, name: str, makespan: float) -> None:
+def test_every_row_with_latency_is_met_or_beaten(
+    latency: float, name: str, makespan: float
+) -> None:
     assert ran(name, latency=latency).makespan <= makespan
 
 
@@ -143,11 +151,16 @@ def test_makespans_and_spans_follow_the_published_formulas(ranks: int, microbatc
     for name in ("interleaved-1f1b", "breadth-first"):
         for chunks in (1, 2, 3):
             line = ran(name, p, m, chunks=chunks)
-            assert line.makespan <= m * (forward + back) + (p - 1) * (forward + back) / chunks + 1e-9
+            assert (
+                line.makespan <= m * (forward + back) + (p - 1) * (forward + back) / chunks + 1e-9
+            )
     ideal = m * (forward + back)
     assert max(ran("1f1b", p, m).span) == pytest.approx(ideal + (p - 1) * (forward + back))
     assert max(ran("zb-h1", p, m).span) <= ideal + (p - 1) * (forward + 1.0 - weight) + 1e-9
-    assert max(ran("zb-h2", p, m).span) <= ideal + max(0.0, (p - 1) * (forward + 1.0 - 2 * weight)) + 1e-9
+    assert (
+        max(ran("zb-h2", p, m).span)
+        <= ideal + max(0.0, (p - 1) * (forward + 1.0 - 2 * weight)) + 1e-9
+    )
 
 
 @given(
@@ -177,11 +190,15 @@ def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
     again: float,
     seed: int,
 ) -> None:
-    policy = named(name)
+    policy = policy_by_name(name)
     placement, microbatches = fitting(policy, ranks, microbatches, chunks)
     recomputed = dict.fromkeys(range(placement.stages), again) if again else {}
     costs = Costs(Work(*work), edge=Edge(latency), jitter=jitter, recomputed=recomputed, seed=seed)
-    line = simulate(Job(placement, policy, microbatches, recomputed=dict.fromkeys(recomputed, 1), votes=clips), costs, steps=steps)
+    line = simulate(
+        Job(placement, policy, microbatches, recomputed=dict.fromkeys(recomputed, 1), votes=clips),
+        costs,
+        steps=steps,
+    )
     for rank in range(placement.ranks):
         mine = [span for span in line.spans if span.rank == rank]
         assert all(one.end <= next_one.start + 1e-9 for one, next_one in pairwise(mine))
@@ -191,12 +208,14 @@ def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
         if not jitter:
             busy = sum(span.end - span.start for span in mine)
             assert busy == pytest.approx(steps * microbatches * (sum(work) + again * work[0]))
-        assert line.idle()[rank] == pytest.approx(line.makespan - sum(span.end - span.start for span in mine), abs=1e-6)
+        assert line.idle()[rank] == pytest.approx(
+            line.makespan - sum(span.end - span.start for span in mine), abs=1e-6
+        )
 
 
 def test_one_microbatch_goes_down_and_back() -> None:
     for name in NAMES:
-        policy, p = named(name), 4
+        policy, p = policy_by_name(name), 4
         placement, m = fitting(policy, p, 1, 2)
         makespan = simulate(Job(placement, policy, m), Costs()).makespan
         if name in ("1f1b", "axonn", "eager-1f1b", "gpipe"):
@@ -214,7 +233,11 @@ def test_why_a_rank_is_idle_is_told() -> None:
 def test_policies_meet_the_same_durations() -> None:
     def durations(name: str) -> dict[str, float]:
         line = ran(name, jitter=0.5, seed=3)
-        return {str(span.task): span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD}
+        return {
+            str(span.task): span.end - span.start
+            for span in line.spans
+            if span.task.kind is Kind.FORWARD
+        }
 
     assert durations("1f1b") == pytest.approx(durations("gpipe"))
     assert durations("1f1b") == pytest.approx(durations("zb-h2"))
@@ -223,10 +246,13 @@ def test_policies_meet_the_same_durations() -> None:
 
 
 def test_a_straggler_and_hiccups_take_their_time() -> None:
-    policy = named("1f1b")
+    policy = policy_by_name("1f1b")
     slow = simulate(Job(Linear(4), policy, 8), Costs(stragglers={2: 1.5}))
     assert slow.makespan > 1.3 * ran("1f1b").makespan
-    assert simulate(Job(Linear(4), policy, 8), Costs(hiccups=(0.1, 6.0))).makespan > ran("1f1b").makespan
+    assert (
+        simulate(Job(Linear(4), policy, 8), Costs(hiccups=(0.1, 6.0))).makespan
+        > ran("1f1b").makespan
+    )
 
 
 def test_a_vote_holds_steps_apart_and_without_one_they_overlap() -> None:
@@ -241,17 +267,29 @@ def test_an_evaluation_takes_its_forwards_and_the_way_through() -> None:
 
 
 @pytest.mark.parametrize("cap", [0, 12])
-def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and_not_too_far(cap: int) -> None:
+def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and_not_too_far(
+    cap: int,
+) -> None:
     ranks, m, steps = 4, 8, 3
     line = ran("adaptive", ranks, m, steps, cap=cap, jitter=0.5, seed=1)
     ahead: list[Kind] = []
     for rank in range(ranks):
         plan = zb_v_plan(ranks, rank, m)
-        left, waiting, early, held = {at for at in range(plan.length * steps) if plan.kind_at(at) is not Kind.WEIGHT}, 0, set[int](), 0
-        for span in sorted((span for span in line.spans if span.rank == rank), key=lambda span: span.start):
+        left, waiting, early, held = (
+            {at for at in range(plan.length * steps) if plan.kind_at(at) is not Kind.WEIGHT},
+            0,
+            set[int](),
+            0,
+        )
+        for span in sorted(
+            (span for span in line.spans if span.rank == rank), key=lambda span: span.start
+        ):
             kind = span.task.kind
             if kind in (Kind.FORWARD, Kind.INPUT):
-                place, due = plan.place(span.task.kind, span.task.stage, span.task.microbatch), min(left)
+                place, due = (
+                    plan.place(span.task.kind, span.task.stage, span.task.microbatch),
+                    min(left),
+                )
                 left.remove(place)
                 early = {other for other in early if other > due}
                 if place != due:
@@ -263,8 +301,12 @@ def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and
                     else:
                         for_another = cap > 2 * ranks and plan.kind_at(due) is Kind.INPUT
                         assert for_another or held >= max(cap, 2 * ranks) - 1, "room is not short"
-            held += (kind is Kind.FORWARD) - (kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1)
-            waiting += (kind is Kind.INPUT) - (kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1)
+            held += (kind is Kind.FORWARD) - (
+                kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1
+            )
+            waiting += (kind is Kind.INPUT) - (
+                kind is Kind.WEIGHT and span.task.part == Costs().pieces - 1
+            )
     assert set(ahead) == ({Kind.FORWARD, Kind.INPUT} if cap else {Kind.INPUT})
 
 
@@ -272,13 +314,16 @@ def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> No
     """Of three seeds; docs/schedules.md has the study."""
     gains = []
     for seed in range(3):
-        strict, ahead = ran("zb-v", 8, 16, 8, jitter=0.5, seed=seed), ran("adaptive", 8, 16, 8, cap=24, jitter=0.5, seed=seed)
+        strict, ahead = (
+            ran("zb-v", 8, 16, 8, jitter=0.5, seed=seed),
+            ran("adaptive", 8, 16, 8, cap=24, jitter=0.5, seed=seed),
+        )
         gains.append(ahead.utilisation - strict.utilisation)
     assert min(gains) > 0.03
 
 
 def test_costs_may_differ_between_stages_and_edges() -> None:
-    policy, work = named("gpipe"), (Work(1, 1, 1), Work(2, 2, 1), Work(1, 3, 0))
+    policy, work = policy_by_name("gpipe"), (Work(1, 1, 1), Work(2, 2, 1), Work(1, 3, 0))
     line = simulate(Job(Linear(3), policy, 1), Costs(work))
     durations = {str(span.task): span.end - span.start for span in line.computing()}
     assert durations == {"F0.0": 1, "F1.0": 2, "F2.0": 1, "B0.0": 2, "B1.0": 3, "B2.0": 3}
@@ -289,16 +334,23 @@ def test_costs_may_differ_between_stages_and_edges() -> None:
 
 def test_messages_on_an_edge_wait_for_each_other_and_not_for_those_of_other_edges() -> None:
     """The last rank's backwards are done at once, so four gradients of size 1 leave together, one a time unit."""
-    costs = Costs((Work(1, 0, 0, sent=0), Work(1, 0, 0, sent=1), Work(1, 0, 0)), edges={(2, 1): Edge(2.0, 1.0)})
-    line = simulate(Job(Linear(3), named("gpipe"), 4), costs)
-    starts = [span.start for span in line.spans if span.task.kind is Kind.BACKWARD and span.task.stage == 1]
+    costs = Costs(
+        (Work(1, 0, 0, sent=0), Work(1, 0, 0, sent=1), Work(1, 0, 0)),
+        edges={(2, 1): Edge(2.0, 1.0)},
+    )
+    line = simulate(Job(Linear(3), policy_by_name("gpipe"), 4), costs)
+    starts = [
+        span.start
+        for span in line.spans
+        if span.task.kind is Kind.BACKWARD and span.task.stage == 1
+    ]
     assert starts == [6 + 1 + 2 + number for number in range(4)]
 
 
 def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
     alone = ran("1f1b", 2, 4, steps=2)
     costs = Costs(reduce=1.0, step=0.5, bucket=4.0, edge=Edge(0.0, 2.0))
-    line = simulate(Job(Linear(2), named("1f1b"), 4, replicas=2), costs, steps=2)
+    line = simulate(Job(Linear(2), policy_by_name("1f1b"), 4, replicas=2), costs, steps=2)
     assert line.ranks == 4
     assert sum(span.task.kind is Kind.REDUCE for span in line.spans) == 2 * 4
     # Half a bucket to the other replica, the sum of half a bucket back: each takes 1; then the step.
@@ -306,10 +358,14 @@ def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
 
 
 def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_before() -> None:
-    policy, m = named("zb-h2"), 8
+    policy, m = policy_by_name("zb-h2"), 8
     line = simulate(Job(Linear(4), policy, m), Costs(), steps=3, barrier=True)
     for step in range(2):
-        ends = [span.end for span in line.spans if span.task.microbatch // m == step and span.task.kind is not Kind.STEP]
+        ends = [
+            span.end
+            for span in line.spans
+            if span.task.microbatch // m == step and span.task.kind is not Kind.STEP
+        ]
         begins = [span.start for span in line.computing() if span.task.microbatch // m == step + 1]
         assert max(ends) <= min(begins)
     assert line.makespan == 3 * ran("zb-h2").makespan
@@ -317,20 +373,32 @@ def test_under_a_barrier_no_rank_begins_a_step_before_all_have_done_the_one_befo
 
 def test_an_activation_is_as_large_as_the_stage_before_says() -> None:
     costs = Costs((Work(1, 1, 0, sent=3), Work(1, 1, 0, sent=9)), edges={(0, 1): Edge(0.0, 1.0)})
-    line = simulate(Job(Linear(2), named("gpipe"), 1), costs)
+    line = simulate(Job(Linear(2), policy_by_name("gpipe"), 1), costs)
     assert [span.start for span in line.spans if span.task.kind is Kind.FORWARD] == [0, 1 + 3]
 
 
 def test_replicas_evaluate_each_to_its_own_end() -> None:
-    line = simulate(Job(Linear(2), Nested(), 4, trains=False, replicas=2), Costs(Work(1, 0, 0), stragglers={0: 3.0}))
+    line = simulate(
+        Job(Linear(2), Nested(), 4, trains=False, replicas=2),
+        Costs(Work(1, 0, 0), stragglers={0: 3.0}),
+    )
     assert sum(span.task.kind is Kind.FORWARD for span in line.spans) == 2 * 2 * 4
 
 
 def test_idle_time_is_what_no_task_takes_until_the_makespan() -> None:
-    line = simulate(Job(Linear(3), named("zb-h1"), 4, replicas=2), Costs(reduce=2.0, step=1.0, edge=Edge(2.0)))
-    assert line.idle() == pytest.approx([sum(line.idle(cause)[rank] for cause in (INPUT, ROOM, END)) for rank in range(6)])
+    line = simulate(
+        Job(Linear(3), policy_by_name("zb-h1"), 4, replicas=2),
+        Costs(reduce=2.0, step=1.0, edge=Edge(2.0)),
+    )
+    assert line.idle() == pytest.approx(
+        [sum(line.idle(cause)[rank] for cause in (INPUT, ROOM, END)) for rank in range(6)]
+    )
     for rank in range(6):
-        busy = sum(min(span.end, line.makespan) - span.start for span in line.spans if span.rank == rank and span.start < line.makespan)
+        busy = sum(
+            min(span.end, line.makespan) - span.start
+            for span in line.spans
+            if span.rank == rank and span.start < line.makespan
+        )
         assert line.idle()[rank] == pytest.approx(line.makespan - busy)
 
 
@@ -348,13 +416,22 @@ def test_one_forward_one_backward_alternates_where_durations_vary(seed: int) -> 
         rows.append(tuple(row))
     order, costs = Order(Linear(p), m, tuple(rows)), Costs(jitter=0.5, seed=seed)
     strict = simulate(Job(Linear(p), Fixed(order, order.needs), m), costs, steps=8).makespan
-    assert simulate(Job(Linear(p), named("1f1b"), m), costs, steps=8).makespan == pytest.approx(strict, rel=0.03)
+    assert simulate(
+        Job(Linear(p), policy_by_name("1f1b"), m), costs, steps=8
+    ).makespan == pytest.approx(strict, rel=0.03)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_adaptive_overtakes_only_without_room_and_so_is_zb_v_on_a_steady_machine(ranks: int) -> None:
+def test_adaptive_overtakes_only_without_room_and_so_is_zb_v_on_a_steady_machine(
+    ranks: int,
+) -> None:
     """With a message's time and the loop's own; an input gradient that took the last place but one cost a forward its turn."""
     costs = Costs(task=0.03, edge=Edge(0.02), pieces=1)
-    places = {name: placement_for(named(name), ranks, 2 * ranks) for name in ("adaptive", "zb-v")}
-    lines = {name: simulate(Job(place, named(name), 2 * ranks), costs, steps=8) for name, place in places.items()}
+    places = {
+        name: placement_for(policy_by_name(name), ranks, 2 * ranks) for name in ("adaptive", "zb-v")
+    }
+    lines = {
+        name: simulate(Job(place, policy_by_name(name), 2 * ranks), costs, steps=8)
+        for name, place in places.items()
+    }
     assert lines["adaptive"].makespan == lines["zb-v"].makespan

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
-from axrt.scheduler.policies import named
+from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 
 
 def state_of(rank: int, ranks: int = 3, microbatches: int = 2, policy: str = "1f1b") -> RankState:
-    state = RankState(Job(Linear(ranks), named(policy), microbatches), rank)
+    state = RankState(Job(Linear(ranks), policy_by_name(policy), microbatches), rank)
     state.ask_step()
     return state
 
@@ -61,7 +61,9 @@ def test_a_gradient_makes_a_backward_ready_and_the_backward_sends_one_back() -> 
 def test_the_last_stage_wants_its_target_and_owes_nobody_a_gradient_but_the_stage_before() -> None:
     state = state_of(rank=2)
     state.deliver(activation(2, 0))
-    assert [str(lack) for lack in state.waiting_for() if lack.task.kind is Kind.FORWARD] == ["F2.0 lacks target from rank 0"]
+    assert [str(lack) for lack in state.waiting_for() if lack.task.kind is Kind.FORWARD] == [
+        "F2.0 lacks target from rank 0"
+    ]
     state.deliver(Message(Meaning.TARGET, 2, 0))
     assert run(state, "F2.0") == []
     assert run(state, "B2.0") == [gradient(1, 0)]
@@ -112,13 +114,18 @@ def test_nothing_is_read_beyond_the_steps_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("message", "story"),
     [
-        (activation(1, 0), "activation 0 for stage 1 has come before: stage 1: F 1 started 1 finished"),
+        (
+            activation(1, 0),
+            "activation 0 for stage 1 has come before: stage 1: F 1 started 1 finished",
+        ),
         (gradient(1, 1), "gradient 1 for stage 1 before its forward"),
         (activation(1, 4), "of step 2, neither this one nor the next"),
         (activation(2, 1), r"rank 1 holds stages \[1\]"),
     ],
 )
-def test_an_illegal_message_is_refused_with_the_lanes_story_and_changes_nothing(message: Message, story: str) -> None:
+def test_an_illegal_message_is_refused_with_the_lanes_story_and_changes_nothing(
+    message: Message, story: str
+) -> None:
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
     run(state, "F1.0")
@@ -172,7 +179,7 @@ def test_the_end_is_told_once() -> None:
 
 
 def test_a_state_may_begin_at_any_step() -> None:
-    state = RankState(Job(Linear(3), named("1f1b"), 2), 1, first_step=5)
+    state = RankState(Job(Linear(3), policy_by_name("1f1b"), 2), 1, first_step=5)
     state.ask_step()
     state.deliver(activation(1, 10))
     assert run(state, "F1.10") == [activation(2, 10)]
@@ -234,7 +241,7 @@ def test_why_nothing_runs_is_told() -> None:
 
 
 def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
-    state = RankState(Job(Looped(2, 2), named("breadth-first"), 1, replicas=2), 1)
+    state = RankState(Job(Looped(2, 2), policy_by_name("breadth-first"), 1, replicas=2), 1)
     state.ask_step()
 
     def runs(task: str) -> None:
@@ -258,12 +265,19 @@ def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
             state.deliver(message)
         if task is not None:
             runs(task)
-    assert (state.pick(), state.why_idle()) == (None, "input"), "stage 3 lacks a part of the other replica"
-    assert next(str(lack) for lack in state.waiting_for()) == "reduce3.0 lacks part from rank 1 of replica 1"
+    assert (state.pick(), state.why_idle()) == (None, "input"), (
+        "stage 3 lacks a part of the other replica"
+    )
+    assert (
+        next(str(lack) for lack in state.waiting_for())
+        == "reduce3.0 lacks part from rank 1 of replica 1"
+    )
 
 
-def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> None:
-    state = RankState(Job(Linear(3), named("merak"), 8, recomputed={0: 1}), 0)
+def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> (
+    None
+):
+    state = RankState(Job(Linear(3), policy_by_name("merak"), 8, recomputed={0: 1}), 0)
     state.ask_step()
     for number in range(3):
         state.deliver(activation(0, number))
@@ -271,30 +285,38 @@ def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_an
     run(state, "F0.1")
     assert state.pick() == Task.parse("F0.2"), "nobody wants the recomputation yet"
     state.deliver(gradient(0, 0))
-    assert state.pick() == Task.parse("R0.0"), "backwards come first, and this one lacks nothing else"
+    assert state.pick() == Task.parse("R0.0"), (
+        "backwards come first, and this one lacks nothing else"
+    )
     run(state, "R0.0")
     run(state, "B0.0")
 
 
 def test_a_recomputation_that_is_not_wanted_yet_is_no_cap() -> None:
-    state = RankState(Job(Linear(3), named("merak"), 8, recomputed={0: 1}), 0)
+    state = RankState(Job(Linear(3), policy_by_name("merak"), 8, recomputed={0: 1}), 0)
     state.ask_step()
     for number in range(4):
         state.deliver(activation(0, number))
     for task in ("F0.0", "F0.1", "F0.2", "R0.0", "R0.1"):
         run(state, task)
     assert state.pick() is None
-    assert [str(lack) for lack in state.waiting_for()][:2] == ["F0.3 lacks room", "B0.0 lacks gradient from rank 1"]
+    assert [str(lack) for lack in state.waiting_for()][:2] == [
+        "F0.3 lacks room",
+        "B0.0 lacks gradient from rank 1",
+    ]
 
 
 def test_a_microbatch_of_the_other_pipe_is_refused() -> None:
-    state = RankState(Job(Bidirectional(2), named("chimera"), 4), 0)
+    state = RankState(Job(Bidirectional(2), policy_by_name("chimera"), 4), 0)
     state.ask_step()
     assert state.pipe_of == {0: 0, 1: 1}
     with pytest.raises(IllegalMove, match="activation 1 for stage 0 is of another pipe"):
         state.deliver(Message(Meaning.ACTIVATION, 0, 1))
     with pytest.raises(IllegalMove, match="holds stages"):
         state.deliver(Message(Meaning.ACTIVATION, 1, 1))
-    up = RankState(Job(Bidirectional(2), named("chimera"), 4), 1)
+    up = RankState(Job(Bidirectional(2), policy_by_name("chimera"), 4), 1)
     up.ask_step()
-    assert str(next(lack for lack in up.waiting_for() if lack.task == Task.parse("F0.1"))) == "F0.1 lacks activation from rank 0"
+    assert (
+        str(next(lack for lack in up.waiting_for() if lack.task == Task.parse("F0.1")))
+        == "F0.1 lacks activation from rank 0"
+    )

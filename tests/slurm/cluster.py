@@ -72,12 +72,23 @@ class Cluster:
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
         self._daemons: list[subprocess.Popen[bytes]] = []
-        self.environment = {name: value for name, value in environment.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        self.environment |= {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": environment["PATH"] + ":/usr/sbin:/sbin"}
+        self.environment = {
+            name: value
+            for name, value in environment.items()
+            if not name.startswith(("SLURM_", "SBATCH_"))
+        }
+        self.environment |= {
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "PATH": environment["PATH"] + ":/usr/sbin:/sbin",
+        }
 
     def __enter__(self) -> Self:
         """Raises `pytest.skip` where Slurm cannot run."""
-        missing = [name for name in (*_DAEMONS, "sbatch", "srun") if not shutil.which(name, path=self.environment["PATH"])]
+        missing = [
+            name
+            for name in (*_DAEMONS, "sbatch", "srun")
+            if not shutil.which(name, path=self.environment["PATH"])
+        ]
         if missing:
             pytest.skip(f"no {', '.join(missing)} here: apt-get install slurm-wlm munge")
         if os.geteuid() != 0:
@@ -87,7 +98,9 @@ class Cluster:
             random.SystemRandom().randrange(1, 10**6),
             _free_ports("controller", *NODES),
         )
-        (self._folder / "slurm.conf").write_text(_CONF.format(folder=self._folder, host=host, first_job=first_job, **ports))
+        (self._folder / "slurm.conf").write_text(
+            _CONF.format(folder=self._folder, host=host, first_job=first_job, **ports)
+        )
         for name in ("state", *(f"{kind}-{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self._folder / name).mkdir()
         (self._folder / "munge.key").write_bytes(os.urandom(1024))
@@ -112,7 +125,10 @@ class Cluster:
                 daemon.wait()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]:
+                if (
+                    process.pid != os.getpid()
+                    and process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                ):
                     process.kill()
 
     def cancel_all(self) -> None:
@@ -121,22 +137,41 @@ class Cluster:
         self.run("scancel", "--user=root")
 
     def _begin(self) -> None:
-        munge = {name: f"{self._folder}/munge.{name}" for name in ("socket", "pid", "log", "seed", "key")}
+        munge = {
+            name: f"{self._folder}/munge.{name}" for name in ("socket", "pid", "log", "seed", "key")
+        }
         self._start(
-            *("munged", "--foreground", "--force", f"--socket={munge['socket']}", f"--pid-file={munge['pid']}"),
-            *(f"--log-file={munge['log']}", f"--seed-file={munge['seed']}", f"--key-file={munge['key']}"),
+            *(
+                "munged",
+                "--foreground",
+                "--force",
+                f"--socket={munge['socket']}",
+                f"--pid-file={munge['pid']}",
+            ),
+            *(
+                f"--log-file={munge['log']}",
+                f"--seed-file={munge['seed']}",
+                f"--key-file={munge['key']}",
+            ),
         )
         self._until(lambda: (self._folder / "munge.socket").exists(), "munged makes its socket")
         self._start("slurmctld", "-D", "-i")
         for node in NODES:
             self._start("slurmd", "-D", "-N", node)
-        self._until(lambda: self.run("sinfo", "-h", "-p", "main", "-o", "%T %D") == f"idle {len(NODES)}", "all nodes are idle")
+        self._until(
+            lambda: self.run("sinfo", "-h", "-p", "main", "-o", "%T %D") == f"idle {len(NODES)}",
+            "all nodes are idle",
+        )
 
     def _start(self, name: str, *arguments: str) -> None:
         log = (self._folder / f"log-{len(self._daemons)}-{name}").open("wb")
         command = [shutil.which(name, path=self.environment["PATH"]) or name, *arguments]
         with log:
-            self._daemons.append(subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            self._daemons.append(
+                subprocess.Popen(
+                    command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            )
 
     def _until(self, fact: Callable[[], bool], words: str) -> None:
         """Wait for a fact, and skip the tests where it does not come."""
@@ -147,7 +182,10 @@ class Cluster:
                 if not dead and fact():
                     return
             if dead or time.monotonic() > deadline:
-                logs = "\n".join(f"{path.name}: {path.read_text()[-400:]}" for path in sorted(self._folder.glob("log-*")))
+                logs = "\n".join(
+                    f"{path.name}: {path.read_text()[-400:]}"
+                    for path in sorted(self._folder.glob("log-*"))
+                )
                 pytest.skip(f"Slurm does not come up here ({words}: no; ended: {dead})\n{logs}")
             time.sleep(0.1)
 

@@ -26,7 +26,9 @@ from .cluster import Cluster
 STEPS, EVERY = 60, 10
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 CONFIG = (
-    TINY.replace("steps = 4", f"steps = {STEPS}").replace("log_every = 2", "log_every = 1").replace("eval_every = 2", "eval_every = 20")
+    TINY.replace("steps = 4", f"steps = {STEPS}")
+    .replace("log_every = 2", "log_every = 1")
+    .replace("eval_every = 2", "eval_every = 20")
     + f"[checkpoint]\nevery = {EVERY}\n[optimizer]\nlr = 1e-2\nclip = 1.0\n"
 ).replace("[model]\nlayers = 1", '[model]\nlayers = 2\ndropout = 0.1\nfactory = "slow:build"')
 # The first start of a job is slow, so that whatever befalls it does so in its middle. Bits do not depend on that.
@@ -58,12 +60,27 @@ class Job:
     folder: Path
 
     @classmethod
-    def submit(cls, cluster: Cluster, folder: Path, *options: str, keys: tuple[str, ...] = (), **extra: str) -> Self:
+    def submit(
+        cls, cluster: Cluster, folder: Path, *options: str, keys: tuple[str, ...] = (), **extra: str
+    ) -> Self:
         write(folder)
-        known = {"AXRT_PYTHON": sys.executable, "AXRT_SRUN_MPI": "pmix" if is_open_mpi() else "pmi2", "SLOW_S": "0.15"}
+        known = {
+            "AXRT_PYTHON": sys.executable,
+            "AXRT_SRUN_MPI": "pmix" if is_open_mpi() else "pmi2",
+            "SLOW_S": "0.15",
+        }
         script = str(ROOT / "scripts" / "slurm" / "pretrain.sbatch")
         told = cluster.run(
-            "sbatch", "--parsable", "--exclusive", *options, script, "tiny.toml", "run", *keys, cwd=folder, extra=known | extra
+            "sbatch",
+            "--parsable",
+            "--exclusive",
+            *options,
+            script,
+            "tiny.toml",
+            "run",
+            *keys,
+            cwd=folder,
+            extra=known | extra,
         )
         assert told.isdigit(), told
         return cls(cluster, told, folder)
@@ -102,7 +119,10 @@ class Job:
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 found = process.environ()
-                if (found.get("SLURM_JOB_ID"), found.get("SLURM_PROCID")) == (self.number, str(rank)) and process.cmdline()[1:3] == [
+                if (found.get("SLURM_JOB_ID"), found.get("SLURM_PROCID")) == (
+                    self.number,
+                    str(rank),
+                ) and process.cmdline()[1:3] == [
                     "-m",
                     "axrt",
                 ]:
@@ -133,8 +153,14 @@ def numbers(run: Path) -> dict[tuple[str, float], set[float]]:
 
 def tensors(run: Path) -> dict[str, tuple[object, ...]]:
     """Weights and the optimizer's state in the last checkpoint, as bits."""
-    files = [(file.name, load_file(file)) for file in sorted(checkpoint_in(run).glob("*.safetensors"))]
-    return {f"{file} {name}": (t.dtype, t.shape, t.numpy().tobytes()) for file, held in files for name, t in held.items()}
+    files = [
+        (file.name, load_file(file)) for file in sorted(checkpoint_in(run).glob("*.safetensors"))
+    ]
+    return {
+        f"{file} {name}": (t.dtype, t.shape, t.numpy().tobytes())
+        for file, held in files
+        for name, t in held.items()
+    }
 
 
 def assert_same_bits(run: Path, quiet: Path) -> None:
@@ -148,7 +174,10 @@ def assert_same_bits(run: Path, quiet: Path) -> None:
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="axrt-slurm-") as folder, Cluster(Path(folder), environment()) as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="axrt-slurm-") as folder,
+        Cluster(Path(folder), environment()) as cluster,
+    ):
         if is_open_mpi() and (told := cluster.run("srun", "--nodes=2", "--mpi=pmix", "true")):
             pytest.skip(f"no pmix in this Slurm (apt-get install libpmix-dev): {told}")
         yield cluster
@@ -189,9 +218,19 @@ def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_
     slurm: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
     # A minute is the least limit that there is. Slurm looks every 30 s, so the signal comes 25 to 55 s after the start.
-    job = Job.submit(slurm, tmp_path, *TWO_NODES, "--cpus-per-task=2", "--time=1", "--signal=B:USR1@5", SLOW_S="0.6")
+    job = Job.submit(
+        slurm,
+        tmp_path,
+        *TWO_NODES,
+        "--cpus-per-task=2",
+        "--time=1",
+        "--signal=B:USR1@5",
+        SLOW_S="0.6",
+    )
     ended = job.until_ended()
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), (
+        job.log
+    )
     assert_saved_and_gone_on(job, "USR1")
     assert "queued again: it is saved" in job.log
     assert_same_bits(tmp_path / "run", quiet)
@@ -203,9 +242,18 @@ def test_a_preempted_run_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet
 ) -> None:
     job = Job.submit(slurm, tmp_path, *TWO_NODES, f"--partition={partition}")
     job.until_middle()
-    slurm.run("sbatch", "--partition=first", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=true")
+    slurm.run(
+        "sbatch",
+        "--partition=first",
+        "--exclusive",
+        "--nodes=2",
+        "--output=/dev/null",
+        "--wrap=true",
+    )
     ended = job.until_ended()
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), (
+        job.log
+    )
     assert_saved_and_gone_on(job, asked)
     assert_same_bits(tmp_path / "run", quiet)
 
@@ -218,7 +266,9 @@ def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_from_its_last_c
     os.kill(job.pid_of(1), signal.SIGKILL)
     job.until(lambda: "its ranks with 137" in job.log, limit_s=10)  # sooner than KillWait
     ended = job.until_ended()
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), job.log
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), (
+        job.log
+    )
     assert "queued again: a rank was lost" in job.log
     assert_same_bits(tmp_path / "run", quiet)
 
@@ -242,10 +292,19 @@ def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path)
     ],
 )
 def test_what_another_start_would_meet_again_is_not_queued_again(
-    slurm: Cluster, tmp_path: Path, keys: tuple[str, ...], extra: dict[str, str], code: int, text: str
+    slurm: Cluster,
+    tmp_path: Path,
+    keys: tuple[str, ...],
+    extra: dict[str, str],
+    code: int,
+    text: str,
 ) -> None:
     job = Job.submit(slurm, tmp_path, *TWO_NODES, keys=keys, **extra)
     ended = job.until_ended()
-    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("FAILED", "0", f"{code}:0"), job.log
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == (
+        "FAILED",
+        "0",
+        f"{code}:0",
+    ), job.log
     assert text in job.log
     assert "queued again" not in job.log

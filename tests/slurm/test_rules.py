@@ -31,9 +31,15 @@ def in_a_directory(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).chmod(0o755)
 
 
-def ended(folder: Path, srun: int, axrt: int | None, told: signal.Signals | None = None) -> tuple[int, bool]:
+def ended(
+    folder: Path, srun: int, axrt: int | None, told: signal.Signals | None = None
+) -> tuple[int, bool]:
     """With which code the script ends, and whether it has queued the job again."""
-    standin = {"STANDIN_SRUN": str(srun), "STANDIN_AXRT": "" if axrt is None else str(axrt), "STANDIN_WAITS": "yes" if told else ""}
+    standin = {
+        "STANDIN_SRUN": str(srun),
+        "STANDIN_AXRT": "" if axrt is None else str(axrt),
+        "STANDIN_WAITS": "yes" if told else "",
+    }
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
     for left in ("told", "ready"):
         (folder / left).unlink(missing_ok=True)
@@ -51,13 +57,22 @@ def ended(folder: Path, srun: int, axrt: int | None, told: signal.Signals | None
     return code, (folder / "told").exists() and (folder / "told").read_text() == "requeue 7\n"
 
 
-@pytest.mark.parametrize("key", ["checkpoint.resume=runs/mine/checkpoints/step-00000100", "run.out=elsewhere"])
+@pytest.mark.parametrize(
+    "key", ["checkpoint.resume=runs/mine/checkpoints/step-00000100", "run.out=elsewhere"]
+)
 def test_what_would_go_back_at_every_start_is_refused(tmp_path: Path, key: str) -> None:
     ended = subprocess.run(
-        ["bash", str(SCRIPT), "tiny.toml", "runs/mine", "optimizer.lr=1", key], cwd=tmp_path, capture_output=True, text=True, check=False
+        ["bash", str(SCRIPT), "tiny.toml", "runs/mine", "optimizer.lr=1", key],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 2
-    assert "checkpoint.resume and run.out are set by this script; go back by hand, once" in ended.stderr
+    assert (
+        "checkpoint.resume and run.out are set by this script; go back by hand, once"
+        in ended.stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +116,9 @@ def test_a_signal_to_the_script_reaches_the_step(
     assert ended(tmp_path, srun, axrt, told) == expected
 
 
-def test_a_rank_may_be_lost_three_times_at_one_checkpoint_and_again_at_the_next(tmp_path: Path) -> None:
+def test_a_rank_may_be_lost_three_times_at_one_checkpoint_and_again_at_the_next(
+    tmp_path: Path,
+) -> None:
     latest = tmp_path / "runs" / "mine" / "checkpoints" / "latest"
     latest.parent.mkdir(parents=True)
     found = []

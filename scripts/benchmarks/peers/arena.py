@@ -26,7 +26,12 @@ def join(store: str) -> None:
     torch.set_num_threads(1)
     sharpen_sleep()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=MPI.COMM_WORLD.rank, world_size=MPI.COMM_WORLD.size)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=MPI.COMM_WORLD.rank,
+        world_size=MPI.COMM_WORLD.size,
+    )
 
 
 class Took(NamedTuple):

@@ -41,14 +41,24 @@ def run(rounds: int) -> list[dict[str, Any]]:
     rows = []
     for number, contestant in in_turn(list(_contestants()), rounds):
         took = timed(contestant.step, STEPS if number else 1)
-        row = {"part": "empty", "runtime": contestant.runtime, "name": contestant.name, "round": number}
+        row = {
+            "part": "empty",
+            "runtime": contestant.runtime,
+            "name": contestant.name,
+            "round": number,
+        }
         rows.append(row | {"us_per_task": 1e6 * took.wall_s / STEPS / contestant.tasks})
     return [row for row in rows if row["round"]] if dist.get_rank() == 0 else []
 
 
 def _contestants() -> Iterator[Contestant]:
     one = repeat((torch.zeros(SHAPE, requires_grad=True), torch.zeros(1)))
-    whole = repeat((torch.zeros(MICROBATCHES * SHAPE[0], SHAPE[1], requires_grad=True), torch.zeros(MICROBATCHES)))
+    whole = repeat(
+        (
+            torch.zeros(MICROBATCHES * SHAPE[0], SHAPE[1], requires_grad=True),
+            torch.zeros(MICROBATCHES),
+        )
+    )
     for name in ("gpipe", "1f1b", "adaptive"):
         model = lambda stages: axrt.PipelineModule([Nothing() for _ in range(stages)], loss_fn)  # noqa: E731
         yield of_axrt.contestant(name, model, one, {"schedule": {"microbatches": MICROBATCHES}})

@@ -30,7 +30,9 @@ def run(rounds: int) -> list[dict[str, Any]]:
         for size in SIZES:
             turns = max(4, min(200, 64 * MIB // size))
             row: dict[str, Any] = {"part": "messages", "bytes": size, "round": number}
-            row |= _beside(_Raw(raw, size, turns), turns, "raw") | _beside(_Ours(transport, world.rank, size), turns, "axrt")
+            row |= _beside(_Raw(raw, size, turns), turns, "raw") | _beside(
+                _Ours(transport, world.rank, size), turns, "axrt"
+            )
             row["waits_ms"] = 1e3 * _waits_s(transport, world, size)
             rows.append(row)
     transport.close()
@@ -40,7 +42,10 @@ def run(rounds: int) -> list[dict[str, Any]]:
 def _beside(side: "_Raw | _Ours", turns: int, name: str) -> dict[str, float]:
     latencies = [_timed(lambda: side.there_and_back()) / 2 for _ in range(turns)]
     stream_s = _timed(lambda: side.stream(turns))
-    return {f"{name}_us": 1e6 * statistics.median(latencies), f"{name}_gb_s": side.size * turns / stream_s / 1e9}
+    return {
+        f"{name}_us": 1e6 * statistics.median(latencies),
+        f"{name}_gb_s": side.size * turns / stream_s / 1e9,
+    }
 
 
 def _timed(run: Callable[[], None]) -> float:

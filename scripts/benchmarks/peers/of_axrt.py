@@ -7,7 +7,7 @@ from mpi4py import MPI
 from torch import nn
 
 import axrt
-from axrt.schedule import scheduled
+from axrt.scheduler.planner import build_schedule
 from axrt.transport.mpi import MpiTransport
 
 from .contestant import Contestant
@@ -32,14 +32,24 @@ def contestant(
         cap: `schedule.in_flight`.
     """
     microbatches = settings["schedule"]["microbatches"]
-    job = scheduled(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
+    job = build_schedule(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
     pipeline = model(job.stages)
-    config = {**settings, "schedule": {**settings["schedule"], "policy": name, "in_flight": cap}, "run": {"device": "cpu"}}
-    engine = axrt.initialize(pipeline, optimizer, config=config, transport=MpiTransport(MPI.COMM_WORLD))
-    layers: Sequence[nn.Module] = [layer for layer in pipeline.layers if isinstance(layer, nn.Module)]
+    config = {
+        **settings,
+        "schedule": {**settings["schedule"], "policy": name, "in_flight": cap},
+        "run": {"device": "cpu"},
+    }
+    engine = axrt.initialize(
+        pipeline, optimizer, config=config, transport=MpiTransport(MPI.COMM_WORLD)
+    )
+    layers: Sequence[nn.Module] = [
+        layer for layer in pipeline.layers if isinstance(layer, nn.Module)
+    ]
 
     def step() -> None:
         engine.train_batch(batches)
 
     tasks = (3 if job.splits else 2) * job.placement.chunks * microbatches
-    return Contestant(f"{name}, {cap} held" if cap else name, "axrt", step, tasks, job.splits, layers)
+    return Contestant(
+        f"{name}, {cap} held" if cap else name, "axrt", step, tasks, job.splits, layers
+    )

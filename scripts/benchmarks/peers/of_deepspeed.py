@@ -38,13 +38,21 @@ def contestant(
         clip: the largest norm of all gradients; 0: no limit.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    os.environ.update(DS_ACCELERATOR="cpu", RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    os.environ.update(
+        DS_ACCELERATOR="cpu", RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank)
+    )
     import deepspeed
     from deepspeed.pipe import PipelineModule
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    module = PipelineModule(layers=list(layers), num_stages=ranks, loss_fn=loss_fn, partition_method="uniform", base_seed=0)
+    module = PipelineModule(
+        layers=list(layers),
+        num_stages=ranks,
+        loss_fn=loss_fn,
+        partition_method="uniform",
+        base_seed=0,
+    )
     mine = [parameter for parameter in module.parameters() if parameter.requires_grad]
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": microbatch_size,
@@ -52,7 +60,9 @@ def contestant(
         "gradient_clipping": clip,
         "steps_per_print": 10**9,
     }
-    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer(mine), model_parameters=mine, config=config)
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=optimizer(mine), model_parameters=mine, config=config
+    )
 
     def step() -> None:
         engine.train_batch(data_iter=batches)

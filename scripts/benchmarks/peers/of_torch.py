@@ -55,8 +55,19 @@ def contestant(
     stages = []
     for number, layer in zip(numbers, layers, strict=True):
         given, made = examples(number)
-        stages.append(PipelineStage(layer, number, ranks * chunks, torch.device("cpu"), input_args=(given,), output_args=(made,)))
-    schedule = getattr(schedules, name)(stages if chunks > 1 else stages[0], microbatches, loss_fn=loss_fn)
+        stages.append(
+            PipelineStage(
+                layer,
+                number,
+                ranks * chunks,
+                torch.device("cpu"),
+                input_args=(given,),
+                output_args=(made,),
+            )
+        )
+    schedule = getattr(schedules, name)(
+        stages if chunks > 1 else stages[0], microbatches, loss_fn=loss_fn
+    )
     parameters = [parameter for layer in layers for parameter in layer.parameters()]
     stepper = optimizer(parameters) if optimizer else None
     first, last = 0 in numbers, ranks * chunks - 1 in numbers
@@ -72,7 +83,14 @@ def contestant(
             stepper.zero_grad()
 
     splits = name in SPLITS
-    return Contestant(name.removeprefix("Schedule"), "torch", step, (2 + splits) * chunks * microbatches, splits, layers)
+    return Contestant(
+        name.removeprefix("Schedule"),
+        "torch",
+        step,
+        (2 + splits) * chunks * microbatches,
+        splits,
+        layers,
+    )
 
 
 @torch.no_grad()

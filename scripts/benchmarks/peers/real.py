@@ -34,7 +34,12 @@ def run(rounds: int) -> list[dict[str, Any]]:
     for number, contestant in in_turn(list(_contestants()), rounds):
         took = timed(contestant.step, STEPS if number else 1)
         tokens = STEPS * TOKENS * (2 if contestant.name == BOTH else 1)
-        row = {"part": "real", "runtime": contestant.runtime, "name": contestant.name, "round": number}
+        row = {
+            "part": "real",
+            "runtime": contestant.runtime,
+            "name": contestant.name,
+            "round": number,
+        }
         rows.append(row | {"tokens_per_s": tokens / took.wall_s})
     return [row for row in rows if row["round"]] if dist.get_rank() == 0 else []
 
@@ -42,11 +47,22 @@ def run(rounds: int) -> list[dict[str, Any]]:
 def _contestants() -> Iterator[Contestant]:
     model = gpt(Config.read(SETTINGS))
     for name, cap in (("adaptive", 0), ("adaptive", 6), ("zb-v", 0), ("1f1b", 0)):
-        yield of_axrt.contestant(name, lambda stages: model, _microbatches(), SETTINGS, _of_named, cap)
+        yield of_axrt.contestant(
+            name, lambda stages: model, _microbatches(), SETTINGS, _of_named, cap
+        )
     for name in of_torch.NAMES:
-        yield of_torch.contestant(name, _stage_of, _examples_for(name), cross_entropy, _steps(), MICROBATCHES, _adamw)
+        yield of_torch.contestant(
+            name, _stage_of, _examples_for(name), cross_entropy, _steps(), MICROBATCHES, _adamw
+        )
     if of_deepspeed.is_installed():
-        yield of_deepspeed.contestant(list(model.sequential(0)), cross_entropy, _microbatches(), MICROBATCHES, SEQUENCES, _adamw)
+        yield of_deepspeed.contestant(
+            list(model.sequential(0)),
+            cross_entropy,
+            _microbatches(),
+            MICROBATCHES,
+            SEQUENCES,
+            _adamw,
+        )
     yield _plain(ALONE, runs=dist.get_rank() == 0)
     yield _plain(BOTH, runs=True)
 
@@ -69,7 +85,9 @@ def _plain(name: str, runs: bool) -> Contestant:
 
 def _stage_of(stage: int, chunks: int) -> nn.Module:
     cuts = _CUTS[2 * chunks]
-    return nn.Sequential(*list(gpt(Config.read(SETTINGS)).sequential(0))[cuts[stage] : cuts[stage + 1]])
+    return nn.Sequential(
+        *list(gpt(Config.read(SETTINGS)).sequential(0))[cuts[stage] : cuts[stage + 1]]
+    )
 
 
 def _examples_for(name: str) -> Any:
@@ -77,14 +95,22 @@ def _examples_for(name: str) -> Any:
     features = (SEQUENCES, CONTEXT, WIDTH)
 
     def examples(stage: int) -> tuple[Tensor, Tensor]:
-        given = torch.zeros(features, requires_grad=True) if stage else torch.zeros(features[:2], dtype=torch.int64)
-        return given, torch.zeros((*features[:2], VOCAB) if stage == last else features, requires_grad=True)
+        given = (
+            torch.zeros(features, requires_grad=True)
+            if stage
+            else torch.zeros(features[:2], dtype=torch.int64)
+        )
+        return given, torch.zeros(
+            (*features[:2], VOCAB) if stage == last else features, requires_grad=True
+        )
 
     return examples
 
 
 def _microbatches() -> Iterator[tuple[Tensor, Tensor]]:
-    rows = torch.randint(VOCAB, (SEQUENCES, CONTEXT + 1), generator=torch.Generator().manual_seed(0))
+    rows = torch.randint(
+        VOCAB, (SEQUENCES, CONTEXT + 1), generator=torch.Generator().manual_seed(0)
+    )
     return repeat((rows[:, :-1].contiguous(), rows[:, 1:].contiguous()))
 
 

@@ -34,9 +34,15 @@ def median(rows: Sequence[Row], key: str) -> float:
 def tables(rows: Sequence[Row]) -> str:
     """Everything as Markdown."""
     text = []
-    for case, of_case in grouped([row for row in rows if row["part"] == "synthetic"], *_CASE).items():
+    for case, of_case in grouped(
+        [row for row in rows if row["part"] == "synthetic"], *_CASE
+    ).items():
         text.append(_synthetic(_titled(case), of_case))
-    makers: dict[str, Callable[[list[Row]], str]] = {"real": _real, "empty": _empty, "messages": _messages}
+    makers: dict[str, Callable[[list[Row]], str]] = {
+        "real": _real,
+        "empty": _empty,
+        "messages": _messages,
+    }
     for part, make in makers.items():
         of_part = [row for row in rows if row["part"] == part]
         if of_part:
@@ -55,13 +61,22 @@ def _titled(case: tuple[Any, ...]) -> str:
     )
 
 
-def _ranked(rows: Sequence[Row], key: str, best: Callable[[float], float]) -> list[tuple[tuple[Any, ...], list[Row]]]:
-    return sorted(grouped(rows, "runtime", "name").items(), key=lambda item: best(median(item[1], key)))
+def _ranked(
+    rows: Sequence[Row], key: str, best: Callable[[float], float]
+) -> list[tuple[tuple[Any, ...], list[Row]]]:
+    return sorted(
+        grouped(rows, "runtime", "name").items(), key=lambda item: best(median(item[1], key))
+    )
 
 
 def _synthetic(title: str, rows: list[Row]) -> str:
     best = max(
-        (median(each, "utilisation") for (runtime, _), each in grouped(rows, "runtime", "name").items() if runtime == "torch"), default=0.0
+        (
+            median(each, "utilisation")
+            for (runtime, _), each in grouped(rows, "runtime", "name").items()
+            if runtime == "torch"
+        ),
+        default=0.0,
     )
     lines = [
         f"**{title}**\n",
@@ -76,7 +91,9 @@ def _synthetic(title: str, rows: list[Row]) -> str:
         share = f"{value / best:.3f}" if best else ""
         cpu = f"{100 * median(each, 'cpu'):.0f} %"
         used = spread([row["utilisation"] for row in each])
-        lines.append(f"| {runtime} {name} | {used} | {share} | {ideal} | {predicted} | {costs} | {cpu} |")
+        lines.append(
+            f"| {runtime} {name} | {used} | {share} | {ideal} | {predicted} | {costs} | {cpu} |"
+        )
     return "\n".join(lines)
 
 
@@ -98,7 +115,9 @@ def _real(rows: list[Row]) -> str:
 def _empty(rows: list[Row]) -> str:
     lines = ["**Layers that do nothing, p = 2, m = 256**\n", "| | us a task |", "|---|---|"]
     for (runtime, name), each in _ranked(rows, "us_per_task", lambda value: value):
-        lines.append(f"| {runtime} {name} | {spread([row['us_per_task'] for row in each], '{:,.1f}')} |")
+        lines.append(
+            f"| {runtime} {name} | {spread([row['us_per_task'] for row in each], '{:,.1f}')} |"
+        )
     return "\n".join(lines)
 
 
@@ -114,7 +133,9 @@ def _messages(rows: list[Row]) -> str:
         raw, ours = (f"{median(each, f'{side}_us'):,.1f}" for side in ("raw", "axrt"))
         raw_rate, our_rate = (f"{median(each, f'{side}_gb_s'):.2f}" for side in ("raw", "axrt"))
         waits = spread([row["waits_ms"] for row in each], "{:.2f}")
-        lines.append(f"| {size // 1024:,} | {raw} | {ours} | {more:.1f} | {raw_rate} | {our_rate} | {share:.2f} | {waits} |")
+        lines.append(
+            f"| {size // 1024:,} | {raw} | {ours} | {more:.1f} | {raw_rate} | {our_rate} | {share:.2f} | {waits} |"
+        )
     return "\n".join(lines)
 
 
@@ -122,18 +143,36 @@ def picture(rows: Sequence[Row], file: Path) -> None:
     """A bar a contestant, a panel a table; whiskers are the extremes."""
     from matplotlib.figure import Figure
 
-    panels = [(_titled(case), of_case) for case, of_case in grouped([row for row in rows if row["part"] == "synthetic"], *_CASE).items()]
-    panels += [(part, of_part) for (part,), of_part in grouped([row for row in rows if row["part"] in ("real", "empty")], "part").items()]
+    panels = [
+        (_titled(case), of_case)
+        for case, of_case in grouped(
+            [row for row in rows if row["part"] == "synthetic"], *_CASE
+        ).items()
+    ]
+    panels += [
+        (part, of_part)
+        for (part,), of_part in grouped(
+            [row for row in rows if row["part"] in ("real", "empty")], "part"
+        ).items()
+    ]
     if not panels:
         return
     figure = Figure(figsize=(11, 3.2 * len(panels)), layout="constrained")
-    for axes, (title, of_panel) in zip(figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True):
+    for axes, (title, of_panel) in zip(
+        figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True
+    ):
         key, _ = WHAT[of_panel[0]["part"]]
         ranked = _ranked(of_panel, key, lambda value: value)
         names = [f"{runtime} {name}" for (runtime, name), _ in ranked]
         values = [median(each, key) for _, each in ranked]
-        lows = [value - min(row[key] for row in each) for value, (_, each) in zip(values, ranked, strict=True)]
-        highs = [max(row[key] for row in each) - value for value, (_, each) in zip(values, ranked, strict=True)]
+        lows = [
+            value - min(row[key] for row in each)
+            for value, (_, each) in zip(values, ranked, strict=True)
+        ]
+        highs = [
+            max(row[key] for row in each) - value
+            for value, (_, each) in zip(values, ranked, strict=True)
+        ]
         colours = ["tab:blue" if name.startswith("axrt") else "tab:gray" for name in names]
         axes.barh(names, values, xerr=[lows, highs], color=colours)
         axes.set_title(title)

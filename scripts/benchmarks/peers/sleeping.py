@@ -38,7 +38,9 @@ def at_once(parameter: Tensor, compute: Callable[[], Tensor]) -> Tensor:
     return compute()
 
 
-def drawn_s(base_s: float, jitter: float, seed: int, kind: str, stage: int, count: int) -> list[float]:
+def drawn_s(
+    base_s: float, jitter: float, seed: int, kind: str, stage: int, count: int
+) -> list[float]:
     """How long the tasks of a stage take: the draws of `axrt.scheduler.simulator`."""
     stream, taken = Random(f"{seed} {kind} {stage}"), []
     for _ in range(count):
@@ -57,7 +59,9 @@ class Sleeper(nn.Module):
         two_nodes: the weight gradient has a node of its own.
     """
 
-    def __init__(self, stage: int, chunks: int, later: Later = at_once, two_nodes: bool = False) -> None:
+    def __init__(
+        self, stage: int, chunks: int, later: Later = at_once, two_nodes: bool = False
+    ) -> None:
         super().__init__()
         self.stage, self.base_s = stage, RANK_S / chunks
         self.later, self.two_nodes = later, two_nodes
@@ -71,7 +75,9 @@ class Sleeper(nn.Module):
         """From now on so many microbatches, counted from 0."""
         self.next = 0
         self.slept.clear()
-        self.takes_s = {kind: drawn_s(self.base_s, jitter, seed, kind, self.stage, count) for kind in KINDS}
+        self.takes_s = {
+            kind: drawn_s(self.base_s, jitter, seed, kind, self.stage, count) for kind in KINDS
+        }
 
     def sleep(self, kind: str, number: int) -> None:
         began_s = time.perf_counter()

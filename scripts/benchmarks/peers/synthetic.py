@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import axrt
-from axrt.schedule import scheduled
+from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 from . import of_axrt, of_deepspeed, of_torch
@@ -73,7 +73,13 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
 
 def _row(case: Case, contestant: Contestant, seed: int, took: Took, loop: Loop) -> dict[str, Any]:
     ideal_s = 3 * RANK_S * case.microbatches * case.steps
-    row = {"part": "synthetic", **case._asdict(), "runtime": contestant.runtime, "name": contestant.name, "round": seed}
+    row = {
+        "part": "synthetic",
+        **case._asdict(),
+        "runtime": contestant.runtime,
+        "name": contestant.name,
+        "round": seed,
+    }
     row |= {
         "utilisation": ideal_s / took.wall_s,
         "cpu": took.cpu_s / took.wall_s / case.ranks,
@@ -90,9 +96,19 @@ def _row(case: Case, contestant: Contestant, seed: int, took: Took, loop: Loop) 
 
 def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
     policy_name, _, held = name.partition(", ")
-    job = scheduled(policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0)
+    job = build_schedule(
+        policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0
+    )
     work = Work(RANK_S, RANK_S, RANK_S)
-    costs = Costs(work=work, task=loop.task, step=loop.task, edge=Edge(loop.message), jitter=case.jitter, pieces=1, seed=seed)
+    costs = Costs(
+        work=work,
+        task=loop.task,
+        step=loop.task,
+        edge=Edge(loop.message),
+        jitter=case.jitter,
+        pieces=1,
+        seed=seed,
+    )
     line = simulate(replace(job, votes=case.clips), costs, steps=case.steps)
     return 3 * RANK_S * case.microbatches * case.steps / line.makespan
 
@@ -100,7 +116,11 @@ def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
 def _loop(layers: Sequence[Sleeper], splits: bool) -> Loop:
     """From when layers slept, on all ranks."""
     mine = sorted((one for layer in layers for one in layer.slept), key=lambda one: one.began_s)
-    late = [one.ended_s - one.began_s - layer.takes_s[one.kind][one.number] for layer in layers for one in layer.slept]
+    late = [
+        one.ended_s - one.began_s - layer.takes_s[one.kind][one.number]
+        for layer in layers
+        for one in layer.slept
+    ]
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, (mine, late))
     spans = [span for span, _ in everyones]
@@ -112,7 +132,9 @@ def _loop(layers: Sequence[Sleeper], splits: bool) -> Loop:
             if after.kind == "W" and not splits:
                 continue  # in one task with the input gradient
             ended_s, source = ends.get(_needed(after, splits), (0.0, rank))
-            (lags if source != rank and ended_s > before.ended_s else gaps).append(after.began_s - max(before.ended_s, ended_s))
+            (lags if source != rank and ended_s > before.ended_s else gaps).append(
+                after.began_s - max(before.ended_s, ended_s)
+            )
     if not gaps:
         return Loop(0.0, 0.0)
     gap = statistics.median(gaps)
@@ -132,16 +154,30 @@ def _contestants(case: Case) -> Iterator[Contestant]:
     ranks, microbatches, clip = case.ranks, case.microbatches, float(case.clips)
     value = torch.zeros(SHAPE, requires_grad=True)
     one = repeat((value, torch.zeros(1)))
-    whole = repeat((torch.zeros(microbatches * SHAPE[0], SHAPE[1], requires_grad=True), torch.zeros(microbatches)))
+    whole = repeat(
+        (
+            torch.zeros(microbatches * SHAPE[0], SHAPE[1], requires_grad=True),
+            torch.zeros(microbatches),
+        )
+    )
 
     def model(stages: int) -> axrt.PipelineModule:
-        return axrt.PipelineModule([Sleeper(s, stages // ranks, axrt.defer_weight_gradient) for s in range(stages)], loss_fn)
+        return axrt.PipelineModule(
+            [Sleeper(s, stages // ranks, axrt.defer_weight_gradient) for s in range(stages)],
+            loss_fn,
+        )
 
-    settings = {"schedule": {"microbatches": microbatches}, "optimizer": {"clip": clip}, "parallel": {"partition": "uniform"}}
+    settings = {
+        "schedule": {"microbatches": microbatches},
+        "optimizer": {"clip": clip},
+        "parallel": {"partition": "uniform"},
+    }
     for name, cap in (("adaptive", 0), ("adaptive", caps(ranks)[1]), ("zb-v", 0), ("1f1b", 0)):
         yield of_axrt.contestant(name, model, one, settings, _sgd_of_named, cap)
     for name in of_torch.NAMES:
-        yield of_torch.contestant(name, _torchs(name), _examples, loss_fn, whole, microbatches, _sgd, clip)
+        yield of_torch.contestant(
+            name, _torchs(name), _examples, loss_fn, whole, microbatches, _sgd, clip
+        )
     if of_deepspeed.is_installed():
         layers = [Sleeper(stage, 1) for stage in range(ranks)]
         yield of_deepspeed.contestant(layers, loss_fn, one, microbatches, 1, _sgd, clip)

@@ -1,0 +1,182 @@
+"""The tables that `axrt simulate` prints."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from axrt.scheduler.comparison import Run
+from axrt.scheduler.planner import Outcome
+from axrt.scheduler.state import CAUSES
+from axrt.scheduler.task import Kind
+
+
+def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("policy", "placement"):
+        table.add_column(column, no_wrap=True)
+    for column in (
+        "makespan",
+        "span",
+        "utilisation",
+        "in flight",
+        "held",
+        "no input",
+        "cap",
+        "nothing left",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    in_mib = any(map(sum, (of["stash_mib"] for of in found)))
+    if in_mib:
+        table.add_column("held, MiB", justify="right", no_wrap=True)
+    for of in sorted(found, key=lambda of: float(of["makespan"])):
+        causes = [statistics.mean(of["idle_by_cause"][cause]) for cause in CAUSES]
+        table.add_row(
+            of["policy"],
+            f"{of['placement']} x{of['chunks']}",
+            f"{of['makespan']:.2f}",
+            f"{max(of['span']):.2f}",
+            f"{of['utilisation']:.3f}",
+            str(max(of["in_flight"])),
+            str(max(of["held"])),
+            *[f"{cause:.2f}" for cause in causes],
+            *[f"{max(of['stash_mib']):.1f}"] * in_mib,
+        )
+    Console(width=max(140, Console().width), highlight=False).print(table)
+    click.echo(
+        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank\n"
+        "is idle on average, since nothing has come, a cap says no, or nothing is left."
+    )
+    for misfit in misfits:
+        click.echo(f"left out: {misfit}")
+
+
+def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
+    """The fastest, and how far from the bound."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("policy", "placement"):
+        table.add_column(column, no_wrap=True)
+    for column in (
+        "in_flight",
+        "makespan",
+        "utilisation",
+        "held",
+        "copies of the weights",
+        "above the bound",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found[:rows]:
+        of = one.option
+        counts = (
+            str(of.in_flight or ""),
+            f"{one.makespan:.2f}",
+            f"{one.utilisation:.3f}",
+            f"{one.held:g}",
+            str(of.job.placement.pipes),
+        )
+        table.add_row(
+            of.name,
+            f"{of.job.placement.name} x{of.job.placement.chunks}",
+            *counts,
+            f"{100 * (one.makespan / one.least - 1):.1f} %",
+        )
+    Console(width=max(112, Console().width), highlight=False).print(table)
+    best = found[0]
+    click.echo(
+        f"best of {len(found)}: {best.option.name}, {best.makespan:.2f}. No schedule on its placement can take less than {best.least:.2f}, "
+        f"none on any that was tried less than {least:.2f}, with whatever memory and if nothing varies.\n"
+        "held: the most microbatches that a rank holds, in those of all its layers; above the bound: of the row's own placement"
+    )
+
+
+def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run: Run) -> None:
+    """The tables."""
+    measured, predicted, fit = found["measured"], found["predicted"], found["fitted"]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (
+        "rank",
+        "time",
+        "off",
+        "computing",
+        "no input",
+        "cap",
+        "nothing left",
+        "in flight",
+        "held",
+    ):
+        table.add_column(column, justify="right", no_wrap=True)
+    for rank, (took, foretold) in enumerate(zip(measured["time"], predicted["time"], strict=True)):
+        pairs = [(measured[key][rank], predicted[key][rank]) for key in ("computing",)]
+        pairs += [
+            (measured["idle_by_cause"][cause][rank], predicted["idle_by_cause"][cause][rank])
+            for cause in CAUSES
+        ]
+        counts = [
+            f"{measured[key][rank]:g} / {predicted[key][rank]:g}" for key in ("in_flight", "held")
+        ]
+        cells = [f"{1e3 * mine:.1f} / {1e3 * its:.1f}" for mine, its in ((took, foretold), *pairs)]
+        table.add_row(
+            str(rank), cells[0], f"{100 * (foretold / took - 1):+.1f} %", *cells[1:], *counts
+        )
+    click.echo(
+        f"{found['policy']} on {found['placement']} placement, {run.steps} steps: measured / predicted, ms\n"
+        f"a step took {1e3 * measured['step']:.2f} ms, predicted {1e3 * predicted['step']:.2f} "
+        f"({100 * (predicted['step'] / measured['step'] - 1):+.1f} %)"
+    )
+    Console(width=max(120, Console().width), highlight=False).print(table)
+    click.echo(
+        f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a message, jitter {fit['jitter']:.2f}, "
+        f"{fit['pieces']} pieces of a weight gradient"
+    )
+    click.echo("in flight, held: the most on a rank, in microbatches of a stage")
+    if others:
+        _show_others(others, run)
+
+
+def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("what if", no_wrap=True)
+    for column in ("placement", "a step, ms", "times as fast", "held", "copies of the weights"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in others:
+        name = (
+            one["policy"]
+            + (f" in_flight {one['in_flight']}" if one["in_flight"] else "")
+            + (" (this run)" if one["is_this_run"] else "")
+        )
+        step, faster = f"{1e3 * one['step']:.2f}", f"{one['faster']:.3f}"
+        table.add_row(
+            name,
+            f"{one['placement']} x{one['chunks']}",
+            step,
+            faster,
+            f"{one['held']:g}",
+            str(one["copies"]),
+        )
+    Console(width=max(100, Console().width), highlight=False).print(table)
+    click.echo("held: the most microbatches that a rank holds, in those of all its layers")
+    if not any(span.task.kind is Kind.INPUT for span in run.line.computing()):
+        click.echo(
+            "The run did not split its backwards: half of each is taken to be the weight gradient, where a schedule splits them."
+        )
+    if run.recompute != "none":
+        click.echo(
+            f"All of them recompute as the run did (memory.recompute = {run.recompute!r}), which held does not show."
+        )
+    counted = any(span.task.kind is Kind.REDUCE for span in run.line.spans)
+    if not counted and any(one["copies"] > 1 for one in others):
+        click.echo(
+            "What two copies of the weights cost to add up is not known from this run, and not counted."
+        )
+    now = next(one for one in others if one["is_this_run"])
+    best = next(one for one in others if counted or one["copies"] == 1)
+    if best is now:
+        click.echo("No other would be faster.")
+    else:
+        cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
+        click.echo(
+            f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding {best['held']:g} in place of {now['held']:g}."
+        )

@@ -1,0 +1,182 @@
+"""A run beside what the simulator predicts for it, and beside what other schedules would have done."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .fit import fit_costs, recut
+from .job import Job
+from .planner import Option, build_schedule, options
+from .recompute import most_recomputed, recomputed_shares
+from .simulator import Costs, Work, simulate
+from .state import CAUSES
+from .timeline import Timeline
+
+_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was measured, and under which schedule.
+
+    Args:
+        line: some whole steps.
+        job: of the run.
+        recompute: `memory.recompute` of the run.
+    """
+
+    line: Timeline
+    job: Job
+    recompute: str | int
+
+    @classmethod
+    def read(cls, path: Path) -> "Run":
+        """From the directory of a run, or its timeline.
+
+        Raises:
+            ValueError: there is no timeline of a run; with what to do.
+        """
+        file = path / "timeline.json" if path.is_dir() else path
+        try:
+            line = Timeline.from_json(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(
+                f"{file}: {error.strerror}; expected a run that was traced: axrt train ... run.trace_steps=5"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from None
+        if not line.schedule:
+            raise ValueError(
+                f"{file} does not say which schedule it is of; expected the timeline of a run"
+            )
+        of = dict(line.schedule)
+        try:
+            replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
+            job = replace(build_schedule(**of), replicas=replicas, votes=clips)
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file}: its schedule is not as a run writes it ({error}); expected the timeline of a run"
+            ) from None
+        return cls(line, job, recompute)
+
+    @property
+    def steps(self) -> int:
+        return len({self.job.step_of(span.task.microbatch)[0] for span in self.line.computing()})
+
+    def predicted(self, job: Job, costs: Costs) -> list[Timeline]:
+        """As many steps, after one that warms up, for a few seeds of what varies."""
+        job = replace(
+            job,
+            replicas=self.job.replicas,
+            votes=self.job.votes,
+            recomputed=dict.fromkeys(costs.recomputed, 1),
+        )
+        seeds = range(_SEEDS if costs.jitter else 1)
+        lines = [simulate(job, replace(costs, seed=seed), steps=self.steps + 1) for seed in seeds]
+        return [replace(line.from_step(1), unit=self.line.unit) for line in lines]
+
+
+def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
+    """Figures measured and predicted, the fitted costs, and a predicted timeline.
+
+    Raises:
+        ValueError: the timeline is not of whole steps.
+    """
+    costs = fit_costs(run.line, run.job.placement)
+    lines = run.predicted(run.job, costs)
+    found = {
+        "policy": run.job.policy.name,
+        "placement": run.job.placement.name,
+        "measured": _figures([run.line], 0.0, run.steps),
+    }
+    found["predicted"] = _figures(lines, costs.task, run.steps)
+    found["fitted"] = {
+        "task": costs.task,
+        "latency": costs.edge.latency,
+        "jitter": costs.jitter,
+        "step": costs.step,
+        "reduce": costs.reduce,
+        "pieces": costs.pieces,
+        "stages": [
+            costs.of_stage(run.job.placement, stage)._asdict() for stage in range(run.job.stages)
+        ],
+    }
+    title = f"predicted: {lines[0].title}"
+    return found, costs, replace(lines[0], title=title)
+
+
+def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
+    """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest first."""
+    of = run.line.schedule
+    now = _outcome(run, Option(of["name"], of["in_flight"], run.job), costs)
+    others = [
+        _outcome(run, one, _costs_on(one, costs, run))
+        for one in options(of["ranks"], of["microbatches"])
+    ]
+    fresh = [
+        one
+        for one in others
+        if (one["policy"], one["in_flight"]) != (now["policy"], now["in_flight"])
+    ]
+    for one in (now, *fresh):
+        one["faster"] = now["step"] / one["step"]
+    return sorted([now, *fresh], key=lambda one: float(one["step"]))
+
+
+def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
+    where = one.job.placement
+    lines = run.predicted(one.job, costs)
+    return {
+        "policy": one.name,
+        "in_flight": one.in_flight,
+        "placement": where.name,
+        "chunks": where.chunks,
+        "step": statistics.fmean(line.makespan for line in lines) / run.steps,
+        "held": max(max(line.held) for line in lines) * where.share,
+        "copies": where.pipes,
+        "is_this_run": one.job is run.job,
+    }
+
+
+def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
+    """The costs of the run's model where it is cut as another schedule wants it; where the run recomputed, so does that."""
+    assert not isinstance(costs.work, Work)
+    where, share = one.job.placement, one.job.placement.share / run.job.placement.share
+    again = recomputed_shares(
+        one.job.policy, where, run.job.microbatches, most_recomputed(run.recompute)
+    )
+    if isinstance(
+        run.recompute, int
+    ):  # so many layers: what they are of a stage is known of this run only
+        again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
+    return replace(
+        costs,
+        work=recut(costs.work, where.stages),
+        recomputed=again,
+        step=costs.step * share,
+        reduce=costs.reduce * share,
+    )
+
+
+def _figures(lines: Sequence[Timeline], of_the_loop: float, steps: int) -> dict[str, Any]:
+    """Means over timelines, in the timelines' unit; in predictions a task's time has the loop's in it, which is taken out."""
+
+    def mean(of: Callable[[Timeline], list[float]]) -> list[float]:
+        return [statistics.fmean(values) for values in zip(*map(of, lines), strict=True)]
+
+    def computing(line: Timeline) -> list[float]:
+        busy = [0.0] * line.ranks
+        for span in line.computing():
+            busy[span.rank] += span.end - span.start - of_the_loop
+        return busy
+
+    return {
+        "step": statistics.fmean(line.makespan for line in lines) / steps,
+        "time": mean(lambda line: line.span),
+        "computing": mean(computing),
+        "idle_by_cause": {cause: mean(lambda line: line.idle(cause)) for cause in CAUSES},  # noqa: B023
+        "in_flight": mean(lambda line: [float(most) for most in line.in_flight]),
+        "held": mean(lambda line: [float(most) for most in line.held]),
+    }

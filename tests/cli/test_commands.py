@@ -1,0 +1,39 @@
+"""The command itself: what it says of its commands, and what it imports for them."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from axrt.cli import main
+
+WITHOUT_TORCH = (
+    ("--help",),
+    ("simulate", "--policy", "1f1b", "--ranks", "2", "--microbatches", "2"),
+    ("simulate", "--search", "--ranks", "2", "--microbatches", "2", "--json"),
+    ("draw", "--help"),
+    ("doctor", "--help"),
+)
+
+
+def test_what_is_said_of_a_command_is_what_it_says_of_itself() -> None:
+    context = click.Context(main)
+    text = main.get_help(context)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        assert f"{name}  " in text
+        assert command.get_short_help_str(limit=100) in text
+
+
+@pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
+def test_what_computes_nothing_starts_without_torch(arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from axrt.cli import main\n"
+        "main(sys.argv[1:], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'mpi4py'} & set(sys.modules)\n"
+        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
