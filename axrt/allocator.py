@@ -1,7 +1,8 @@
 """Memory that is freed stays with the process, for the next step wants the same again.
 
-glibc gives large pieces back to the system when they are freed, and the system clears every page of them that is used again.
-Training frees and takes the same pieces in every step; on a CPU that is a good part of what moving them costs.
+glibc gives large pieces back to the system when they are freed, and the system clears every page of
+them that is used again. Training frees and takes the same pieces in every step; on a CPU that is a
+good part of what moving them costs.
 """
 
 import ctypes

@@ -1,8 +1,10 @@
 """Which schedule, where the settings leave it open.
 
-Policy "auto" simulates every policy on the run's own measured costs, and takes the fastest that fits. Costs come from a microbatch that
-runs through every layer once (`model.costs`), latency and bandwidth from messages that go there and back between two ranks. How much
-durations vary is taken from the same measurements, since that is what separates policies that look alike on a steady machine.
+Policy "auto" simulates every policy on the run's own measured costs, and takes the fastest that
+fits. Costs come from a microbatch that runs through every layer once (`model.costs`), latency and
+bandwidth from messages that go there and back between two ranks. How much durations vary is taken
+from the same measurements, since that is what separates policies that look alike on a steady
+machine.
 
 With no policy named, nothing is measured: the first of a few that is legal is taken.
 """
@@ -58,13 +60,17 @@ class Candidate:
 
     def __str__(self) -> str:
         cap = f" in_flight {self.schedule.in_flight}" if self.schedule.in_flight else ""
-        return f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy {self.busy:.2f}, {self.stash_mib:.1f} MiB"
+        return (
+            f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy "
+            f"{self.busy:.2f}, {self.stash_mib:.1f} MiB"
+        )
 
 
 def resolve(
     config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
 ) -> tuple[Schedule, Job, list[str]]:
-    """The schedule with a policy that it names, the job that it comes to for the model, and what "auto" has found, a line each.
+    """The schedule with a policy that it names, the job that it comes to for the model, and what
+    "auto" has found, a line each.
 
     Every rank calls it; the main one decides.
 
@@ -110,7 +116,8 @@ def resolve(
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
-    """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is asked for."""
+    """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is
+    asked for."""
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
         return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
@@ -133,8 +140,10 @@ def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
     ]
     others = " or ".join(f"schedule.policy = {name!r}" for name in fitting)
     return ConfigError(
-        f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with no policy named; expected "
-        f"schedule.in_flight = 0, or {others or 'another placement: no policy of this one takes a cap'}"
+        f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with "
+        "no policy named; expected "
+        "schedule.in_flight = 0, or "
+        f"{others or 'another placement: no policy of this one takes a cap'}"
     )
 
 
@@ -153,8 +162,8 @@ def choose(
     """All that fit the settings and the memory, the one to take first, then by their time.
 
     Args:
-        config: `schedule.placement`, `chunks` and `in_flight` narrow the choice where they are set; `memory.activations_mb` is the
-            most that a rank may hold.
+        config: `schedule.placement`, `chunks` and `in_flight` narrow the choice where they are set;
+            `memory.activations_mb` is the most that a rank may hold.
         model: for where it is cut.
         ranks: of a pipeline.
         layers: what each costs.
@@ -171,11 +180,13 @@ def choose(
         least = min(found, key=lambda one: one.stash_mib, default=None)
         if least is None:
             raise ConfigError(
-                f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model and [schedule]"
+                f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model "
+                "and [schedule]"
             )
         recompute = "memory.recompute = 'full', " if config.memory.recompute == "none" else ""
         raise ConfigError(
-            f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; {least} holds least: set "
+            f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; "
+            f"{least} holds least: set "
             f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, {recompute}or start more ranks"
         )
     best = min(
@@ -201,7 +212,8 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
 
 
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
-    """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError` where it cannot be."""
+    """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError`
+    where it cannot be."""
     job = job_of(schedule, ranks)
     cuts = model.boundaries(job.stages, config.parallel.partition)
     refuse_shared_parameters(model, cuts)
@@ -243,7 +255,8 @@ def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge:
 def _at(
     microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]
 ) -> tuple[float, float]:
-    """What a long step takes and holds, in a straight line from two shorter ones: its middle repeats itself."""
+    """What a long step takes and holds, in a straight line from two shorter ones: its middle
+    repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
     if microbatches <= longer:
         return simulated(microbatches)

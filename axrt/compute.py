@@ -1,8 +1,9 @@
 """The engine that computes: starting a task and finishing it are two events.
 
-On a CPU a task has run when `start` returns, and its end is told when the loop asks next. On a GPU `start`
-puts the task's kernels on a stream and an event behind them; its end is told when the device has passed the
-event, so the loop never waits for the device and keeps a few tasks ahead of it.
+On a CPU a task has run when `start` returns, and its end is told when the loop asks next. On a GPU
+`start` puts the task's kernels on a stream and an event behind them; its end is told when the
+device has
+passed the event, so the loop never waits for the device and keeps a few tasks ahead of it.
 """
 
 import time
@@ -42,7 +43,8 @@ class Compute(Protocol):
         ...
 
     def start(self, task: Task, run: Run) -> Made:
-        """Put the task behind those that have started; what it makes may be used by those behind it."""
+        """Put the task behind those that have started; what it makes may be used by those behind
+        it."""
         ...
 
     def finished(self) -> list[Task]:

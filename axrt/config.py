@@ -1,7 +1,9 @@
-"""The configuration: one TOML file, one frozen dataclass a section, every key with its meaning, unit and "off" value.
+"""The configuration: one TOML file, one frozen dataclass a section, every key with its meaning,
+unit and "off" value.
 
-Values are checked where a section is built, whether it comes from a file, a dict or code, and before anything is
-sent: every rank finds the same mistake. Each text says what was found, what was expected, which key to set.
+Values are checked where a section is built, whether it comes from a file, a dict or code, and
+before anything is sent: every rank finds the same mistake. Each text says what was found, what was
+expected, which key to set.
 """
 
 import difflib
@@ -19,7 +21,8 @@ from axrt.scheduler.policies import FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
 
 AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
-# With no policy named, the first that the model can be cut for, of those on the placement that is asked for. Measured: docs/performance.md.
+# With no policy named, the first that the model can be cut for, of those on the placement that is
+# asked for. Measured: docs/performance.md.
 DEFAULTS = {
     "adaptive": "vee",
     "breadth-first": "looped",
@@ -77,7 +80,10 @@ class _Section:
             key = f"{type(self).__name__.lower()}.{item.name}"
             value = getattr(self, item.name)
             if not _fits(value, hints[item.name]):
-                yield f"{key} = {value!r} is {_type_name(type(value))}; expected {_type_name(hints[item.name])}"
+                yield (
+                    f"{key} = {value!r} is {_type_name(type(value))}; expected "
+                    f"{_type_name(hints[item.name])}"
+                )
             else:
                 yield from _out_of_range(key, value, item.metadata)
 
@@ -92,7 +98,8 @@ class Model(_Section):
     name: str = _key("gpt", "a built-in model", choices=("gpt",))
     factory: str = _key(
         "",
-        "'package.module:function' that takes the Config and returns a PipelineModule; '' = the built-in model",
+        "'package.module:function' that takes the Config and returns a PipelineModule; '' = the "
+        "built-in model",
     )
     layers: int = _key(4, "transformer blocks", least=1)
     width: int = _key(128, "features of a token", least=1)
@@ -108,7 +115,8 @@ class Data(_Section):
 
     source: str = _key(
         "stdlib",
-        "a text file, a directory of them, a token file (.bin: Megatron's where an .idx lies beside it, else uint16), or 'stdlib': the "
+        "a text file, a directory of them, a token file (.bin: Megatron's where an .idx lies "
+        "beside it, else uint16), or 'stdlib': the "
         "source of Python's own standard library; paths are relative to where the command runs",
     )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
@@ -124,7 +132,8 @@ class Data(_Section):
     )
     workers: int = _key(
         0,
-        "processes that prepare microbatches ahead, for each rank that reads; 0 = the rank itself does",
+        "processes that prepare microbatches ahead, for each rank that reads; 0 = the rank itself "
+        "does",
         least=0,
     )
 
@@ -183,8 +192,10 @@ class Schedule(_Section):
 
     policy: str = _key(
         "",
-        f"what runs first, and what may start; '' = the first of {', '.join(f'{name} ({of})' for name, of in DEFAULTS.items())} that the "
-        "model has layers for, of those on schedule.placement where it is set, and 1f1b on one rank; auto = the fastest in a simulation "
+        "what runs first, and what may start; '' = the first of "
+        f"{', '.join(f'{name} ({of})' for name, of in DEFAULTS.items())} that the "
+        "model has layers for, of those on schedule.placement where it is set, and 1f1b on one "
+        "rank; auto = the fastest in a simulation "
         "with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
     )
@@ -207,19 +218,23 @@ class Schedule(_Section):
     )
     in_flight: int = _key(
         0,
-        "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those in flight, until their backward begins; "
-        "for adaptive, dualpipe-v and fixed on those held, until their last weight gradient begins; 0 = the policy's own",
+        "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those "
+        "in flight, until their backward begins; "
+        "for adaptive, dualpipe-v and fixed on those held, until their last weight gradient "
+        "begins; 0 = the policy's own",
         least=0,
     )
     order: str = _key(
         "",
-        "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose order is the plan",
+        "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose "
+        "order is the plan",
     )
 
     def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):
             yield (
-                f"schedule.policy = {self.policy!r} and schedule.order = {self.order!r}; expected an order with policy {FIXED!r} "
+                f"schedule.policy = {self.policy!r} and schedule.order = {self.order!r}; expected "
+                f"an order with policy {FIXED!r} "
                 "and schedule.order = '' with any other"
             )
         try:
@@ -250,8 +265,10 @@ class Memory(_Section):
     bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
     recompute: str | int = _key(
         "none",
-        "what of a stage runs forward again before its backward instead of being kept: 'none'; 'full' = all; a number = so many of its "
-        "layers; 'stage-aware:SHARE' = SHARE of its layers (a half where it is left out) on the rank that holds most microbatches, less on "
+        "what of a stage runs forward again before its backward instead of being kept: 'none'; "
+        "'full' = all; a number = so many of its "
+        "layers; 'stage-aware:SHARE' = SHARE of its layers (a half where it is left out) on the "
+        "rank that holds most microbatches, less on "
         "the others. A rank that holds at most one recomputes nothing",
     )
 
@@ -272,19 +289,22 @@ class Checkpoint(_Section):
     )
     every: int = _key(
         0,
-        "steps between checkpoints; one at the end and when interrupted comes anyway; 0 = only those",
+        "steps between checkpoints; one at the end and when interrupted comes anyway; 0 = only "
+        "those",
         least=0,
     )
     keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
     resume: str = _key(
         "",
-        "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is one; '' = begin anew",
+        "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is "
+        "one; '' = begin anew",
     )
 
     def _of_all(self) -> Iterator[str]:
         if self.resume == "auto" and not self.dir:
             yield (
-                "checkpoint.resume = 'auto' and checkpoint.dir = '': nothing is saved that the run could go on from; expected a directory, "
+                "checkpoint.resume = 'auto' and checkpoint.dir = '': nothing is saved that the run "
+                "could go on from; expected a directory, "
                 "or checkpoint.resume = ''"
             )
 
@@ -300,7 +320,8 @@ class Run(_Section):
     )
     compile: str = _key(
         "",
-        "a backend of torch.compile, such as inductor: it compiles each layer, and the loss, before the first step; backwards then run "
+        "a backend of torch.compile, such as inductor: it compiles each layer, and the loss, "
+        "before the first step; backwards then run "
         "whole, whatever the policy; '' = off",
     )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
@@ -320,7 +341,8 @@ class Run(_Section):
     )
     eval_every: int = _key(
         0,
-        "steps between validations; one before the first step and one at the end come anyway; 0 = only those",
+        "steps between validations; one before the first step and one at the end come anyway; 0 = "
+        "only those",
         least=0,
     )
     eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
@@ -333,7 +355,8 @@ class Run(_Section):
     )
     patience_s: float = _key(
         600.0,
-        "seconds that a rank waits for one that shows no sign of life (it neither answers nor computes) before it ends the job with code "
+        "seconds that a rank waits for one that shows no sign of life (it neither answers nor "
+        "computes) before it ends the job with code "
         "69; 0 = for ever",
         least=0,
     )
@@ -370,11 +393,13 @@ class Config:
     def read(
         cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()
     ) -> Self:
-        """The configuration from a TOML file, a dict of sections, or a Config, with `section.key=value` overrides on top.
+        """The configuration from a TOML file, a dict of sections, or a Config, with
+        `section.key=value` overrides on top.
 
         Raises:
-            ConfigError: no such file, or no TOML; or all of these, a line each: unknown sections and keys (with the nearest one), values
-                that do not fit, and such that do not go together.
+            ConfigError: no such file, or no TOML; or all of these, a line each: unknown sections
+                and keys (with the nearest one), values that do not fit, and such that do not go
+                together.
         """
         if isinstance(source, Config):
             tree: dict[str, Any] = asdict(source)
@@ -506,7 +531,8 @@ def _names_any(text: str, keys: Iterable[str]) -> bool:
 
 
 def _in_doubt(mistakes: Iterable[str]) -> set[str]:
-    """The keys and sections that mistakes are about: nothing that is said of their values together with others is sure."""
+    """The keys and sections that mistakes are about: nothing that is said of their values together
+    with others is sure."""
     known = {f"{section}.{key}" for section, keys in Config().as_dict().items() for key in keys}
     return {
         key
@@ -571,27 +597,35 @@ def _of_sections(config: Config) -> Iterator[str]:
     batch = config.global_batch
     if schedule.global_batch not in (0, batch):
         yield (
-            f"schedule.global_batch = {schedule.global_batch}, but parallel.data x schedule.microbatches x schedule.microbatch_size = "
-            f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set schedule.global_batch = {batch} or 0"
+            f"schedule.global_batch = {schedule.global_batch}, but parallel.data x "
+            "schedule.microbatches x schedule.microbatch_size = "
+            f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set "
+            f"schedule.global_batch = {batch} or 0"
         )
     source, validation = config.data.source, config.data.validation
     if validation and source.endswith(".bin") != validation.endswith(".bin"):
         yield (
-            f"data.source = {source!r} and data.validation = {validation!r}: one is a token file and the other is text; expected the same"
+            f"data.source = {source!r} and data.validation = {validation!r}: one is a token file "
+            "and the other is text; expected the same"
         )
     if len(config.optimizer.betas) != 2:
-        yield f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as [0.9, 0.95]"
+        yield (
+            f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as "
+            "[0.9, 0.95]"
+        )
     if (
         config.optimizer.schedule != "constant"
         and config.optimizer.warmup_steps >= config.run.steps
     ):
         yield (
-            f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = {config.run.steps}; expected fewer, so that the "
+            f"optimizer.warmup_steps = {config.optimizer.warmup_steps} of run.steps = "
+            f"{config.run.steps}; expected fewer, so that the "
             f"{config.optimizer.schedule} schedule has steps to fall"
         )
     if config.run.trace_steps >= config.run.steps:
         yield (
-            f"run.trace_steps = {config.run.trace_steps} of run.steps = {config.run.steps}: the first step is not traced; expected at most "
+            f"run.trace_steps = {config.run.trace_steps} of run.steps = {config.run.steps}: the "
+            "first step is not traced; expected at most "
             f"{config.run.steps - 1}"
         )
     if model.factory:
@@ -599,11 +633,15 @@ def _of_sections(config: Config) -> Iterator[str]:
     if model.width % (2 * model.heads):
         yield (
             f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
-            f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or change model.heads"
+            f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or "
+            "change model.heads"
         )
     if (
         config.data.tokenizer == "bytes"
         and not config.data.source.endswith(".bin")
         and model.vocab < 256
     ):
-        yield f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set model.vocab = 256"
+        yield (
+            f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set "
+            "model.vocab = 256"
+        )

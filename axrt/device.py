@@ -8,7 +8,8 @@ from axrt.errors import ConfigError
 
 
 def visible_gpus(wanted: str) -> list[str]:
-    """The GPUs that this process sees, by an id that is the same in every process; none where the CPU is wanted."""
+    """The GPUs that this process sees, by an id that is the same in every process; none where the
+    CPU is wanted."""
     if wanted == "cpu" or not torch.cuda.is_available():
         return []
     return [
@@ -25,21 +26,24 @@ def device_of(
     Args:
         wanted: "auto", "cpu" or "cuda".
         node_rank: this rank's place among the ranks of its node.
-        visible: for each rank of the node, the GPUs that it sees. A launcher may show each rank all of them, or one of its own.
+        visible: for each rank of the node, the GPUs that it sees. A launcher may show each rank all
+            of them, or one of its own.
         share: several ranks may use one GPU.
     Raises:
         ConfigError: CUDA is wanted and not there, or ranks would share a GPU without leave.
     """
     if wanted == "cuda" and not all(visible):
         raise ConfigError(
-            "run.device = 'cuda', but torch sees no GPU here; set run.device = 'cpu', or see what nvidia-smi says"
+            "run.device = 'cuda', but torch sees no GPU here; set run.device = 'cpu', or see what "
+            "nvidia-smi says"
         )
     if not all(visible):
         return torch.device("cpu")
     taken = [gpus[rank % len(gpus)] for rank, gpus in enumerate(visible)]
     if len(set(taken)) < len(taken) and not share:
         raise ConfigError(
-            f"{len(taken)} ranks on this node and {len(set(taken))} GPUs; expected at most one rank a GPU. Start fewer ranks, "
+            f"{len(taken)} ranks on this node and {len(set(taken))} GPUs; expected at most one "
+            "rank a GPU. Start fewer ranks, "
             "or set run.share_gpu = true"
         )
     return torch.device("cuda", node_rank % len(visible[node_rank]))

@@ -64,7 +64,8 @@ class Engine:
         sample: a microbatch, for policy "auto" to measure with and `run.compile` to compile with.
     Attributes:
         config: settings of the run.
-        candidates: what policy "auto" has found, a line each, the chosen one first; empty under any other.
+        candidates: what policy "auto" has found, a line each, the chosen one first; empty under any
+            other.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class Engine:
 
     @property
     def samples(self) -> int:
-        """How many samples of the data the steps have used up, over all replicas, counting `schedule.microbatch_size` a microbatch."""
+        """How many samples of the data the steps have used up, over all replicas, counting
+        `schedule.microbatch_size` a microbatch."""
         return self._samples
 
     @property
@@ -171,9 +173,11 @@ class Engine:
         return self._job.replicas
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """This rank's trained parameters by the names of `model.sequential(seed)`; those of all ranks are what that lists.
+        """This rank's trained parameters by the names of `model.sequential(seed)`; those of all
+        ranks are what that lists.
 
-        A tied weight is listed on every rank that holds a copy, by the name of its first layer, and once on each.
+        A tied weight is listed on every rank that holds a copy, by the name of its first layer, and
+        once on each.
         """
         return list(self._model.named_parameters())
 
@@ -182,24 +186,30 @@ class Engine:
         """Train one step.
 
         Args:
-            batches: an iterator of this replica's microbatches, (inputs, targets); `schedule.microbatches` are drawn, on pipe
-                rank 0 only, and the next call goes on where this one stopped. Other ranks ignore it.
+            batches: an iterator of this replica's microbatches, (inputs, targets);
+                `schedule.microbatches` are drawn, on pipe rank 0 only, and the next call goes on
+                where this one stopped. Other ranks ignore
+                it.
         Returns:
-            When this rank's tasks of the step are done, the optimizer included. There is no barrier.
+            When this rank's tasks of the step are done, the optimizer included. There is no
+            barrier.
         Raises:
-            StopIteration: on every rank, if the iterator ended before the step was whole; that step is dropped (buffers, such
-                as running means, keep what they have seen).
+            StopIteration: on every rank, if the iterator ended before the step was whole; that step
+                is dropped (buffers, such as running means, keep what they have seen).
             ModelError: no weight is trained, or the loss depends on none.
         """
         with self._working():
             if self._trains_nothing:
                 raise ModelError(
-                    "no weight of the model is trained; expected a layer whose parameters have requires_grad = True"
+                    "no weight of the model is trained; expected a layer whose parameters have "
+                    "requires_grad = True"
                 )
             if self.reads and not isinstance(batches, Iterator):
                 raise DataError(
-                    f"batches is of type {type(batches).__name__}; expected an iterator, made once before the first step, such as "
-                    "iter(loader): anything else would give the same first microbatches in every step"
+                    f"batches is of type {type(batches).__name__}; expected an iterator, made once "
+                    "before the first step, such as "
+                    "iter(loader): anything else would give the same first microbatches in every "
+                    "step"
                 )
             whole = self._trainer.train(batches)
             if not whole:
@@ -208,7 +218,8 @@ class Engine:
                 self._trainer.begin_again(self.step)
         if not whole:
             raise StopIteration(
-                f"the batches ended after {ended} of the {self._job.microbatches} microbatches of step {self.step}, which was "
+                f"the batches ended after {ended} of the {self._job.microbatches} microbatches of "
+                f"step {self.step}, which was "
                 "dropped. Catch StopIteration to go on with another iterator"
             )
         self._step += 1
@@ -217,13 +228,14 @@ class Engine:
 
     @one_at_a_time
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
-        """Compute the mean loss over any number of microbatches, without gradients and with dropout off.
+        """Compute the mean loss over any number of microbatches, without gradients and with dropout
+        off.
 
         Leaves step, weights and random state alone.
 
         Args:
-            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0; replicas may have different
-                numbers, and some none.
+            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0;
+                replicas may have different numbers, and some none.
             outputs: keep what the last layer returns, for the main rank.
         Raises:
             DataError: on every rank, if no replica has a microbatch; the engine goes on.
@@ -243,9 +255,11 @@ class Engine:
 
     @one_at_a_time
     def timeline(self) -> Timeline | None:
-        """What ran when in the steps of `run.trace_steps`, in seconds, on the main rank; every rank calls it.
+        """What ran when in the steps of `run.trace_steps`, in seconds, on the main rank; every rank
+        calls it.
 
-        A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of different nodes are taken as they are.
+        A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of
+            different nodes are taken as they are.
         """
         mine = Timeline(
             self._job.ranks * self._job.replicas,
@@ -280,7 +294,8 @@ class Engine:
         """What the main rank gives, on every rank; every rank calls it.
 
         Args:
-            value: a tensor, None, bool, int, float, str, or tuples, lists and dicts of these; only the main rank's counts.
+            value: a tensor, None, bool, int, float, str, or tuples, lists and dicts of these; only
+                the main rank's counts.
         """
         with self._working():
             return self._exchange.broadcast(value)
@@ -289,16 +304,19 @@ class Engine:
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
-        When this returns the checkpoint is whole. If the job ends within, what was saved before stands. Whoever has gone back to an
-        older checkpoint in the same directory saves anew from there: what came after it is set aside, and that is told.
+        When this returns the checkpoint is whole. If the job ends within, what was saved before
+        stands. Whoever has gone back to an older checkpoint in the same directory saves anew from
+        there: what came after it is set
+            aside, and that is told.
 
         Args:
             path: a directory that does not exist yet, in one that all ranks share.
             extra: anything of the user's that JSON can hold.
         Raises:
-            ConfigError: on every rank, if the directory exists, another process writes to the one that it is in, or `extra` is not
-                JSON. Nothing is written.
-            SaveError: on every rank, if the files cannot be written: the disk is full, say. Training may go on, and save later.
+            ConfigError: on every rank, if the directory exists, another process writes to the one
+                that it is in, or `extra` is not JSON. Nothing is written.
+            SaveError: on every rank, if the files cannot be written: the disk is full, say.
+                Training may go on, and save later.
             DataError: there is state that is neither a tensor nor a plain value.
         """
         path = Path(path)
@@ -312,17 +330,19 @@ class Engine:
 
     @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
-        """Take weights, optimizer state, step and data position from a checkpoint; every rank calls it, and any number may have saved it.
+        """Take weights, optimizer state, step and data position from a checkpoint; every rank calls
+        it, and any number may have saved it.
 
         Args:
-            path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged one, by the step in its manifest.
-            missing_ok: return None, and change nothing, where the directory holds no checkpoint or does not exist; by default that is
-                an error.
+            path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged
+                one, by the step in its manifest.
+            missing_ok: return None, and change nothing, where the directory holds no checkpoint or
+                does not exist; by default that is an error.
         Returns:
             The user's `extra`.
         Raises:
-            ConfigError: on every rank, if there is no checkpoint, it is of another model or optimizer, or (a `DamagedError`) it is
-                damaged. Nothing is changed.
+            ConfigError: on every rank, if there is no checkpoint, it is of another model or
+                optimizer, or (a `DamagedError`) it is damaged. Nothing is changed.
         """
         path = Path(path)
         with self._agreeing():
@@ -337,9 +357,11 @@ class Engine:
 
     @one_at_a_time
     def own_checkpoints(self, folder: str | Path) -> None:
-        """Make a directory of checkpoints this run's own; every rank calls it. Saving does the same with less haste.
+        """Make a directory of checkpoints this run's own; every rank calls it. Saving does the same
+        with less haste.
 
-        No other run may write there until `close`, and what comes after the present step there is set aside now.
+        No other run may write there until `close`, and what comes after the present step there is
+        set aside now.
 
         Raises:
             ConfigError: on every rank, if another run writes there.
@@ -355,7 +377,8 @@ class Engine:
 
     @one_at_a_time
     def close(self) -> None:
-        """Wait until every rank has made its last call, then leave. The engine cannot be used afterwards."""
+        """Wait until every rank has made its last call, then leave. The engine cannot be used
+        afterwards."""
         if self._closed:
             return
         self._closed = True
@@ -395,7 +418,8 @@ class Engine:
             )
         with self._rank.loop.computing(), self._rank.generator.borrowed():
             precompile(self._model, model, self.config, given, self._rank.generator)
-        # The main rank alone waits here: what it tells of the first step's speed is not to count how long others compile.
+        # The main rank alone waits here: what it tells of the first step's speed is not to count
+        # how long others compile.
         self._exchange.gathered(None)
 
     def _await_later(self, collected: Collected, what: str) -> list[Any]:
@@ -410,7 +434,8 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise AxrtError(
-                "this engine is closed, or has failed; expected calls before close() or inside the with block"
+                "this engine is closed, or has failed; expected calls before close() or inside the "
+                "with block"
             )
 
     @contextmanager
@@ -421,7 +446,8 @@ class Engine:
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Around what every rank refuses alike: that leaves the engine as it is, and anything else ends the job."""
+        """Around what every rank refuses alike: that leaves the engine as it is, and anything else
+        ends the job."""
         self._check_open()
         try:
             with self._rank.generator.borrowed():
@@ -461,18 +487,21 @@ def initialize(
 
     Args:
         model: layers and loss.
-        optimizer: called with (name, parameter) pairs, a bucket of this rank's at a time, and pure; None takes `[optimizer]`.
-        lr_schedule: `lr_schedule(step)` is a factor on the learning rate; None takes that of `[optimizer]` along with its
-            optimizer, and a constant one otherwise.
+        optimizer: called with (name, parameter) pairs, a bucket of this rank's at a time, and pure;
+            None takes `[optimizer]`.
+        lr_schedule: `lr_schedule(step)` is a factor on the learning rate; None takes that of
+            `[optimizer]` along with its optimizer, and a constant one otherwise.
         config: a TOML file, a dict of the same sections, or a `Config`.
-        transport: to the other ranks, instead of the one that the launcher's environment asks for; meant for tests, since a rank
-            that fails then raises and does not end the others.
+        transport: to the other ranks, instead of the one that the launcher's environment asks for;
+            meant for tests, since a rank that fails then raises and does not end the others.
         observers: told of every event of this rank's loop.
-        sample: a microbatch, (inputs, targets), like those of the training, on the main rank: policy "auto" measures the layers with
-            it, `run.compile` compiles them; ignored elsewhere.
+        sample: a microbatch, (inputs, targets), like those of the training, on the main rank:
+            policy "auto" measures the layers with it, `run.compile` compiles them; ignored
+            elsewhere.
         **unknown: refused, those of DeepSpeed's initialize with what axrt takes instead.
     Raises:
-        ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all leave with code 2.
+        ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all
+            leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
     """
     refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI

@@ -2,19 +2,23 @@
 
 
 class AxrtError(Exception):
-    """Everything that axrt raises on purpose; its text says what was found, where, what was expected, what to do."""
+    """Everything that axrt raises on purpose; its text says what was found, where, what was
+    expected, what to do."""
 
 
 class ConfigError(AxrtError, ValueError):
-    """A setting that cannot work. Every rank finds the same one, before anything is written or sent."""
+    """A setting that cannot work. Every rank finds the same one, before anything is written or
+    sent."""
 
 
 class DamagedError(ConfigError):
-    """A checkpoint whose files are not what was saved; the text names the file and what is wrong with it."""
+    """A checkpoint whose files are not what was saved; the text names the file and what is wrong
+    with it."""
 
 
 class SaveError(AxrtError):
-    """A checkpoint, or another file of a run, that could not be written: the disk is full, say. What was saved before stands."""
+    """A checkpoint, or another file of a run, that could not be written: the disk is full, say.
+    What was saved before stands."""
 
 
 class DataError(AxrtError):
@@ -26,7 +30,8 @@ class EmptyEvaluationError(DataError):
 
 
 class ModelError(AxrtError):
-    """A model or a loss that cannot be trained; seen by the rank that runs it, at the first step."""
+    """A model or a loss that cannot be trained; seen by the rank that runs it, at the first
+    step."""
 
 
 class LaunchError(AxrtError):
@@ -42,4 +47,5 @@ class PeerLeftError(AxrtError):
 
 
 class PeerLostError(AxrtError):
-    """A rank of the job has died, or shows no sign of life; the text names it and the rank that waited for it."""
+    """A rank of the job has died, or shows no sign of life; the text names it and the rank that
+    waited for it."""

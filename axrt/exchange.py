@@ -1,4 +1,5 @@
-"""Notes between ranks (broadcast, gather, agreement): collected under a key until whoever asked has all of them."""
+"""Notes between ranks (broadcast, gather, agreement): collected under a key until whoever asked has
+all of them."""
 
 import statistics
 import time
@@ -113,7 +114,8 @@ class Exchange:
         return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, range(self._size)), "values")
 
     def round_trip_s(self, payload: Any, times: int = 20) -> float:
-        """Seconds that a message like this takes from rank 0 to rank 1 and back, the median; every rank calls it, rank 0 knows."""
+        """Seconds that a message like this takes from rank 0 to rank 1 and back, the median; every
+        rank calls it, rank 0 knows."""
         taken = []
         for _ in range(times):
             self._exchanges += 1
@@ -131,7 +133,8 @@ class Exchange:
         return statistics.median(taken)
 
     def agreed(self, find: Callable[[], Any]) -> Any:
-        """What the main rank finds, on every rank; the `ConfigError` or `SaveError` that it finds instead is raised on every rank."""
+        """What the main rank finds, on every rank; the `ConfigError` or `SaveError` that it finds
+        instead is raised on every rank."""
         found, refusal = None, None
         if self._rank == _MAIN:
             try:

@@ -1,7 +1,8 @@
-"""Signs of life between ranks, from a thread of their own: a long task or a compilation is no false alarm, and a rank that is
-stopped, holds the interpreter for ever or waits for itself is found.
+"""Signs of life between ranks, from a thread of their own: a long task or a compilation is no false
+alarm, and a rank that is stopped, holds the interpreter for ever or waits for itself is found.
 
-Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py` says what the signs mean.
+Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py`
+says what the signs mean.
 """
 
 import struct
@@ -32,7 +33,8 @@ class Silence:
     """Where nobody waits for anybody, or for ever."""
 
     def waits(self, owing: Callable[[], Iterable[int]]) -> None:
-        """This rank cannot go on without something from these ranks; called again and again while that lasts."""
+        """This rank cannot go on without something from these ranks; called again and again while
+        that lasts."""
 
     def moves(self) -> None:
         """It goes on."""
@@ -49,7 +51,8 @@ class Heartbeat(Silence):
 
     Args:
         comm: used by this thread alone, and freed by it; MPI must allow calls from several threads.
-        patience_s: how long a rank that is waited for may show no sign of life, in seconds, more than 0.
+        patience_s: how long a rank that is waited for may show no sign of life, in seconds, more
+            than 0.
     """
 
     def __init__(self, comm: "MPI.Comm", patience_s: float) -> None:
@@ -108,8 +111,10 @@ class Heartbeat(Silence):
         else:
             through, how = "", _ANSWERS if sign.answered else _SILENT
         return (
-            f"rank {self._comm.rank} has waited {waited_s:.0f} s{through} for rank {sign.about}, which has shown no sign of life for "
-            f"{sign.silent_s:.0f} s ({how}). Longer pauses are allowed by run.patience_s = {self._patience_s:g}, any by 0"
+            f"rank {self._comm.rank} has waited {waited_s:.0f} s{through} for rank {sign.about}, "
+            "which has shown no sign of life for "
+            f"{sign.silent_s:.0f} s ({how}). Longer pauses are allowed by run.patience_s = "
+            f"{self._patience_s:g}, any by 0"
         )
 
     # The thread.
@@ -165,7 +170,8 @@ class Heartbeat(Silence):
 
 
 class _Work:
-    """Whether this process, its children included, has computed or read and written on disk; asked by one thread, which does not count."""
+    """Whether this process, its children included, has computed or read and written on disk; asked
+    by one thread, which does not count."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

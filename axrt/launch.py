@@ -1,7 +1,8 @@
-"""How ranks come up: what the launcher says, MPI started if there is anyone to talk to, both compared.
+"""How ranks come up: what the launcher says, MPI started if there is anyone to talk to, both
+compared.
 
-When launcher and library do not fit, N processes come up as N worlds of one and each would train the whole
-model; so what the launcher's environment says is held against what MPI says.
+When launcher and library do not fit, N processes come up as N worlds of one and each would train
+the whole model; so what the launcher's environment says is held against what MPI says.
 """
 
 import atexit
@@ -62,8 +63,10 @@ class Told:
     local_rank: int | None
 
 
-# SLURM_NTASKS is missing on purpose: a batch script carries it, and everything started from there. Slurm comes last,
-# because other launchers start their daemons through srun, and ranks inherit the daemons' variables.
+# SLURM_NTASKS is missing on purpose: a batch script carries it, and everything started from there.
+# Slurm comes last, because other launchers start their daemons through srun, and ranks inherit the
+# daemons'
+# variables.
 _VARIABLES = (
     (
         "Open MPI's mpirun",
@@ -83,7 +86,8 @@ def told(environment: Mapping[str, str] = os.environ) -> Told | None:
     ]
     for launcher, rank, size, local_rank in _VARIABLES:
         if rank in environment and size in environment:
-            # srun --mpi=pmi2 sets PMI_RANK and no local rank of that family; its own variable says it.
+            # srun --mpi=pmi2 sets PMI_RANK and no local rank of that family; its own variable says
+            # it.
             local = environment.get(local_rank, locals_[0] if locals_ else None)
             return Told(
                 launcher,
@@ -101,13 +105,15 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
     if said is not None and (said.size or size, said.rank) != (size, rank):
         of = f" of {said.size}" if said.size else ""
         raise LaunchError(
-            f"{said.launcher} started this process as rank {said.rank}{of}, but MPI came up as rank {rank} of {size}: the "
+            f"{said.launcher} started this process as rank {said.rank}{of}, but MPI came up as "
+            f"rank {rank} of {size}: the "
             f"launcher and the MPI library are of different kinds. {FITTING}"
         )
 
 
 def is_cuda_aware() -> bool:
-    """The MPI library says that it may touch GPU memory; a wrong guess ends in a segmentation fault, so only it is believed."""
+    """The MPI library says that it may touch GPU memory; a wrong guess ends in a segmentation
+    fault, so only it is believed."""
     query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
     return bool(query and query())
 
@@ -155,7 +161,8 @@ def _exit(code: int) -> NoReturn:
 
 def _warn_of_fork() -> None:
     warnings.warn(
-        "this process has started MPI and is being forked, which can hang or corrupt messages; for a DataLoader with workers set "
+        "this process has started MPI and is being forked, which can hang or corrupt messages; for "
+        "a DataLoader with workers set "
         'multiprocessing_context="forkserver"',
         stacklevel=2,
     )
@@ -226,9 +233,11 @@ class MpiWorld(World):
         self._has_left = not self._closes
 
     def install_hooks(self) -> None:
-        """From now on an exception that nobody catches, in any thread, ends the job instead of leaving the others to wait.
+        """From now on an exception that nobody catches, in any thread, ends the job instead of
+        leaving the others to wait.
 
-        And `os._exit(0)` is no success before every engine has left in order: MPICH's mpirun would take it for one.
+        And `os._exit(0)` is no success before every engine has left in order: MPICH's mpirun would
+        take it for one.
         """
         os._exit = self._exit_hook
         sys.excepthook = lambda kind, error, trace: self.fail(error)
@@ -270,7 +279,8 @@ class MpiWorld(World):
     def _leave_together(self, text: str, code: Exit) -> bool:
         """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
 
-        Returns if some rank does not come along: then it is not everyone's (a node without a GPU, say); and whether it was said.
+        Returns if some rank does not come along: then it is not everyone's (a node without a GPU,
+            say); and whether it was said.
         """
         if self.rank == 0:
             print(text, file=sys.stderr, flush=True)
@@ -310,7 +320,8 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
 
     Args:
         transport: "auto", "mpi" or "local" (alone).
-        device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware libraries want.
+        device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware
+            libraries want.
         patience_s: how long the ranks wait for each other before MPI is up; 0 = for ever.
     Raises:
         LaunchError: no MPI library, or a library that does not fit the launcher.
@@ -318,7 +329,8 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
     said = told()
     if transport == "local" and said is not None and said.size is not None and said.size > 1:
         raise LaunchError(
-            f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; expected auto or mpi. "
+            f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; "
+            "expected auto or mpi. "
             "Start one process, or leave run.transport away"
         )
     if transport == "local" or (
@@ -347,9 +359,11 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
 
 
 def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
-    """MPI starts when every rank has come this far; `LaunchError` where the library would end the process instead.
+    """MPI starts when every rank has come this far; `LaunchError` where the library would end the
+    process instead.
 
-    One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog outside of Python
+    One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog
+        outside of Python
     can end that, with the trace of this function.
     """
     if patience_s:

@@ -1,11 +1,13 @@
 """Whether the ranks that a rank waits for are alive.
 
-A rank that waits asks those that owe it something for a *sign*: how long ago somebody who matters has last worked. Who works
-says 0. Who does nothing, in a deadlock say, says for how long. Who waits itself passes on the worst sign that it has of
-those it waits for, so the sign is always about the rank at the end of the chain. Who is stopped says nothing, and its last
-sign grows old. Ranks that wait for each other in a circle pass on signs that nobody renews.
+A rank that waits asks those that owe it something for a *sign*: how long ago somebody who matters
+has last worked. Who works says 0. Who does nothing, in a deadlock say, says for how long. Who waits
+itself passes on the worst sign that it has of those it waits for, so the sign is always about the
+rank at the end of the chain. Who is stopped says nothing, and its last sign grows old. Ranks that
+wait for each other in a circle pass on signs that nobody renews.
 
-Time is what this rank has lived through: a job that was suspended as a whole goes on as if nothing had been.
+Time is what this rank has lived through: a job that was suspended as a whole goes on as if nothing
+had been.
 """
 
 from collections.abc import Iterable

@@ -25,7 +25,8 @@ TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """Stages of this rank by number, of each its buckets, and of which pipe it is, numbered over all replicas."""
+    """Stages of this rank by number, of each its buckets, and of which pipe it is, numbered over
+    all replicas."""
 
     stages: dict[int, Stage]
     buckets: dict[int, tuple[Bucket, ...]]
@@ -59,7 +60,8 @@ class LocalModel:
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What is trained here as plain torch lists it: a tied weight once, by the name that the first of its layers gives it."""
+        """What is trained here as plain torch lists it: a tied weight once, by the name that the
+        first of its layers gives it."""
         called = {
             id(p): name
             for bucket in self.all_buckets

@@ -1,12 +1,13 @@
 """The event loop of a rank.
 
-    finish   compute says which tasks have ended: workers complete them, brain says what follows, parcels leave
+    finish   compute says which tasks have ended: workers complete them, brain says what follows,
+             parcels leave
     poll     parcels that have arrived: workers keep the payload, brain hears what became true
     read     the reader's microbatch, one for each pipe, when the brain wants one: the same
     start    brain picks and counts, compute starts a worker on it
 
-Everything that has arrived is heard before anything is picked; nothing here decides. Observers are told of
-every event and may not change what happens.
+Everything that has arrived is heard before anything is picked; nothing here decides. Observers are
+told of every event and may not change what happens.
 """
 
 import time
@@ -58,7 +59,8 @@ class Loop:
         transport: to the other ranks.
         compute: the engine of this rank's device.
         mesh: which rank of the job is which of the pipeline.
-        hear: called with (source rank, generation, note, payload) for every note that is not the loop's own.
+        hear: called with (source rank, generation, note, payload) for every note that is not the
+            loop's own.
         heartbeat: knows which ranks are alive.
         observers: told of every event.
     """
@@ -148,11 +150,13 @@ class Loop:
             self._send(rank, Parcel(generation, note, payload))
 
     def leave(self) -> None:
-        """Tell every rank that nothing more will come from here, and wait until each has said the same."""
+        """Tell every rank that nothing more will come from here, and wait until each has said the
+        same."""
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
             self._send(rank, Parcel(0, Note(Topic.LEAVES)))
-        # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their memory must stay until they have.
+        # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their
+        # memory must stay until they have.
         self.listen(
             lambda: not self._peers.still_there(others) and not self._transport.receiving,
             "the end of every engine",
@@ -162,7 +166,8 @@ class Loop:
         self._transport.close()
 
     def forget(self, older_than: int) -> None:
-        """Drop what is under way, and whatever came or still comes for generations before this one."""
+        """Drop what is under way, and whatever came or still comes for generations before this
+        one."""
         self._compute.drain()
         self._session = None
         self._oldest = older_than
@@ -219,7 +224,8 @@ class Loop:
         session.workers.keep(message, payload)
 
     def _read(self, session: Session) -> bool:
-        """One for each pipe: what starts here next may take long, and the other pipe begins on a rank that may have nothing else."""
+        """One for each pipe: what starts here next may take long, and the other pipe begins on a
+        rank that may have nothing else."""
         for read in range(session.state.placement.pipes):
             number = session.state.microbatch_to_read()
             if number is None:

@@ -39,5 +39,6 @@ def check_all_weighted_or_none(weighted: int, losses: int) -> None:
     """Raise `DataError` where some losses have weights and others have none."""
     if 0 < weighted < losses:
         raise DataError(
-            "the loss function gave (sum, weight) for some microbatches and a mean for others; expected one of the two for all"
+            "the loss function gave (sum, weight) for some microbatches and a mean for others; "
+            "expected one of the two for all"
         )

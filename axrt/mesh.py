@@ -13,7 +13,8 @@ class Mesh:
         rank: in the job.
         pipe: ranks a pipeline.
         data: replicas of the pipeline.
-        order: "pipe": consecutive ranks are one pipeline; "data": consecutive ranks hold the same stages.
+        order: "pipe": consecutive ranks are one pipeline; "data": consecutive ranks hold the same
+            stages.
     """
 
     rank: int
@@ -41,7 +42,8 @@ class Mesh:
                 else "parallel.data = 1 and parallel.pipe = 0"
             )
             raise ConfigError(
-                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
+                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} "
+                f"x {data}. "
                 f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
             )
         return cls(rank, pipe or size // data, data, order)

@@ -1,4 +1,5 @@
-"""A note is what ranks tell each other beside the messages that tasks wait for; the brain does not hear of it."""
+"""A note is what ranks tell each other beside the messages that tasks wait for; the brain does not
+hear of it."""
 
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ class Topic(Vocabulary):
 
     VALUES = "values"  # the first values of a layer's weights; about 0, number: the layer
     READ = "read"  # a reader has read its first microbatch; about: the replica, number 0
-    STEPPED = "stepped"  # a stage has stepped, its gradients had these norms; about: the stage, number: the step
+    # a stage has stepped, its gradients had these norms; about: the stage, number: the step
+    STEPPED = "stepped"
     EVALUATED = "evaluated"  # the losses of an evaluation; about: the replica, number 0
     EXCHANGED = (
         "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange

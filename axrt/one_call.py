@@ -1,4 +1,5 @@
-"""One call of an engine at a time: a second one, of another thread or within the first, would run tasks of both on one state."""
+"""One call of an engine at a time: a second one, of another thread or within the first, would run
+tasks of both on one state."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -38,11 +39,13 @@ class OneCall:
         me, other = threading.current_thread(), self._thread
         if me is other:
             return (
-                f"thread {me.name!r} calls {call} within {self._call}; expected it after {self._call} has returned: the iterator of "
+                f"thread {me.name!r} calls {call} within {self._call}; expected it after "
+                f"{self._call} has returned: the iterator of "
                 "batches, layers and hooks must not call the engine"
             )
         return (
-            f"thread {me.name!r} calls {call} while thread {other.name!r} is in {self._call}; expected one call of an engine at a time. "
+            f"thread {me.name!r} calls {call} while thread {other.name!r} is in {self._call}; "
+            "expected one call of an engine at a time. "
             "Make all calls from one thread, or one after the other under a lock"
         )
 

@@ -1,7 +1,8 @@
 """Payloads: nested values with tensors in them, taken apart and put together again.
 
-A payload is a tensor, None, a bool, int, float or str, or a tuple, list or dict of payloads. Taken apart it is a
-*skeleton*, the same value with each tensor replaced by its place, and the tensors in order of appearance.
+A payload is a tensor, None, a bool, int, float or str, or a tuple, list or dict of payloads. Taken
+apart it is a *skeleton*, the same value with each tensor replaced by its place, and the tensors in
+order of appearance.
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
 
 
 def on(device: torch.device, payload: object) -> Any:
-    """The payload with its tensors on that device; on their way there, as far as the device's stream cares."""
+    """The payload with its tensors on that device; on their way there, as far as the device's
+    stream cares."""
     if isinstance(payload, Tensor) and payload.layout is torch.strided:
         return payload.to(device, non_blocking=True)
     skeleton, tensors = flatten(payload)
@@ -61,7 +63,8 @@ def detached(payload: object) -> Any:
 
 
 def copied(payload: object) -> Any:
-    """The payload with tensors of its own, laid out like those that it has: kernels choose their way by strides."""
+    """The payload with tensors of its own, laid out like those that it has: kernels choose their
+    way by strides."""
     skeleton, tensors = flatten(payload)
     return unflatten(
         skeleton,
@@ -97,6 +100,7 @@ def _strip(value: object, tensors: list[Tensor]) -> object:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
-        f"{type(value).__qualname__} cannot travel between stages; expected dense tensors, None, bool, int, float, str, "
+        f"{type(value).__qualname__} cannot travel between stages; expected dense tensors, None, "
+        "bool, int, float, str, "
         "or tuples, lists and dicts of these"
     )

@@ -1,8 +1,11 @@
 """Which ranks are still in the call that this rank is in: nobody waits for one that has gone.
 
-A rank that has closed its engine, or speaks of another call, has sent all that it will ever send for this one, and messages
-between two ranks keep their order. So what it still owes will not come: the ranks have made different calls. Two that wait for
-each other in different calls would say nothing at all; so a rank that has waited for long tells whom it waits for.
+A rank that has closed its engine, or speaks of another call, has sent all that it will ever send
+for this one, and messages between two ranks keep their order. So what it still owes will not come:
+the ranks have made
+different calls. Two that wait for each other in different calls would say nothing at all; so a rank
+that has waited for long tells
+whom it waits for.
 """
 
 import time
@@ -12,7 +15,9 @@ from axrt.errors import PeerLeftError
 from axrt.heartbeat import Silence
 from axrt.scheduler.state import Lack, Place
 
-_GRACE_S = 2.0  # news that explain why a rank has gone, such as an END, come from another rank, and may come after it
+# news that explain why a rank has gone, such as an END, come from another rank, and may come after
+# it
+_GRACE_S = 2.0
 _ADVICE = "Every rank must make the same calls of the engine"
 
 
@@ -67,7 +72,8 @@ class Peers:
         return set(ranks) - self._left
 
     def to_be_told(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
-        """This rank can do nothing: whom to tell that it waits for them; once, when it has waited for long."""
+        """This rank can do nothing: whom to tell that it waits for them; once, when it has waited
+        for long."""
         if self._still_since is None:
             self._still_since = self._now()
         if self._now() - self._still_since <= _GRACE_S:
@@ -107,7 +113,8 @@ class Peers:
         )
 
     def check_alive(self, owing: Callable[[], Iterable[int]]) -> None:
-        """This rank can do nothing before these ranks have done something; what is on its way in may never come, either.
+        """This rank can do nothing before these ranks have done something; what is on its way in
+        may never come, either.
 
         Raises:
             PeerLostError: one of them shows no sign of life.

@@ -1,7 +1,8 @@
 """Compiles what a rank holds before the first step.
 
-A rank that compiled within the step would keep every other one waiting, stage after stage, forward and then backward. Ahead of it all ranks
-compile at once, for each finds out by itself what will enter its stages.
+A rank that compiled within the step would keep every other one waiting, stage after stage, forward
+and then backward. Ahead of it all ranks compile at once, for each finds out by itself what will
+enter its stages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,8 +29,8 @@ def precompile(
     sample: tuple[Any, Any],
     generator: BorrowedGenerator,
 ) -> None:
-    """Run every stage once as training and once as an evaluation; modules are afterwards as they were, but for what hides in objects of
-    the user's own.
+    """Run every stage once as training and once as an evaluation; modules are afterwards as they
+    were, but for what hides in objects of the user's own.
 
     Args:
         here: this rank's, whose stages compile.
@@ -58,7 +59,8 @@ def precompile(
                     stage.evaluate(0, copied(detached(value)), copied(target))
     except Exception as error:
         error.add_note(
-            f"while compiling as run.compile = {config.run.compile!r} wants it; run.compile = '' trains without"
+            f"while compiling as run.compile = {config.run.compile!r} wants it; run.compile = '' "
+            "trains without"
         )
         raise
 
@@ -80,7 +82,8 @@ def _train_once(stage: Stage, value: Any, target: Any) -> None:
 
 @contextmanager
 def _as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Attributes are bound afterwards as they were, in modules and in their dicts and lists, and buffers have their values."""
+    """Attributes are bound afterwards as they were, in modules and in their dicts and lists, and
+    buffers have their values."""
     modules = list(modules)
     attributes = [(module.__dict__, dict(module.__dict__)) for module in modules]
     dicts = [
@@ -115,7 +118,8 @@ def _as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
                 buffer.copy_(value)
     if any(parameter._version != version for parameter, version in parameters):
         raise ConfigError(
-            "a layer changes its own parameters as it runs, which nothing can take back; expected that of its buffers at most"
+            "a layer changes its own parameters as it runs, which nothing can take back; expected "
+            "that of its buffers at most"
         )
 
 

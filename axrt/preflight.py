@@ -20,7 +20,8 @@ def refuse_in_a_worker() -> None:
         multiprocessing.current_process(), "_inheriting", False
     ):  # what Python itself asks before it starts a process
         raise ConfigError(
-            "initialize was called while a worker process, of a DataLoader say, imports this script, which it does from the beginning; "
+            "initialize was called while a worker process, of a DataLoader say, imports this "
+            "script, which it does from the beginning; "
             'put everything but definitions under `if __name__ == "__main__":`'
         )
 
@@ -29,20 +30,27 @@ def check_use(model: Any, optimizer: Any) -> None:
     """What `initialize` takes; `ConfigError` says what it got instead."""
     if not isinstance(model, PipelineModule):
         raise ConfigError(
-            f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, loss_fn)"
+            f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, "
+            "loss_fn)"
         )
     if optimizer is not None and not callable(optimizer):
         raise ConfigError(
-            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one of a rank's own parameters, "
+            f"optimizer is of type {type(optimizer).__name__}; expected a function that makes one "
+            "of a rank's own parameters, "
             f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
         )
 
 
 _INSTEAD = {  # of DeepSpeed's arguments
     "args": "config=..., a TOML file, a dict or an axrt.Config",
-    "model_parameters": "optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3), a function that is given them",
+    "model_parameters": (
+        "optimizer=lambda named: torch.optim.AdamW(named, lr=1e-3), a function that is given them"
+    ),
     "training_data": "engine.train_batch(batches) with batches = iter(DataLoader(...)), made once",
-    "collate_fn": "engine.train_batch(batches) with batches = iter(DataLoader(..., collate_fn=...)), made once",
+    "collate_fn": (
+        "engine.train_batch(batches) with batches = iter(DataLoader(..., collate_fn=...)), made "
+        "once"
+    ),
     "lr_scheduler": "lr_schedule=lambda step: a factor on the learning rate",
     "config_params": "config=..., a TOML file, a dict or an axrt.Config",
     "mpu": "[parallel] pipe and data in config",
@@ -53,7 +61,8 @@ _INSTEAD = {  # of DeepSpeed's arguments
 
 
 def check_arguments(unknown: Collection[str]) -> None:
-    """Arguments that `initialize` does not take; `ConfigError` where DeepSpeed's does, with what axrt takes instead."""
+    """Arguments that `initialize` does not take; `ConfigError` where DeepSpeed's does, with what
+    axrt takes instead."""
     for name in unknown:
         if name not in _INSTEAD:
             raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
@@ -61,11 +70,13 @@ def check_arguments(unknown: Collection[str]) -> None:
 
 
 def as_failure(error: BaseException) -> BaseException:
-    """What has ended a call of the engine. An exit that claims success is none: the call was not done."""
+    """What has ended a call of the engine. An exit that claims success is none: the call was not
+    done."""
     if not isinstance(error, SystemExit) or error.code:
         return error
     exit_ = AxrtError(
-        f"sys.exit({error.code if error.code is not None else ''}) was called {_place_of(error)}, within a call of the engine, which was "
+        f"sys.exit({error.code if error.code is not None else ''}) was called {_place_of(error)}, "
+        "within a call of the engine, which was "
         "not done; expected a call of it between those, or an exception"
     )
     exit_.__cause__ = error
@@ -75,7 +86,8 @@ def as_failure(error: BaseException) -> BaseException:
 def exit_refused(factory: str, error: SystemExit) -> ConfigError:
     """A factory of models that ends the process instead."""
     return ConfigError(
-        f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a PipelineModule that is returned"
+        f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a "
+        "PipelineModule that is returned"
     )
 
 
@@ -89,7 +101,8 @@ def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         given = "none was given" if sample is None else f"sample is of type {type(sample).__name__}"
         raise ConfigError(
-            f"{purpose} with a microbatch, and {given}; expected axrt.initialize(..., sample=(inputs, targets)), or another setting"
+            f"{purpose} with a microbatch, and {given}; expected axrt.initialize(..., "
+            "sample=(inputs, targets)), or another setting"
         )
     inputs, targets = sample
     return inputs, targets
@@ -117,20 +130,25 @@ def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
     ]
     if twins:
         warnings.warn(
-            f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first microbatch; expected each to read its own "
-            "part of the data: give train_batch what engine.data_rank of engine.data_size should see",
+            f"replicas {min(twins[0], new)} and {max(twins[0], new)} have read the same first "
+            "microbatch; expected each to read its own "
+            "part of the data: give train_batch what engine.data_rank of engine.data_size should "
+            "see",
             stacklevel=2,
         )
 
 
 def refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
-    """Modules given as they are may share parameters within a stage; between stages each rank would train its own copy."""
+    """Modules given as they are may share parameters within a stage; between stages each rank would
+    train its own copy."""
     stage_of: dict[int, int] = {}
     for stage, (first, end) in enumerate(pairwise(cuts)):
         for layer in model.layers[first:end]:
             for parameter in getattr(layer, "parameters", list)():
                 if stage_of.setdefault(id(parameter), stage) != stage:
                     raise ConfigError(
-                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage {stage}; expected an "
-                        "axrt.TiedLayerSpec for each layer that shares it, or parallel.partition set so that they are in one stage"
+                        f"a parameter is shared between stage {stage_of[id(parameter)]} and stage "
+                        f"{stage}; expected an "
+                        "axrt.TiedLayerSpec for each layer that shares it, or parallel.partition "
+                        "set so that they are in one stage"
                     )

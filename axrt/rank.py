@@ -1,7 +1,7 @@
 """This process as a rank of the job: its device, threads, transport, loop and exchange.
 
-What a job changes in the process as a whole (the current device, the number of threads) is changed here
-and nowhere else.
+What a job changes in the process as a whole (the current device, the number of threads) is changed
+here and nowhere else.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and says so to the stages that need them."""
+"""One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and says so to the
+stages that need them."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -21,7 +22,8 @@ class BatchReader:
 
     Args:
         batches: the user's; only the rank that holds stage 0 touches it.
-        job: says where inputs and targets go, and who must hear of the end: in an evaluation this replica alone.
+        job: says where inputs and targets go, and who must hear of the end: in an evaluation this
+            replica alone.
         replica: whose inputs these are.
         device: where inputs go.
         generator: given back to the user while the iterator runs.
@@ -47,14 +49,16 @@ class BatchReader:
         self._first = first
 
     def __call__(self, number: int) -> list[tuple[Message, Any]]:
-        """Microbatch `number` as messages with their payloads, or the news, for every rank, that there is none."""
+        """Microbatch `number` as messages with their payloads, or the news, for every rank, that
+        there is none."""
         item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
             return [(message, None) for message in has_ended(self._placement, self._told, number)]
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise DataError(
-                f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, targets)"
+                f"microbatch {number} is a {type(item).__name__}{size}; expected a pair (inputs, "
+                "targets)"
             )
         if self._first is not None:
             self._first(_digest(item))
@@ -71,7 +75,8 @@ class BatchReader:
         if self._iterator is None:
             if self._batches is None:
                 raise DataError(
-                    "batches is None on the rank that reads; expected an iterable of (inputs, targets)"
+                    "batches is None on the rank that reads; expected an iterable of (inputs, "
+                    "targets)"
                 )
             self._iterator = iter(self._batches)
         return next(self._iterator, _EXHAUSTED)

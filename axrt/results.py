@@ -14,8 +14,10 @@ class StepResult:
     Args:
         step: counted from 0.
         loss: the mean over the step's microbatches, of all replicas; on every rank.
-        lr: learning rate of the first parameter group on this rank; nan where the rank has no parameters.
-        skipped: the norm of the gradients was infinite or not a number, and no rank has stepped (only where steps are clipped).
+        lr: learning rate of the first parameter group on this rank; nan where the rank has no
+            parameters.
+        skipped: the norm of the gradients was infinite or not a number, and no rank has stepped
+            (only where steps are clipped).
     """
 
     step: int
@@ -26,8 +28,9 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients before clipping: on every rank where steps are clipped; elsewhere on the main rank, where
-        reading it may wait for messages, and None on the others."""
+        """The 2-norm of all gradients before clipping: on every rank where steps are clipped;
+        elsewhere on the main rank, where reading it may wait for messages, and None on the
+        others."""
         return self._grad_norm()
 
 
@@ -49,5 +52,6 @@ class EvalResult:
 
     @property
     def outputs(self) -> list[Any]:
-        """What the last layer returned for each microbatch, replica by replica; on the main rank, if they were asked for, else none."""
+        """What the last layer returned for each microbatch, replica by replica; on the main rank,
+        if they were asked for, else none."""
         return [output for _, outputs in self._replicas() for output in outputs]

@@ -1,4 +1,5 @@
-"""What `[schedule]` comes to: a job, which is a policy on a placement with a number of microbatches."""
+"""What `[schedule]` comes to: a job, which is a policy on a placement with a number of
+microbatches."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +11,8 @@ from axrt.scheduler.planner import build_schedule
 
 
 def job_of(settings: Schedule, ranks: int) -> Job:
-    """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do not go together."""
+    """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do
+    not go together."""
     try:
         return build_schedule(
             settings.policy,
@@ -26,6 +28,7 @@ def job_of(settings: Schedule, ranks: int) -> Job:
 
 
 def digest_of_order(settings: Schedule) -> str:
-    """Of the file with the order, which every rank reads for itself and all must have alike; "" where there is none."""
+    """Of the file with the order, which every rank reads for itself and all must have alike; ""
+    where there is none."""
     file = Path(settings.order)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""

@@ -1,7 +1,7 @@
 """How many threads a rank computes with: its share of the cores that the launcher gave.
 
-Torch takes all cores that a process may use. Ranks that are bound to cores of their own are right with that; ranks of a node that
-may all use the same cores would wait for each other.
+Torch takes all cores that a process may use. Ranks that are bound to cores of their own are right
+with that; ranks of a node that may all use the same cores would wait for each other.
 """
 
 import sys
@@ -24,7 +24,8 @@ def usable_cores() -> list[int]:
 
 
 def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
-    """The threads of one rank of a node: a core that several may use counts in parts, and every rank has one thread.
+    """The threads of one rank of a node: a core that several may use counts in parts, and every
+    rank has one thread.
 
     Args:
         node_rank: its place among the ranks of its node.
@@ -37,7 +38,8 @@ def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
 def threads_of(
     threads: int, node_rank: int, usable: Sequence[Sequence[int]], environment: Mapping[str, str]
 ) -> int:
-    """What a rank is to compute with where torch would take so many: at most its share, unless the environment says how many."""
+    """What a rank is to compute with where torch would take so many: at most its share, unless the
+    environment says how many."""
     if any(name in environment for name in _SETTINGS):
         return threads
     return min(threads, share_of(node_rank, usable))

@@ -1,4 +1,5 @@
-"""Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain, workers and a reader.
+"""Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain,
+workers and a reader.
 
 Every rank counts sessions alike. What is still under way for an old one means nothing to a new one.
 """
@@ -39,7 +40,8 @@ class Trainer:
         job: the training.
         model: what this rank has of the model.
         clip: the largest norm of all gradients; 0: no limit.
-        wait: waits for what is named until all of it has come, also between two calls of the user's.
+        wait: waits for what is named until all of it has come, also between two calls of the
+            user's.
     Attributes:
         training: the session of the training.
     """
@@ -178,7 +180,8 @@ class Trainer:
     # Before the first session.
 
     def share_given_weights(self, given: Sequence[int]) -> None:
-        """Give every pipe the weights of the first, of layers that are modules: they may differ between processes.
+        """Give every pipe the weights of the first, of layers that are modules: they may differ
+        between processes.
 
         Args:
             given: the places of these layers in the model.

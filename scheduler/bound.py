@@ -1,4 +1,5 @@
-"""What no schedule can beat: every rank waits for its first activation, does its work, and others wait for its last gradient."""
+"""What no schedule can beat: every rank waits for its first activation, does its work, and others
+wait for its last gradient."""
 
 from itertools import pairwise
 
@@ -9,7 +10,8 @@ from .simulator import Costs, Work
 def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps: int = 1) -> float:
     """A lower bound on the time of so many steps under any policy, on a steady machine.
 
-    For each rank: the way of the first activation to it, all its work, and then either nothing (weight gradients may end it), or, weight
+    For each rank: the way of the first activation to it, all its work, and then either nothing
+        (weight gradients may end it), or, weight
     gradients aside, the way of its last input gradient to the first stage.
     """
     bounds = []

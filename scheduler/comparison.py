@@ -1,4 +1,5 @@
-"""A run beside what the simulator predicts for it, and beside what other schedules would have done."""
+"""A run beside what the simulator predicts for it, and beside what other schedules would have
+done."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -43,7 +44,8 @@ class Run:
             line = Timeline.from_json(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(
-                f"{file}: {error.strerror}; expected a run that was traced: axrt train ... run.trace_steps=5"
+                f"{file}: {error.strerror}; expected a run that was traced: axrt train ... "
+                "run.trace_steps=5"
             ) from None
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from None
@@ -57,7 +59,8 @@ class Run:
             job = replace(build_schedule(**of), replicas=replicas, votes=clips)
         except (KeyError, TypeError) as error:
             raise ValueError(
-                f"{file}: its schedule is not as a run writes it ({error}); expected the timeline of a run"
+                f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
+                "of a run"
             ) from None
         return cls(line, job, recompute)
 
@@ -108,7 +111,8 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
 
 
 def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
-    """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest first."""
+    """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest
+    first."""
     of = run.line.schedule
     now = _outcome(run, Option(of["name"], of["in_flight"], run.job), costs)
     others = [
@@ -141,7 +145,8 @@ def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
 
 
 def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
-    """The costs of the run's model where it is cut as another schedule wants it; where the run recomputed, so does that."""
+    """The costs of the run's model where it is cut as another schedule wants it; where the run
+    recomputed, so does that."""
     assert not isinstance(costs.work, Work)
     where, share = one.job.placement, one.job.placement.share / run.job.placement.share
     again = recomputed_shares(
@@ -161,7 +166,8 @@ def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
 
 
 def _figures(lines: Sequence[Timeline], of_the_loop: float, steps: int) -> dict[str, Any]:
-    """Means over timelines, in the timelines' unit; in predictions a task's time has the loop's in it, which is taken out."""
+    """Means over timelines, in the timelines' unit; in predictions a task's time has the loop's in
+    it, which is taken out."""
 
     def mean(of: Callable[[Timeline], list[float]]) -> list[float]:
         return [statistics.fmean(values) for values in zip(*map(of, lines), strict=True)]

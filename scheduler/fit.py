@@ -1,7 +1,9 @@
-"""The cost table of a run, taken from its timeline: what each stage took, what the loop took between tasks, what a message took.
+"""The cost table of a run, taken from its timeline: what each stage took, what the loop took
+between tasks, what a message took.
 
-The simulator adds the loop's cost to every task and the latency to every message, so both are measured as what is left: the loop's where a
-rank had something else to do at once, a message's where its receiver was waiting for it.
+The simulator adds the loop's cost to every task and the latency to every message, so both are
+measured as what is left: the loop's where a rank had something else to do at once, a message's
+where its receiver was waiting for it.
 """
 
 from collections import Counter, defaultdict
@@ -37,7 +39,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     ]
     if lacking:
         raise ValueError(
-            f"the timeline has no forwards and backwards of stages {lacking}; expected those of whole steps"
+            f"the timeline has no forwards and backwards of stages {lacking}; expected those of "
+            "whole steps"
         )
     jitter = _jitter(took)
     usual = {
@@ -62,7 +65,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
 
 
 def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
-    """The same model in another number of stages, as if each stage's layers could be cut anywhere."""
+    """The same model in another number of stages, as if each stage's layers could be cut
+    anywhere."""
     have = len(work)
     found = []
     for stage in range(stages):
@@ -95,7 +99,8 @@ def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
 
 
 def _jitter(took: _Took) -> float:
-    """Sigma of the logarithm of what forwards and input gradients take, over lanes; whole backwards are sums, and vary less."""
+    """Sigma of the logarithm of what forwards and input gradients take, over lanes; whole backwards
+    are sums, and vary less."""
     lanes = [
         times
         for (kind, _), times in took.items()
@@ -113,7 +118,8 @@ def _by_rank(line: Timeline) -> Iterator[list[Span]]:
 
 
 def _between_tasks(line: Timeline) -> list[float]:
-    """From the end of a task to the start of the next within a step, where the rank did not wait."""
+    """From the end of a task to the start of the next within a step, where the rank did not
+    wait."""
     waits = defaultdict(list)
     for rank, _, start, _ in line.pauses:
         waits[rank].append(start)

@@ -34,8 +34,8 @@ class Job:
             checkpointing), the first ones; stages with none are left out.
         votes: optimizer steps wait for the norm of all gradients.
         trains: False for an evaluation. It has any number of microbatches, which the reader's END
-            tells, and no steps; its backwards carry nothing, but keep order, caps and bounds those of
-            training.
+            tells, and no steps; its backwards carry nothing, but keep order, caps and bounds those
+            of training.
     """
 
     placement: Placement
@@ -78,7 +78,8 @@ class Job:
         return self.microbatches // self.placement.pipes
 
     def evaluation(self) -> "Job":
-        """Forwards alone, along the first pipe; microbatches run ahead of each other as its caps allow."""
+        """Forwards alone, along the first pipe; microbatches run ahead of each other as its caps
+        allow."""
         return replace(
             self, placement=self.placement.first_pipe, policy=Nested(), votes=False, trains=False
         )
@@ -102,7 +103,10 @@ class Job:
         )
 
     def __str__(self) -> str:
-        return f"{self.policy.name} on {self.placement.name} placement, {self.ranks} ranks, {self.microbatches} microbatches"
+        return (
+            f"{self.policy.name} on {self.placement.name} placement, {self.ranks} ranks, "
+            f"{self.microbatches} microbatches"
+        )
 
     def seats(self) -> Iterator[Seat]:
         """Every stage of every pipe, pipe by pipe."""
@@ -115,5 +119,6 @@ class Job:
         return replica * self.placement.pipes + self.placement.pipe_of(rank, stage)
 
     def reader_of(self, pipe: int) -> Seat:
-        """The seat on whose rank the pipe's batches are read: of its replica's first pipe the first stage."""
+        """The seat on whose rank the pipe's batches are read: of its replica's first pipe the first
+        stage."""
         return Seat(pipe - pipe % self.placement.pipes, 0)

@@ -1,10 +1,11 @@
-"""A lane is a row of counters: how far everything has come, of a stage on this rank or of a bucket of that stage.
+"""A lane is a row of counters: how far everything has come, of a stage on this rank or of a bucket
+of that stage.
 
 Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
 task objects or graphs are kept. A lane of one pipe of several counts that pipe's microbatches only,
-which are as many apart as there are pipes. Within a kind and a lane tasks run in order; the *head* of
-a kind is the first that has not started. It is ready when every counter that it needs has passed its
-number.
+which are as many apart as there are pipes. Within a kind and a lane tasks run in order; the *head*
+of a kind is the first that has not started. It is ready when every counter that it needs has passed
+its number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,8 @@ class Lane:
         count: of each counter the number that is next.
         finished: of each kind the number that finishes next.
         part: of each kind what the last number of its head is: a bucket or a piece.
-        needs: of each kind what its head needs: numbers that must have passed it, and whose they are.
+        needs: of each kind what its head needs: numbers that must have passed it, and whose they
+            are.
     """
 
     __slots__ = (
@@ -174,7 +176,8 @@ class Lane:
         return True
 
     def missing(self, kind: AnyKind) -> Iterator[tuple["Lane", Counter]]:
-        """What the head of a kind still needs: past its own microbatch, or past all that belong to its step."""
+        """What the head of a kind still needs: past its own microbatch, or past all that belong to
+        its step."""
         past = self.count[kind] + 1
         for numbers, counter, lane in self.needs[kind]:
             if numbers[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):

@@ -1,8 +1,10 @@
-"""Anticipation: waiting a moment for what is due before a weight gradient starts that is early (`RankState.is_early`).
+"""Anticipation: waiting a moment for what is due before a weight gradient starts that is early
+(`RankState.is_early`).
 
-A message that is late by a hair's breadth would else find its receiver in a task that nobody waits for. The moment is a share of what that
-task takes, and only where it comes in one piece: a piece of many is not long in the way. Making the moment shorter after one that was
-in vain was tried: it loses more where some are than it saves where all are (docs/schedules.md).
+A message that is late by a hair's breadth would else find its receiver in a task that nobody waits
+for. The moment is a share of what that task takes, and only where it comes in one piece: a piece of
+many is not long in the way. Making the moment shorter after one that was in vain was tried: it
+loses more where some are than it saves where all are (docs/schedules.md).
 """
 
 from collections.abc import Callable
@@ -65,7 +67,8 @@ class Linger:
         self.until = None
 
     def took(self, task: Task, duration: float) -> None:
-        """How long a task of a kind took on a stage. One that was held up counts no more than twice the one before."""
+        """How long a task of a kind took on a stage. One that was held up counts no more than twice
+        the one before."""
         self._took[task.kind, task.stage] = min(
             duration, 2 * self._took.get((task.kind, task.stage), duration)
         )

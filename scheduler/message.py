@@ -1,4 +1,5 @@
-"""A message is *what became true* elsewhere; it is addressed to a stage of a pipe, and tensors travel beside it."""
+"""A message is *what became true* elsewhere; it is addressed to a stage of a pipe, and tensors
+travel beside it."""
 
 from enum import Enum
 from typing import NamedTuple

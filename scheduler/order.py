@@ -1,11 +1,13 @@
-"""An order: which task of a step each rank runs first, second, and so on; read from a file, or taken from a policy.
+"""An order: which task of a step each rank runs first, second, and so on; read from a file, or
+taken from a policy.
 
-As text it is a table of comma-separated values, one line a rank, in the notation of tasks, microbatches numbered within the step:
+As text it is a table of comma-separated values, one line a rank, in the notation of tasks,
+microbatches numbered within the step:
 
-    F0.0,F0.1,B0.0,B0.1
-    F1.0,B1.0,F1.1,B1.1
+    F0.0,F0.1,B0.0,B0.1 F1.0,B1.0,F1.1,B1.1
 
-Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say nothing.
+Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say
+nothing.
 """
 
 import csv
@@ -45,7 +47,8 @@ class Order:
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """The most that each rank must hold so that none gets stuck: in flight where weight gradients go anywhere, else held."""
+        """The most that each rank must hold so that none gets stuck: in flight where weight
+        gradients go anywhere, else held."""
         return tuple(map(_most_held, self.rows))
 
     def without_weights(self) -> "Order":
@@ -64,7 +67,8 @@ class Order:
 
         Args:
             text: as in the head of this file.
-            placement, chunks: where the stages are; "", 0: as the first of all placements in which every rank holds its own tasks.
+            placement, chunks: where the stages are; "", 0: as the first of all placements in which
+                every rank holds its own tasks.
         Raises:
             ValueError: the text is no order; it names the line and what was expected there.
         """
@@ -110,7 +114,8 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
             raise ValueError(f"line {number}: {error}") from None
         if task.kind.once_a_step or task.kind is Kind.RECOMPUTE or task.part:
             raise ValueError(
-                f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and weight gradients (I, W)"
+                f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and "
+                "weight gradients (I, W)"
             )
         yield task
 
@@ -127,7 +132,8 @@ def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placemen
             return one
     fits = f"placement {name}" if name else f"any placement ({', '.join(PLACEMENTS)})"
     raise ValueError(
-        f"lines with stages {[list(of) for of in stages]} do not fit {fits}; expected first the tasks of rank 0, then those of "
+        f"lines with stages {[list(of) for of in stages]} do not fit {fits}; expected first the "
+        "tasks of rank 0, then those of "
         "rank 1, and so on, each with the stages that the rank holds"
     )
 
@@ -147,7 +153,8 @@ _BEFORE: dict[AnyKind, Kind] = {
 
 
 def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
-    """Each kind on each stage has every microbatch of its pipe once and in order, a backward after its forward."""
+    """Each kind on each stage has every microbatch of its pipe once and in order, a backward after
+    its forward."""
     done: dict[tuple[AnyKind, int], int] = {}
     for task in row:
         kind, stage, microbatch, _ = task
@@ -164,7 +171,8 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
         before = _BEFORE.get(kind)
         if before is not None and done.get((before, stage), lanes[stage].start) <= microbatch:
             raise ValueError(
-                f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected it after"
+                f"line {number}: {task} stands before {Task(before, stage, microbatch)}; expected "
+                "it after"
             )
         done[kind, stage] = due + lanes[stage].step
     split = any(task.kind is Kind.INPUT for task in row)
@@ -177,7 +185,8 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
             due = done.get((kind, stage), microbatches.start)
             if due in microbatches:
                 raise ValueError(
-                    f"line {number} ends without {Task(kind, stage, due)}; there are {microbatches.stop} microbatches"
+                    f"line {number} ends without {Task(kind, stage, due)}; there are "
+                    f"{microbatches.stop} microbatches"
                 )
 
 

@@ -1,7 +1,8 @@
 """A placement says which rank of a pipeline holds which stage; a rank's stages are its chunks.
 
-A *pipe* is one copy of the sequence of stages. Most placements have one; a bidirectional one has two over the same ranks, and
-microbatch n goes through pipe n mod 2. Over all replicas pipes are numbered on, those of replica 0 first.
+A *pipe* is one copy of the sequence of stages. Most placements have one; a bidirectional one has
+two over the same ranks, and microbatch n goes through pipe n mod 2. Over all replicas pipes are
+numbered on, those of replica 0 first.
 """
 
 from abc import abstractmethod
@@ -42,7 +43,8 @@ class Placement(Protocol):
         return 0
 
     def place_of(self, pipe: int, stage: int) -> tuple[int, int]:
-        """The replica, and the rank in it, that hold a stage of a pipe; numbered over all replicas."""
+        """The replica, and the rank in it, that hold a stage of a pipe; numbered over all
+        replicas."""
         replica, of_replica = divmod(pipe, self.pipes)
         return replica, self.rank_of(stage, of_replica)
 
@@ -53,7 +55,8 @@ class Placement(Protocol):
 
     @property
     def first_pipe(self) -> "Placement":
-        """Where the stages of the first pipe are: for what needs no other, such as an evaluation."""
+        """Where the stages of the first pipe are: for what needs no other, such as an
+        evaluation."""
         return self
 
     def seats(self) -> Iterator[tuple[int, int]]:
@@ -134,7 +137,8 @@ class Vee(Placement):
 
 @dataclass(frozen=True, slots=True)
 class Bidirectional(Placement):
-    """Two pipes: stage s of the first on rank s, of the second on rank p-1-s. Every stage is held twice; p is even.
+    """Two pipes: stage s of the first on rank s, of the second on rank p-1-s. Every stage is held
+    twice; p is even.
 
     >>> Bidirectional(ranks=4).stages_of(1)
     (1, 2)
@@ -183,7 +187,8 @@ def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
         return Looped(ranks, chunks or 2)
     if name == "bidirectional" and ranks % 2:
         raise ValueError(
-            f"placement bidirectional takes an even number of ranks; start {ranks + 1} ranks a pipeline, not {ranks}"
+            f"placement bidirectional takes an even number of ranks; start {ranks + 1} ranks a "
+            f"pipeline, not {ranks}"
         )
     kinds: dict[str, type[Linear | Vee | Bidirectional]] = {
         "linear": Linear,
@@ -193,6 +198,7 @@ def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
     placement: Placement = kinds[name](ranks)
     if chunks not in (0, placement.chunks):
         raise ValueError(
-            f"placement {name} has {placement.chunks} stages a rank; chunks = {chunks} needs placement looped, or set chunks = 0"
+            f"placement {name} has {placement.chunks} stages a rank; chunks = {chunks} needs "
+            "placement looped, or set chunks = 0"
         )
     return placement

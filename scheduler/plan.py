@@ -8,8 +8,8 @@ from .task import AnyKind, Kind, Task
 
 
 def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
-    """The order of zb-v on a rank. For m < 2p that for 2p, without the microbatches that there are not and without weight gradients: it
-    says nothing of where those are then best.
+    """The order of zb-v on a rank. For m < 2p that for 2p, without the microbatches that there are
+    not and without weight gradients: it says nothing of where those are then best.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (ZB-V).
     """
@@ -47,7 +47,8 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
 
 
 def v_min(ranks: int, rank: int, microbatches: int) -> list[Task]:
-    """The order of v-min on a rank: each microbatch as the one before, six slots later; without weight gradients.
+    """The order of v-min on a rank: each microbatch as the one before, six slots later; without
+    weight gradients.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
     """
@@ -62,7 +63,8 @@ def v_min(ranks: int, rank: int, microbatches: int) -> list[Task]:
 
 
 class Plan:
-    """A due order of one rank, looked up both ways. Kinds that it does not name go wherever there is time.
+    """A due order of one rank, looked up both ways. Kinds that it does not name go wherever there
+    is time.
 
     Args:
         order: the tasks of a step, each once.
@@ -92,7 +94,8 @@ class Plan:
         self._kinds = [task.kind for task in order]
 
     def place(self, kind: AnyKind, stage: int, before: int) -> int:
-        """Of the task of a kind and stage that has so many before it, in the order of all steps; pieces of a weight gradient have one."""
+        """Of the task of a kind and stage that has so many before it, in the order of all steps;
+        pieces of a weight gradient have one."""
         places = self.lanes[stage, kind]
         step, within = divmod(before, len(places))
         return step * self.length + places[within]

@@ -1,4 +1,5 @@
-"""Schedules by name: the job that a policy's settings come to, all that fit, and what each would do on given costs."""
+"""Schedules by name: the job that a policy's settings come to, all that fit, and what each would do
+on given costs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -40,11 +41,13 @@ def build_schedule(
         in_flight: cap in chunks; 0 is the policy's own.
         order: for "fixed": a CSV file (see `scheduler.order`), or a policy's name.
     Raises:
-        ValueError: they do not go together, with the nearest that do; or the order cannot be read, or gets stuck.
+        ValueError: they do not go together, with the nearest that do; or the order cannot be read,
+            or gets stuck.
     """
     if order and name != FIXED:
         raise ValueError(
-            f"policy {name} has an order of its own; set policy = {FIXED!r} to follow order = {order!r}, or leave order away"
+            f"policy {name} has an order of its own; set policy = {FIXED!r} to follow order = "
+            f"{order!r}, or leave order away"
         )
     if name != FIXED:
         policy = policy_by_name(name, in_flight)
@@ -52,7 +55,8 @@ def build_schedule(
         least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
         if 0 < in_flight < least:
             raise ValueError(
-                f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or more, or 0"
+                f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or "
+                "more, or 0"
             )
         return Job(where, policy, microbatches)
     if order in NAMES:
@@ -94,7 +98,8 @@ def caps_of(name: str, ranks: int) -> tuple[int, ...]:
 
 
 def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The policy's own cap, and others from the least that it can do with to twice its own, half a round of the ranks apart."""
+    """The policy's own cap, and others from the least that it can do with to twice its own, half a
+    round of the ranks apart."""
     own = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
     least, apart = (
         1 if name == "axonn" else own,
@@ -166,7 +171,8 @@ def search(
 def _as_a_plan(
     name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int
 ) -> Job:
-    """The order of a policy on a steady machine; weight gradients float, and the cap says how far ahead anything runs."""
+    """The order of a policy on a steady machine; weight gradients float, and the cap says how far
+    ahead anything runs."""
     job = build_schedule(name, ranks, microbatches, placement=placement, chunks=chunks)
     order = order_of(job)
     _check_cap(f"the order of {name}", order, cap)
@@ -176,7 +182,8 @@ def _as_a_plan(
 def _check_cap(what: str, order: Order, cap: int) -> None:
     if 0 < cap < max(order.needs):
         raise ValueError(
-            f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, or 0"
+            f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, "
+            "or 0"
         )
 
 
@@ -185,7 +192,8 @@ def _from_file(
 ) -> Job:
     if not file.endswith(".csv"):
         raise ValueError(
-            f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of {', '.join(NAMES)}"
+            f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of "
+            f"{', '.join(NAMES)}"
         )
     try:
         order = Order.parse(Path(file).read_text(encoding="utf-8-sig"), placement, chunks)
@@ -197,7 +205,8 @@ def _from_file(
         raise ValueError(f"{file}: {error}") from None
     if (order.placement.ranks, order.microbatches) != (ranks, microbatches):
         raise ValueError(
-            f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} microbatches a step; "
+            f"{file} is an order of {order.placement.ranks} ranks and {order.microbatches} "
+            "microbatches a step; "
             f"expected {ranks} and {microbatches}, as the pipeline has"
         )
     _check_cap(file, order, cap)
@@ -206,6 +215,7 @@ def _from_file(
         simulate(job, Costs(pieces=1), steps=2)
     except RuntimeError as error:
         raise ValueError(
-            f"{file}: {error}. Simulated with equal costs; expected an order in which every task gets what it needs"
+            f"{file}: {error}. Simulated with equal costs; expected an order in which every task "
+            "gets what it needs"
         ) from None
     return job

@@ -7,7 +7,8 @@ from .placement import Placement
 
 
 def has_read(placement: Placement, replica: int, number: int) -> tuple[Message, Message]:
-    """Inputs for the first stage and targets for the last, of the pipe that the microbatch goes through."""
+    """Inputs for the first stage and targets for the last, of the pipe that the microbatch goes
+    through."""
     pipe = replica * placement.pipes + number % placement.pipes
     return Message(Meaning.ACTIVATION, 0, number, pipe), Message(
         Meaning.TARGET, placement.stages - 1, number, pipe

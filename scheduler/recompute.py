@@ -1,4 +1,5 @@
-"""How much of a stage's forward runs again before its backward, so that it need not keep what that part computed."""
+"""How much of a stage's forward runs again before its backward, so that it need not keep what that
+part computed."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -12,14 +13,18 @@ from .policies.policy import Policy
 def recomputed_shares(
     policy: Policy, placement: Placement, microbatches: int, most: float = 1.0
 ) -> dict[int, float]:
-    """Of each stage that recomputes anything the share of its layers, so that all ranks keep about as much.
+    """Of each stage that recomputes anything the share of its layers, so that all ranks keep about
+    as much.
 
-    A rank that holds at most one microbatch saves nothing by it and recomputes nothing; with `most` = 1 every other recomputes all.
+    A rank that holds at most one microbatch saves nothing by it and recomputes nothing; with `most`
+    = 1 every other recomputes all.
 
     Args:
-        policy, placement, microbatches: the schedule; its bounds say how many microbatches a rank holds.
+        policy, placement, microbatches: the schedule; its bounds say how many microbatches a rank
+            holds.
         most: the share on the rank that holds most.
-    Source: Lai et al., "Merak", TPDS 2023, section V: of p stages under 1f1b, stage r recomputes 1 - (1 - most)(p - 1) / (p - 1 - r).
+    Source: Lai et al., "Merak", TPDS 2023, section V: of p stages under 1f1b, stage r recomputes 1
+        - (1 - most)(p - 1) / (p - 1 - r).
     """
     besides = [
         policy.bounds(placement, rank, microbatches).held - 1 for rank in range(placement.ranks)
@@ -36,7 +41,8 @@ def recomputed_shares(
 
 
 def recomputing(job: Job, recompute: str | int) -> Job:
-    """The job with its recomputed layers, as `memory.recompute` says; its cuts say how many layers a stage has."""
+    """The job with its recomputed layers, as `memory.recompute` says; its cuts say how many layers
+    a stage has."""
     shares = recomputed_shares(
         job.policy, job.placement, job.microbatches, most_recomputed(recompute)
     )
@@ -50,7 +56,8 @@ def recomputed_layers(
     """How many layers of each stage run again, the first ones; at least what the share says.
 
     Args:
-        recompute: a number of layers of each stage that recomputes at all; or a word: then the share says.
+        recompute: a number of layers of each stage that recomputes at all; or a word: then the
+            share says.
         shares: of the stages that recompute.
         layers: of each stage.
     """
@@ -62,7 +69,8 @@ def recomputed_layers(
 
 
 def most_recomputed(recompute: str | int) -> float:
-    """The share on the rank that holds most, by the setting: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", or a number.
+    """The share on the rank that holds most, by the setting: "none", "full", "stage-aware" (a
+    half), "stage-aware:SHARE", or a number.
 
     Raises:
         ValueError: none of these.
@@ -81,5 +89,6 @@ def most_recomputed(recompute: str | int) -> float:
     ):
         return float(share)
     raise ValueError(
-        f"{recompute!r}; expected 'none', 'full', 'stage-aware', or 'stage-aware:SHARE' with a share of 0 to 1"
+        f"{recompute!r}; expected 'none', 'full', 'stage-aware', or 'stage-aware:SHARE' with a "
+        "share of 0 to 1"
     )

@@ -1,9 +1,11 @@
-"""What a schedule would do: discrete events that drive the very brains and policies that the runtime runs.
+"""What a schedule would do: discrete events that drive the very brains and policies that the
+runtime runs.
 
-A rank runs one task of a queue at a time. Everything that happens at one instant is delivered before any
-rank picks. A message with a tensor waits for those before it on the same edge, takes its size over the
-bandwidth, and then, like any message, the latency. What varies (jitter, hiccups) is drawn for each stage
-and kind in the order of microbatches, so that every policy meets the same durations.
+A rank runs one task of a queue at a time. Everything that happens at one instant is delivered
+before any rank picks. A message with a tensor waits for those before it on the same edge, takes its
+size over the bandwidth, and then, like any message, the latency. What varies (jitter, hiccups) is
+drawn for each stage and kind in the order of microbatches, so that every policy meets the same
+durations.
 """
 
 import heapq
@@ -65,14 +67,17 @@ class Costs:
         step: of the optimizer on a bucket.
         others: of other kinds of work that come once a step; 0 where nothing is said.
         task: added to every forward and backward, for the loop itself.
-        edge: between ranks; `edges` has those that differ, by (from, to), numbered over all replicas.
+        edge: between ranks; `edges` has those that differ, by (from, to), numbered over all
+            replicas.
         bucket: the size of a bucket's gradient.
         jitter: sigma of a lognormal factor on every duration; its median is 1.
         hiccups: (share, factor): so many tasks take so much longer.
         stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
-        recomputed: for stages that run again before a backward, the share of the forward that does; 1 where nothing is said.
+        recomputed: for stages that run again before a backward, the share of the forward that does;
+            1 where nothing is said.
         pieces: of a weight gradient.
-        linger: how long a rank waits, at most, before a weight gradient that is early, as a share of that; where it has one piece.
+        linger: how long a rank waits, at most, before a weight gradient that is early, as a share
+            of that; where it has one piece.
         seed: of all that varies.
     """
 
@@ -102,7 +107,8 @@ class Costs:
         )
 
     def of_busiest(self, placement: Placement) -> float:
-        """What a microbatch costs on the rank that has most to do; of several pipes on average, since it goes through one."""
+        """What a microbatch costs on the rank that has most to do; of several pipes on average,
+        since it goes through one."""
         of_ranks = [
             sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank))
             for rank in range(placement.ranks)
@@ -171,7 +177,8 @@ class _Durations:
 
 
 class _Simulation:
-    """The brains, the clock, and what is under way. A place is a rank of the job: those of replica 0, then those of replica 1, ..."""
+    """The brains, the clock, and what is under way. A place is a rank of the job: those of replica
+    0, then those of replica 1, ..."""
 
     def __init__(self, job: Job, costs: Costs, features: Sequence[Feature] | None) -> None:
         self._placement, self._costs = job.placement, costs
@@ -333,11 +340,13 @@ def simulate(
         A row for each rank of each replica.
     Raises:
         ValueError: a stage recomputes by its costs and not by the job.
-        RuntimeError: no rank can move and something is left to do; the text names what is missing where.
+        RuntimeError: no rank can move and something is left to do; the text names what is missing
+            where.
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
         raise ValueError(
-            f"the costs of stages {unknown} have a share that is recomputed; expected them in the job's recomputed too"
+            f"the costs of stages {unknown} have a share that is recomputed; expected them in the "
+            "job's recomputed too"
         )
     line = _Simulation(job, costs, features).run(steps, barrier)
     line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
@@ -354,7 +363,8 @@ def simulate(
 
 
 def order_of(job: Job) -> Order:
-    """The order in which a job runs on a steady machine where forward, input gradient and weight gradient take equally long."""
+    """The order in which a job runs on a steady machine where forward, input gradient and weight
+    gradient take equally long."""
     rows: list[list[Task]] = [[] for _ in range(job.ranks)]
     for span in simulate(job, Costs(pieces=1)).computing():
         rows[span.rank].append(span.task)

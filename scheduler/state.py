@@ -1,20 +1,23 @@
 """What one rank knows, what it may do next, and what follows when it has done it.
 
 The table of work (`rules`) says of every kind what its head needs, whose turn it is, and which
-messages follow. Here rows are counted, picked and refused, every kind alike. What is known is kept in
-lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of such a stage.
+messages follow. Here rows are counted, picked and refused, every kind alike. What is known is kept
+in lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of such a
+stage.
 
 A need on the same rank and queue is met when its task has *started*: what runs on one queue runs in
 the order in which it was started. Between queues it is met when the task has *finished*, and so is
-what a message says to another rank. News for the host wait for the end even on their own rank, since
-the host needs their values. On a CPU with one queue the two moments coincide.
+what a message says to another rank. News for the host wait for the end even on their own rank,
+since the host needs their values. On a CPU with one queue the two moments coincide.
 
-`deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient before
-its forward, a step that is neither this one nor the next, a task that is not a ready head) raises
+`deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient
+before its forward, a step that is neither this one nor the next, a task that is not a ready head)
+raises
 `IllegalMove` with the lane's story and changes nothing.
 
-Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two steps
-are alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox downstream.
+Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
+steps are alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox
+downstream.
 """
 
 import sys
@@ -123,7 +126,8 @@ class RankState:
             lane.begin_at(first_step)
 
     def _entered(self) -> Iterator[tuple[Lane, Meaning]]:
-        """Where this rank sees how far its reader has come: of each pipe the first or the last stage is here."""
+        """Where this rank sees how far its reader has come: of each pipe the first or the last
+        stage is here."""
         last = self.job.last_stage
         for pipe in range(self.placement.pipes):
             stage, meaning = (0, Meaning.ACTIVATION) if pipe == 0 else (last, Meaning.TARGET)
@@ -134,16 +138,19 @@ class RankState:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches under way here, over all stages: forward started, backward (or input gradient) not.
+        """Microbatches under way here, over all stages: forward started, backward (or input
+        gradient) not.
 
-        A backward that runs still counts for memory, but whatever is started now runs after it on the same
-        device; counting it would leave a stream idle between the last backward and the next forward.
+        A backward that runs still counts for memory, but whatever is started now runs after it on
+        the same device; counting it would leave a stream idle between the last backward and the
+        next forward.
         """
         return self._in_flight
 
     @property
     def held(self) -> int:
-        """Microbatches that hold memory here, over all stages: forward started, weight gradient not."""
+        """Microbatches that hold memory here, over all stages: forward started, weight gradient
+        not."""
         return self._held
 
     def started(self, kind: AnyKind, stage: int) -> int:
@@ -186,9 +193,11 @@ class RankState:
         return self.job.trains and self.end is not None and self.end < self.asked
 
     def microbatch_to_read(self) -> int | None:
-        """The number that this rank's reader should read now, within the step that is open at stage 0: one ahead of that stage.
+        """The number that this rank's reader should read now, within the step that is open at stage
+        0: one ahead of that stage.
 
-        Of two pipes only one begins here, and the other is never to wait for this one: a whole step is read ahead.
+        Of two pipes only one begins here, and the other is never to wait for this one: a whole step
+            is read ahead.
         """
         if self.rank != self.placement.rank_of(0) or self.end is not None:
             return None
@@ -222,8 +231,8 @@ class RankState:
         for row, lane, stage in self._table.often[queue]:
             if lane.is_ready(row.kind):
                 head = lane.head(row.kind, stage)
-                # What nobody has asked for here may have come: another rank is in its next call, and
-                # the user of this one may do something before.
+                # What nobody has asked for here may have come: another rank is in its next call,
+                # and the user of this one may do something before.
                 if head.microbatch < self.asked and row.admitted(head, self):
                     ready.append((row, head))
         if self._look[queue]:
@@ -239,7 +248,8 @@ class RankState:
         return self._entry_of(task, "run").row.queue
 
     def is_early(self, task: Task, more: bool) -> bool:
-        """Of what has been picked: by the policy's plan other things come before it, which should be here any moment.
+        """Of what has been picked: by the policy's plan other things come before it, which should
+        be here any moment.
 
         Args:
             task: may start.
@@ -250,7 +260,8 @@ class RankState:
         return self._entry_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
-        """Why nothing starts where `pick` has found nothing, or something early; one of `CAUSES`."""
+        """Why nothing starts where `pick` has found nothing, or something early; one of
+        `CAUSES`."""
         for row, lane, _ in self._table.entries:
             if row.kind.once_a_step or row.fills or lane.count[row.kind] >= self.asked:
                 continue
@@ -261,12 +272,14 @@ class RankState:
     def start(
         self, task: Task, more: bool = False, completes: Collection[int] = ()
     ) -> list[Message]:
-        """The task runs from now on; what it makes true on this rank holds at once, and is returned.
+        """The task runs from now on; what it makes true on this rank holds at once, and is
+        returned.
 
         Args:
             task: a ready head.
             more: it is a piece, and not the last.
-            completes: buckets of the stage whose gradient is complete with this piece; all others are with the last one.
+            completes: buckets of the stage whose gradient is complete with this piece; all others
+                are with the last one.
         """
         row, lane, stage = self._entry_of(task, "start")
         head = lane.head(task.kind, stage)
@@ -306,7 +319,8 @@ class RankState:
             done.clear()
 
     def finish(self, task: Task) -> list[Message]:
-        """The task has run; what follows that was not true at its start: on other ranks, and for the host."""
+        """The task has run; what follows that was not true at its start: on other ranks, and for
+        the host."""
         row, lane, stage = self._entry_of(task, "finish")
         if task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
@@ -328,7 +342,8 @@ class RankState:
             self._lanes[stage].count[row.opens] = self.job.first_of(steps + 1)
 
     def _holds_at_once(self, message: Message, row: Row) -> bool:
-        """What follows from a task of the row is true when it starts, and not only when it has finished."""
+        """What follows from a task of the row is true when it starts, and not only when it has
+        finished."""
         if message.meaning.for_the_host or not self.is_here(message):
             return False
         return len(self.queues) == 1 or self._table.hears_at_once(message, row)
@@ -370,7 +385,8 @@ class RankState:
         return entry
 
     def _hear_end(self, message: Message) -> None:
-        """Training ends where the first reader ends; an evaluation's replicas end each for itself."""
+        """Training ends where the first reader ends; an evaluation's replicas end each for
+        itself."""
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
             raise IllegalMove(
@@ -390,7 +406,8 @@ class RankState:
         step, _ = self.job.step_of(self._lanes[stage].count[Gate.WEIGHTS])
         if self.job.trains and lane.step_of(meaning, number) > step:
             raise IllegalMove(
-                f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor the next: {lane}"
+                f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor the "
+                f"next: {lane}"
             )
         if not self.job.trains and self.end is not None and number >= self.end:
             raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")

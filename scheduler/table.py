@@ -1,8 +1,8 @@
 """The table of work of one rank: the rows of its stages, each with the lane that counts it.
 
 `rules` make the rows. Here they become counters: every need of a row is compiled to a number that
-must have passed the row's head. On one queue that is the number of tasks started, between queues the
-number of tasks finished.
+must have passed the row's head. On one queue that is the number of tasks started, between queues
+the number of tasks finished.
 """
 
 from collections import defaultdict
@@ -135,14 +135,16 @@ class Table:
         return self._entry_of.get((task.kind, task.stage, bucket))
 
     def lane_of(self, message: Message) -> Lane | None:
-        """The lane that a message to a stage of this rank is for; None where there is no such bucket."""
+        """The lane that a message to a stage of this rank is for; None where there is no such
+        bucket."""
         if not message.meaning.of_a_bucket:
             return self.lanes[message.stage]
         buckets = self.buckets[message.stage]
         return buckets[message.bucket] if message.bucket < len(buckets) else None
 
     def hears_at_once(self, message: Message, row: Row) -> bool:
-        """All that waits for the message here runs on the row's own queue, behind the row's task."""
+        """All that waits for the message here runs on the row's own queue, behind the row's
+        task."""
         lane = self.lane_of(message)
         return lane is None or self._listening[lane, message.meaning] <= {row.queue}
 

@@ -1,10 +1,14 @@
 """A task is *what* a rank does: a kind of work, a stage, a microbatch.
 
 It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
-microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a run:
-microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. What comes once a step
-counts steps instead. Some tasks are done part by part: ``step2.5`` is the first bucket of stage 2 being stepped at the
-end of step 5, ``step2.5/1`` the next bucket; ``W2.7`` is the first piece of a weight gradient, ``W2.7/1`` the next.
+microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a
+run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. What comes
+once
+a step counts steps instead. Some tasks are done part by part: ``step2.5`` is the first bucket of
+stage 2
+being stepped at the end of step 5, ``step2.5/1`` the next bucket; ``W2.7`` is the first piece of a
+weight gradient,
+``W2.7/1`` the next.
 """
 
 import re
@@ -32,7 +36,8 @@ class Part(Enum):
 class Vocabulary(Enum):
     """Words with the facts about them as columns; the first column is how a word prints."""
 
-    # Members are singletons, and Enum's own hash, written in Python, is a third of the cost of a pick.
+    # Members are singletons, and Enum's own hash, written in Python, is a third of the cost of a
+    # pick.
     __hash__ = object.__hash__
 
     def __new__(cls, notation: str, *columns: object) -> Self:
@@ -79,7 +84,8 @@ class Task(NamedTuple):
     Args:
         kind: what is done.
         stage: 0 holds the first layers; numbered over the whole model.
-        microbatch: the running number over all steps; for what comes once a step the number of the step.
+        microbatch: the running number over all steps; for what comes once a step the number of the
+            step.
         part: which bucket of the stage, for work on a bucket; which piece, of a weight gradient.
     """
 
@@ -100,6 +106,7 @@ class Task(NamedTuple):
         kinds = {kind.value: kind for kind in Kind}
         if match is None or match[1] not in kinds:
             raise ValueError(
-                f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, as in 'F2.7'"
+                f"{text!r} is not a task; expected one of {sorted(kinds)} with STAGE.MICROBATCH, "
+                "as in 'F2.7'"
             )
         return cls(kinds[match[1]], int(match[2]), int(match[3]), int(match[4] or 0))

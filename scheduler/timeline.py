@@ -1,4 +1,5 @@
-"""A timeline: which rank has run what, and when; of a simulation or of a real run, kept in one format."""
+"""A timeline: which rank has run what, and when; of a simulation or of a real run, kept in one
+format."""
 
 import json
 from collections import defaultdict
@@ -74,7 +75,8 @@ class Timeline:
         return [end - start for start, end in zip(first, last, strict=True)]
 
     def idle(self, cause: str = "") -> list[float]:
-        """For each rank the time without a task until the makespan; or as much of it as has that cause.
+        """For each rank the time without a task until the makespan; or as much of it as has that
+        cause.
 
         In real runs causes add up to less: what the loop itself takes between tasks has none.
         """
@@ -102,11 +104,13 @@ class Timeline:
     def tasks(self) -> int:
         return sum(1 for _ in self.computing())
 
-    # What is kept, counted from the spans: a forward adds, and what frees it takes away when it ends.
+    # What is kept, counted from the spans: a forward adds, and what frees it takes away when it
+    # ends.
 
     @property
     def in_flight(self) -> list[int]:
-        """The most on each rank, in microbatches of a stage: forward started, backward (or input gradient) not finished."""
+        """The most on each rank, in microbatches of a stage: forward started, backward (or input
+        gradient) not finished."""
         return [
             int(most)
             for most in self._most(lambda span: span.task.kind in (Kind.BACKWARD, Kind.INPUT))
@@ -122,7 +126,8 @@ class Timeline:
         of_stage: Callable[[int], float],
         recomputed: Callable[[int], float] = lambda stage: 0.0,
     ) -> list[float]:
-        """The most that each rank holds, where a microbatch holds so much on a stage; and from when it is recomputed so much more."""
+        """The most that each rank holds, where a microbatch holds so much on a stage; and from when
+        it is recomputed so much more."""
         return self._most(self.ends_a_backward, of_stage, recomputed)
 
     def ends_a_backward(self, span: Span) -> bool:
@@ -181,7 +186,8 @@ class Timeline:
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
-        """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is done again aside, is its ideal."""
+        """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is
+        done again aside, is its ideal."""
         zero = min((span.start for part in parts for span in part.spans), default=0.0)
         spans = sorted(
             (
@@ -223,5 +229,6 @@ class Timeline:
             return cls(spans=spans, pauses=[Pause(*pause) for pause in told.pop("pauses")], **told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate --timeline"
+                f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate "
+                "--timeline"
             ) from None

@@ -57,7 +57,8 @@ ROOT = Path(__file__).resolve().parent.parent
         ("run=3", "'run=3' is no override; expected section.key=value"),
         (
             "run.steps=1\nmodel.layers=2",
-            r"'run.steps=1\\nmodel.layers=2' has more than one line; expected section.key=value, one at a time",
+            r"'run.steps=1\\nmodel.layers=2' has more than one line; expected section.key=value, "
+            r"one at a time",
         ),
         ("run.out=here\r", r"'run.out=here\\r' has more than one line"),
     ],
@@ -118,7 +119,10 @@ def test_code_is_told_all_its_mistakes_too() -> None:
         Run(steps=-1, log_every=0)
     with pytest.raises(
         ConfigError,
-        match="2 mistakes in the configuration:\n  schedule.global_batch = 7.*\n  model.width = 100 is no",
+        match=(
+            "2 mistakes in the configuration:\n  schedule.global_batch = 7.*\n  model.width = 100 "
+            "is no"
+        ),
     ):
         Config(schedule=Schedule(global_batch=7), model=Model(width=100))
 
@@ -197,7 +201,10 @@ def test_every_key_is_described_in_a_line() -> None:
 def test_ranks_that_do_not_factor_are_refused_with_what_would() -> None:
     with pytest.raises(
         ConfigError,
-        match="6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks, or set parallel.pipe = 0 ",
+        match=(
+            "6 ranks do not factor into parallel.pipe x parallel.data = 4 x 1. Start 4 ranks, or "
+            "set parallel.pipe = 0 "
+        ),
     ):
         Mesh.of(rank=0, size=6, pipe=4, data=1)
     with pytest.raises(

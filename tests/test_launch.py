@@ -96,7 +96,10 @@ def test_a_library_that_knows_its_launcher_is_started(
 
 
 def test_a_library_that_would_end_under_its_launcher_is_not_started() -> None:
-    text = "started this process as rank 1, and the MPI library is MPICH Version: 5.0.2, built without PMIx: the launcher and the MPI library"
+    text = (
+        "started this process as rank 1, and the MPI library is MPICH Version: 5.0.2, built "
+        "without PMIx: the launcher and the MPI library"
+    )
     with pytest.raises(LaunchError, match=text):
         check_knows_launcher(MPICH.format(""), {"PMIX_RANK": "1"})
 
@@ -122,7 +125,10 @@ def test_more_ranks_than_gpus_share_only_with_leave() -> None:
     node = [["a"], ["a"]]
     with pytest.raises(
         ConfigError,
-        match=r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = true",
+        match=(
+            r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = "
+            r"true"
+        ),
     ):
         device_of("auto", 0, node, share=False)
     assert str(device_of("auto", 1, node, share=True)) == "cuda:0"

@@ -140,7 +140,8 @@ class Looks(torch.nn.Module):
 def test_a_rank_that_runs_a_task_or_reads_does_not_say_that_it_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may have waited for its input until then; and a deadlock in the task would look like patience."""
+    """It may have waited for its input until then; and a deadlock in the task would look like
+    patience."""
     monkeypatch.setattr(engine_module, "World", WatchedWorld)
 
     def batches() -> Iterator[Any]:

@@ -8,7 +8,8 @@ _READ_BYTES = 1 << 22
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file beside its place, then put it there, each on disk before the next; `OSError` where that cannot be."""
+    """Write a file beside its place, then put it there, each on disk before the next; `OSError`
+    where that cannot be."""
     beside = path.with_name(path.name + ".new")
     try:
         with beside.open("wb") as file:
@@ -32,7 +33,8 @@ def sync(directory: Path) -> None:
 
 
 def digest_of(data: bytes) -> str:
-    """CRC-32 in hexadecimal, 8 digits: any flipped bit changes it. It finds accidents, and is no defence against forgery."""
+    """CRC-32 in hexadecimal, 8 digits: any flipped bit changes it. It finds accidents, and is no
+    defence against forgery."""
     return f"{zlib.crc32(data):08x}"
 
 

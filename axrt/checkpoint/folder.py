@@ -1,18 +1,20 @@
-"""The folder of a run's checkpoints: which are there, how one comes to be, how the newest is found, what is set aside.
+"""The folder of a run's checkpoints: which are there, how one comes to be, how the newest is found,
+what is set aside.
 
     checkpoints/
       latest                            the name of the newest, for people; nothing is decided by it
       .lock                             who writes here
       step-00000260/
         manifest.json                   see `manifest.py`
-        layer-0003.safetensors          weights and buffers of layer 3, by the names of `model.sequential(seed)`
+        layer-0003.safetensors          weights and buffers of layer 3, named as in
+                                        `model.sequential(seed)`
         optimizer-0003.safetensors      their optimizer's state: `name/key`
       step-00000300.partial/            being written, or left over
       set-aside-after-step-00000100/    what came after step 100 before the run went back there
       set-aside-damaged/                what was damaged and had a name that was wanted
 
-A checkpoint is written as `.partial` and renamed, so what stands under its own name is whole. The newest is the one whose
-manifest says the highest step: names, times of files and `latest` may lie.
+A checkpoint is written as `.partial` and renamed, so what stands under its own name is whole. The
+newest is the one whose manifest says the highest step: names, times of files and `latest` may lie.
 """
 
 import os
@@ -57,7 +59,8 @@ class Candidate:
 
     @property
     def step(self) -> int:
-        """Of the manifest; where that is damaged, the last number in the name, for what it is worth."""
+        """Of the manifest; where that is damaged, the last number in the name, for what it is
+        worth."""
         if self.manifest is not None:
             return self.manifest.step
         numbers = re.findall(r"\d+", self.path.name)
@@ -70,7 +73,8 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """All that stand under a name of their own in a folder, the newest first; of equal steps the one that `latest` names."""
+    """All that stand under a name of their own in a folder, the newest first; of equal steps the
+    one that `latest` names."""
     named = named_latest(folder)
     found = (
         [
@@ -87,14 +91,16 @@ def candidates_in(folder: Path) -> list[Candidate]:
 
 
 def candidates_at(path: Path) -> list[Candidate]:
-    """Those that a path means: the one that it is, those in it, or those of the run whose directory it is; the newest first.
+    """Those that a path means: the one that it is, those in it, or those of the run whose directory
+    it is; the newest first.
 
     Raises:
         ConfigError: there is no such directory.
     """
     if not path.is_dir():
         raise ConfigError(
-            f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or a checkpoint"
+            f"{path} {'is no directory' if path.exists() else 'does not exist'}; expected a run or "
+            "a checkpoint"
         )
     if (path / MANIFEST).exists():
         return [Candidate.at(path)]
@@ -107,7 +113,8 @@ def candidates_at(path: Path) -> list[Candidate]:
 def none_in(path: Path) -> ConfigError:
     """What is raised where a path means no checkpoint."""
     return ConfigError(
-        f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the directory of some"
+        f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the "
+        "directory of some"
     )
 
 
@@ -145,7 +152,8 @@ def check_name(checkpoint: Path, step: int) -> None:
         or checkpoint.name.startswith((_ASIDE, "."))
     ):
         raise ConfigError(
-            f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as step-{step:08}"
+            f"a checkpoint cannot be called {checkpoint.name!r}; expected another name, such as "
+            f"step-{step:08}"
         )
 
 
@@ -158,7 +166,8 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise ConfigError(
-            f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to (checkpoint.dir)"
+            f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to "
+            "(checkpoint.dir)"
         ) from None
 
 
@@ -171,12 +180,14 @@ def begin(checkpoint: Path) -> None:
 
 
 def give_up(checkpoint: Path) -> None:
-    """Remove what has been written of one that will not be whole: a full disk wants its room back."""
+    """Remove what has been written of one that will not be whole: a full disk wants its room
+    back."""
     shutil.rmtree(under_way(checkpoint), ignore_errors=True)
 
 
 def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
-    """Make what has been written whole: exactly these files, the manifest, then its name, then `latest`; each on disk before the next.
+    """Make what has been written whole: exactly these files, the manifest, then its name, then
+    `latest`; each on disk before the next.
 
     Raises:
         SaveError: a file is not there, or nothing can be written.
@@ -186,7 +197,8 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
         there = {path.name for path in directory.iterdir()}
         if missing := sorted(files.keys() - there):
             raise SaveError(
-                f"{directory / missing[0]} was written by another rank and is not here; expected a directory that all ranks share"
+                f"{directory / missing[0]} was written by another rank and is not here; expected a "
+                "directory that all ranks share"
             )
         for left_over in there - files.keys():
             (directory / left_over).unlink()
@@ -201,19 +213,22 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
 
 
 def name_latest(checkpoint: Path) -> None:
-    """Let `latest` name a checkpoint; where that cannot be written it stays as it is: it is for people, and decides nothing."""
+    """Let `latest` name a checkpoint; where that cannot be written it stays as it is: it is for
+    people, and decides nothing."""
     with suppress(OSError):
         if named_latest(checkpoint.parent) != checkpoint.name:
             write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
 
 
 def after(folder: Path, step: int) -> list[Path]:
-    """The checkpoints of a folder that come after a step, the newest first; damaged ones too, by their names."""
+    """The checkpoints of a folder that come after a step, the newest first; damaged ones too, by
+    their names."""
     return [one.path for one in candidates_in(folder) if one.step > step]
 
 
 def home_of(checkpoint: Path) -> Path:
-    """The folder of the run whose checkpoint it is, or was before it was set aside; one spelling of it."""
+    """The folder of the run whose checkpoint it is, or was before it was set aside; one spelling of
+    it."""
     folder = checkpoint.parent.resolve()
     return folder.parent if folder.name.startswith(_ASIDE) else folder
 
@@ -257,7 +272,8 @@ def all_partial(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int, just_saved: Path) -> None:
-    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken ones; `OSError` where that cannot be."""
+    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken
+    ones; `OSError` where that cannot be."""
     whole = (
         [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
         if keep

@@ -1,4 +1,5 @@
-"""Saving and loading by all ranks of a job together: each its own files, the main rank what is said of all."""
+"""Saving and loading by all ranks of a job together: each its own files, the main rank what is said
+of all."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,8 @@ _MAIN = 0
 
 
 class _WentBack(NamedTuple):
-    """To which step of a folder's checkpoints, and the names of those that were damaged, whatever step they say."""
+    """To which step of a folder's checkpoints, and the names of those that were damaged, whatever
+    step they say."""
 
     step: int
     damaged: tuple[str, ...] = ()
@@ -81,12 +83,13 @@ class JobCheckpoints:
 
         Args:
             checkpoint: its name.
-            make_manifest: gives what it says of itself, but for its files; called on the main rank before anything is written.
+            make_manifest: gives what it says of itself, but for its files; called on the main rank
+                before anything is written.
             mine: the layers that this rank writes; None where others write the same.
             writers: the ranks that write.
         Raises:
-            ConfigError: on every rank: the name means something else or is taken, another run writes to that folder, or there is no
-                such manifest. Nothing is written.
+            ConfigError: on every rank: the name means something else or is taken, another run
+                writes to that folder, or there is no such manifest. Nothing is written.
             SaveError: on every rank: something cannot be written. What was saved before stands.
         """
         manifests: list[Manifest] = []
@@ -119,7 +122,8 @@ class JobCheckpoints:
             raise SaveError(f"{verdict}; {checkpoint} is not saved, what was saved before stands")
 
     def _prepare(self, checkpoint: Path, step: int) -> None:
-        """Refuse what cannot be saved under that name, before anything is written; on the main rank."""
+        """Refuse what cannot be saved under that name, before anything is written; on the main
+        rank."""
         check_name(checkpoint, step)
         folder = checkpoint.parent
         if (
@@ -145,7 +149,8 @@ class JobCheckpoints:
             self._locks[folder] = DirectoryLock(folder)
         except (FileExistsError, NotADirectoryError) as error:
             raise ConfigError(
-                f"{folder}: {error.strerror}; expected a directory that checkpoints can be written to"
+                f"{folder}: {error.strerror}; expected a directory that checkpoints can be written "
+                "to"
             ) from None
         except OSError as error:
             raise SaveError(f"{folder}: {error.strerror}") from None
@@ -186,14 +191,16 @@ class JobCheckpoints:
     # Loading.
 
     def load(self, path: Path, model: LocalModel, missing_ok: bool) -> Manifest | None:
-        """Take weights and optimizer state from the newest checkpoint that a path means and that is undamaged.
+        """Take weights and optimizer state from the newest checkpoint that a path means and that is
+        undamaged.
 
         Args:
             path: a checkpoint, the folder of some, or a run.
             model: what this rank has of the model.
             missing_ok: give None where there is none at all, and do not raise.
         Raises:
-            ConfigError: on every rank: there is none, it is of another model, or all are damaged. Nothing is changed.
+            ConfigError: on every rank: there is none, it is of another model, or all are damaged.
+                Nothing is changed.
         """
         faults: dict[Path, str] = {}
         offered = self._exchange.agreed(lambda: _offered(path))
@@ -208,7 +215,8 @@ class JobCheckpoints:
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
     def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
-        """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing is changed."""
+        """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing
+        is changed."""
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
@@ -233,7 +241,8 @@ class JobCheckpoints:
         manifest = Manifest.read(checkpoint)
         if manifest.layers != self._layers:
             raise ConfigError(
-                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; expected a checkpoint of the same model"
+                f"{checkpoint} has layers {manifest.layers}, and the model {self._layers}; "
+                "expected a checkpoint of the same model"
             )
         return manifest
 
@@ -246,18 +255,21 @@ class JobCheckpoints:
         folder = checkpoint.parent
         if faults:
             self._say(
-                f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the newest undamaged one"
+                f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the "
+                "newest undamaged one"
             )
         elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
             self._say(
-                f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To take another, give its own path"
+                f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To "
+                "take another, give its own path"
             )
         self._went_back[home_of(checkpoint)] = _WentBack(
             manifest.step, tuple([path.name for path in faults])
         )
 
     def own(self, folder: Path, step: int) -> None:
-        """Make a folder this run's own: no other run writes there until `close`, and what comes after a step is set aside now.
+        """Make a folder this run's own: no other run writes there until `close`, and what comes
+        after a step is set aside now.
 
         Raises:
             ConfigError: on every rank: another run writes there.
@@ -281,7 +293,8 @@ class JobCheckpoints:
 
 
 def _offered(path: Path) -> list[tuple[str, str]]:
-    """(path, what is wrong with the manifest) of each checkpoint that a path means; a foreign one before any other is refused."""
+    """(path, what is wrong with the manifest) of each checkpoint that a path means; a foreign one
+    before any other is refused."""
     candidates = candidates_at(path)
     if candidates and candidates[0].is_foreign:
         raise ConfigError(candidates[0].fault)
@@ -289,7 +302,8 @@ def _offered(path: Path) -> list[tuple[str, str]]:
 
 
 def _outcome(act: Callable[[], Any]) -> Any:
-    """What an act gives, or the text of what kept it from being done: the others wait to hear of it."""
+    """What an act gives, or the text of what kept it from being done: the others wait to hear of
+    it."""
     try:
         return act()
     except (SaveError, ConfigError, OSError) as error:

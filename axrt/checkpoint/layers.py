@@ -1,6 +1,7 @@
 """The layers of a rank and their optimizer's state, as files.
 
-What is read is checked before anything is changed: each file against its digest, and what it holds against the model.
+What is read is checked before anything is changed: each file against its digest, and what it holds
+against the model.
 """
 
 import json
@@ -31,7 +32,8 @@ class LoadedLayers:
 
     Args:
         weights: of each layer by its place, tensors by name.
-        states: of the optimizer, by parameter; none for a parameter that was frozen when it was saved.
+        states: of the optimizer, by parameter; none for a parameter that was frozen when it was
+            saved.
     """
 
     weights: dict[int, dict[str, Tensor]]
@@ -89,7 +91,8 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
     """Read the layers of this rank from a checkpoint, and change nothing.
 
     Raises:
-        DamagedError: a file is missing or not what was saved, or holds what no run would go on with.
+        DamagedError: a file is missing or not what was saved, or holds what no run would go on
+            with.
         ConfigError: it is of another model, or of another optimizer.
     """
     weights = read_weights(directory, manifest, list(model.layers()))
@@ -108,7 +111,8 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
 def read_weights(
     directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]
 ) -> dict[int, dict[str, Tensor]]:
-    """Weights and buffers of layers, given by their places, tensors by name; errors as in `read_layers`."""
+    """Weights and buffers of layers, given by their places, tensors by name; errors as in
+    `read_layers`."""
     found = {}
     for place, layer in layers:
         path = directory / weights_file(place)
@@ -136,7 +140,8 @@ def take_weights(
 
 
 def fault_in(checkpoint: Path) -> str:
-    """Read every file of a checkpoint, without its model: the first thing that is wrong, "" where nothing is.
+    """Read every file of a checkpoint, without its model: the first thing that is wrong, "" where
+    nothing is.
 
     Raises:
         ConfigError: it is of another format.
@@ -168,7 +173,8 @@ def _check_optimizer(
             )
         if states[name].optimizer != mine:
             raise ConfigError(
-                f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} here; expected the same (optimizer.name)"
+                f"{directory}: the optimizer of {name} was {states[name].optimizer}, and is {mine} "
+                "here; expected the same (optimizer.name)"
             )
 
 
@@ -176,7 +182,8 @@ def _weights(place: int, layer: nn.Module) -> Iterable[tuple[str, Tensor]]:
     for name, value in layer.state_dict(prefix=f"{place}.").items():
         if not isinstance(value, Tensor):
             raise DataError(
-                f"{name} of layer {place} is {type(value).__name__}; expected tensors only, since nothing in a checkpoint is code"
+                f"{name} of layer {place} is {type(value).__name__}; expected tensors only, since "
+                "nothing in a checkpoint is code"
             )
         yield name, value
 
@@ -213,7 +220,8 @@ def _specs(tensors: Mapping[str, Tensor]) -> Specs:
 def _unpacked(
     path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]
 ) -> tuple[dict[str, ParameterState], list[str]]:
-    """ParameterState by parameter, and the parameters that were not trained; what is there must be what is told."""
+    """ParameterState by parameter, and the parameters that were not trained; what is there must be
+    what is told."""
     try:
         told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
         states = {
@@ -228,12 +236,14 @@ def _unpacked(
         ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedError(
-            f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer state"
+            f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer "
+            "state"
         ) from None
     if differing:
         name = differing[0]
         raise DamagedError(
-            f"{path}: the state of {name} is {_specs(states[name].tensors)}, and {told[name]['tensors']} was saved; expected what was saved"
+            f"{path}: the state of {name} is {_specs(states[name].tensors)}, and "
+            f"{told[name]['tensors']} was saved; expected what was saved"
         )
     return states, frozen
 
@@ -248,11 +258,13 @@ def _read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], Mapping[st
         size = path.stat().st_size
         if size != record.size_bytes:
             raise DamagedError(
-                f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file as it was saved"
+                f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file "
+                "as it was saved"
             )
         if digest_of_file(path) != record.crc32:
             raise DamagedError(
-                f"{path} has other bytes than were saved: its crc32 does not fit; expected the file as it was saved"
+                f"{path} has other bytes than were saved: its crc32 does not fit; expected the "
+                "file as it was saved"
             )
         with safe_open(path, framework="pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
@@ -279,7 +291,8 @@ def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) 
         ):
             if its != here:
                 raise ConfigError(
-                    f"{path}: {name} has {what} {its}, and {here} in the model; expected a checkpoint of the same model"
+                    f"{path}: {name} has {what} {its}, and {here} in the model; expected a "
+                    "checkpoint of the same model"
                 )
 
 
@@ -294,5 +307,6 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     for name, value in parameters:
         if (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all()):
             raise DamagedError(
-                f"{path}: {name} holds what is no finite number; expected weights that a run can go on from"
+                f"{path}: {name} holds what is no finite number; expected weights that a run can "
+                "go on from"
             )

@@ -1,8 +1,9 @@
 """One run writes to a directory: a second one is refused by name of host and process.
 
-The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on the same host is simply
-free. A file system may not pass locks on to other hosts. For them the file says who writes, and its time is renewed as long
-as that one lives: a lock that nobody has renewed for five minutes is taken over.
+The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on
+the same host is simply free. A file system may not pass locks on to other hosts. For them the file
+says who writes, and its time is renewed as long as that one lives: a lock that nobody has renewed
+for five minutes is taken over.
 """
 
 import fcntl
@@ -90,8 +91,10 @@ class DirectoryLock:
 
     def _refusal(self, directory: Path, said: dict[str, object]) -> ConfigError:
         return ConfigError(
-            f"{directory} is written to by process {said.get('pid', '?')} on {said.get('host', '?')}; expected one run in a directory. "
-            f"Wait for it, or give this run another run.out. If that process has died, wait {_STALE_S:.0f} s, or remove {self._path}"
+            f"{directory} is written to by process {said.get('pid', '?')} on "
+            f"{said.get('host', '?')}; expected one run in a directory. "
+            "Wait for it, or give this run another run.out. If that process has died, wait "
+            f"{_STALE_S:.0f} s, or remove {self._path}"
         )
 
 
@@ -107,7 +110,8 @@ def _myself() -> dict[str, object]:
 
 
 def _is_before_me(said: dict[str, object]) -> bool:
-    """An earlier start of the same job of Slurm, which queues a job again only when it has ended."""
+    """An earlier start of the same job of Slurm, which queues a job again only when it has
+    ended."""
     me = _myself()
     return (
         bool(me["job"])

@@ -1,8 +1,11 @@
-"""What a checkpoint says of itself: a JSON file that begins with its own digest and has those of all other files.
+"""What a checkpoint says of itself: a JSON file that begins with its own digest and has those of
+all other files.
 
-    {"crc32": "8c736521", "format": 2, "step": 260, ..., "files": {"layer-0003.safetensors": {"size_bytes": 66304, "crc32": "..."}}}
+    {"crc32": "8c736521", "format": 2, "step": 260, ..., "files": {"layer-0003.safetensors":
+    {"size_bytes": 66304, "crc32": "..."}}}
 
-The first digest is that of the file's own bytes with eight zeros in its place, so no bit of the file can change unseen.
+The first digest is that of the file's own bytes with eight zeros in its place, so no bit of the
+file can change unseen.
 """
 
 import json
@@ -188,11 +191,13 @@ class Manifest:
             not is_as_written and ("crc32" in found or found.get("format") == FORMAT)
         ):
             raise DamagedError(
-                f"{path} has other bytes than were saved: its crc32 does not fit; expected the manifest as it was written"
+                f"{path} has other bytes than were saved: its crc32 does not fit; expected the "
+                "manifest as it was written"
             )
         if found.get("format") != FORMAT:
             raise ConfigError(
-                f"{path} is of another format; expected format {FORMAT}, which axrt of this version writes"
+                f"{path} is of another format; expected format {FORMAT}, which axrt of this "
+                "version writes"
             )
         for name, (fits, expected) in _EXPECTED.items():
             if name not in found:

@@ -1,4 +1,5 @@
-"""`axrt checkpoint`: which checkpoints there are, what one holds, and whether they are what was saved."""
+"""`axrt checkpoint`: which checkpoints there are, what one holds, and whether they are what was
+saved."""
 
 import json
 import sys
@@ -69,7 +70,8 @@ def list_command(directory: Path, as_json: bool) -> None:
 @checkpoint.command()
 @click.argument("directory", type=_DIRECTORY)
 def verify(directory: Path) -> None:
-    """Read every file of the checkpoints in DIRECTORY, a run, the folder of some, or one of them, and compare it with what was saved.
+    """Read every file of the checkpoints in DIRECTORY, a run, the folder of some, or one of them,
+    and compare it with what was saved.
 
     Leaves with code 2 where one is damaged.
     """

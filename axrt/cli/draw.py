@@ -17,7 +17,8 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     """Draw TIMELINE, a JSON file, to PICTURE, by default the same name with .svg.
 
     \b
-    of a run:         axrt train examples/quickstart.toml run.trace_steps=2     writes timeline.json among its files
+    of a run:         axrt train examples/quickstart.toml run.trace_steps=2
+                      writes timeline.json among its files
     of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
     """
     picture = picture or timeline.with_suffix(".svg")
@@ -29,7 +30,8 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
         )
     except OSError as error:
         _refuse(
-            f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to write its picture"
+            f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to "
+            "write its picture"
         )
     except ValueError as error:
         _refuse(f"{timeline}: {error}")

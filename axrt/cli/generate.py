@@ -50,7 +50,8 @@ from axrt.models.registry import model_of
 def generate(
     run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
 ) -> None:
-    """Go on from a prompt with the model of RUN, a directory that `axrt train` has made, or a checkpoint in it.
+    """Go on from a prompt with the model of RUN, a directory that `axrt train` has made, or a
+    checkpoint in it.
 
     \b
     axrt generate runs/quickstart --prompt "def " --tokens 300
@@ -122,7 +123,8 @@ class Numbers:
             numbers = []
         if not numbers:
             raise DataError(
-                f"--prompt {text!r}: the model was trained on token files; expected numbers of tokens, such as --prompt '464 2068'"
+                f"--prompt {text!r}: the model was trained on token files; expected numbers of "
+                "tokens, such as --prompt '464 2068'"
             )
         return numbers
 
@@ -138,12 +140,14 @@ def _check(tokens: list[int], vocab: int) -> None:
     unknown = [token for token in tokens if not 0 <= token < vocab]
     if unknown:
         raise DataError(
-            f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the model knows"
+            f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the "
+            "model knows"
         )
 
 
 def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
-    """The model of the newest undamaged checkpoint that a path means, with its configuration; says so where that is not the newest."""
+    """The model of the newest undamaged checkpoint that a path means, with its configuration; says
+    so where that is not the newest."""
     faults: list[str] = []
     for one in candidates_at(run):
         try:

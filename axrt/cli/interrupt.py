@@ -11,9 +11,11 @@ _TWICE_S = 1.0  # a terminal and the launcher may both pass one Ctrl-C on
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as ever.
+    """While it is entered, Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as
+    ever.
 
-    Every rank catches signals, and the main one acts on them: its batches end with a step, which every rank is told as it is of
+    Every rank catches signals, and the main one acts on them: its batches end with a step, which
+        every rank is told as it is of
     any end of data.
     """
 

@@ -48,7 +48,8 @@ class Record:
             chosen, *others = engine.candidates
             next_best = "; ".join(others[:2]) or "nothing else"
             show.say(
-                f"auto chose {chosen}; next would be {next_best} (simulated; of those within 1 % of the fastest the one that holds least)"
+                f"auto chose {chosen}; next would be {next_best} (simulated; of those within 1 % "
+                "of the fastest the one that holds least)"
             )
 
     @property
@@ -67,7 +68,8 @@ class Record:
             self._show.say(f"no checkpoint in {self.directory}: beginning anew")
         if done >= self._config.run.steps:
             self._show.say(
-                f"step {done} of run.steps = {self._config.run.steps} is done already; set run.steps higher to go on"
+                f"step {done} of run.steps = {self._config.run.steps} is done already; set "
+                "run.steps higher to go on"
             )
         self._last_s, self._last_step = time.perf_counter(), done
 
@@ -109,7 +111,8 @@ class Record:
         click.echo(f"axrt: {text}", err=True)
 
     def end(self, done: int, checkpoint: Path | None, is_saved: bool) -> None:
-        """The run ends: so many steps are done, and the newest checkpoint is this one, which has them all or has not."""
+        """The run ends: so many steps are done, and the newest checkpoint is this one, which has
+        them all or has not."""
         if self._unwritten is not None:
             self._write(self._unwritten)
         try:
@@ -127,7 +130,8 @@ class Record:
         self._show.say(f"{what}; configuration and metrics are in {self.directory}{newest}")
         if checkpoint and (done < self._config.run.steps or not is_saved):
             self._show.say(
-                f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} checkpoint.resume=auto"
+                f"go on with: {self._launch}axrt train {self.directory / 'config.toml'} "
+                "checkpoint.resume=auto"
             )
 
     def _append(self, **values: Any) -> None:
@@ -203,8 +207,14 @@ def _number(value: float) -> float | None:
 def _describe(engine: Engine) -> str:
     config, size = engine.config, engine.config.schedule
     replica = " and replica" if engine.data_size > 1 else ""
-    batch = f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} tokens a step{replica}"
+    batch = (
+        f"{size.microbatches} microbatches of {size.microbatch_size} x {config.model.context} "
+        f"tokens a step{replica}"
+    )
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (
         f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
     )
-    return f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on {engine.device}"
+    return (
+        f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on "
+        f"{engine.device}"
+    )

@@ -121,7 +121,10 @@ _COSTS = (
 @click.option(
     "--order",
     default="",
-    help="for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the plan",
+    help=(
+        "for policy fixed: a CSV file of tasks, one line a rank, or a policy whose order is the "
+        "plan"
+    ),
 )
 @click.option(
     "--costs",
@@ -174,7 +177,10 @@ _COSTS = (
     "--recompute",
     default="none",
     show_default=True,
-    help="what of a stage runs forward again before its backward: none, full, stage-aware, stage-aware:SHARE",
+    help=(
+        "what of a stage runs forward again before its backward: none, full, stage-aware, "
+        "stage-aware:SHARE"
+    ),
 )
 @click.option(
     "--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient"
@@ -184,7 +190,10 @@ _COSTS = (
     default=LINGER,
     show_default=True,
     type=click.FloatRange(0, 10),
-    help="how long a rank waits before a weight gradient that is early, as a share of that; with --pieces 1",
+    help=(
+        "how long a rank waits before a weight gradient that is early, as a share of that; with "
+        "--pieces 1"
+    ),
 )
 @click.option(
     "--steps", default=1, show_default=True, type=click.IntRange(1), help="one after the other"
@@ -247,7 +256,8 @@ def simulate_command(
         _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
     if (policy and searches) or (most_held and not searches):
         _refuse(
-            "--search tries every policy, and --most-held narrows it; expected either --search or --policy"
+            "--search tries every policy, and --most-held narrows it; expected either --search or "
+            "--policy"
         )
     _check(options)
     if searches:
@@ -349,7 +359,8 @@ def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
     )
     if not found:
         _refuse(
-            f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; expected more, or more ranks"
+            f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; "
+            "expected more, or more ranks"
         )
     if as_json:
         click.echo(
@@ -376,7 +387,8 @@ def _check(options: dict[str, Any]) -> None:
         _refuse(f"--recompute = {error}")
     if options["hiccups"][0] > 1:
         _refuse(
-            f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected at most 1"
+            f"--hiccups {options['hiccups'][0]:g}:...: the first is a share of all tasks; expected "
+            "at most 1"
         )
 
 
@@ -443,7 +455,8 @@ def _figures(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float
 
 
 def _stash(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) -> list[float]:
-    """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is not counted."""
+    """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is
+    not counted."""
     again = _recomputed(job, options)
     whole = stash_mib * job.placement.share
     return line.stash(

@@ -47,7 +47,8 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
         )
     Console(width=max(140, Console().width), highlight=False).print(table)
     click.echo(
-        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a microbatch. The last three: how long a rank\n"
+        "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a "
+        "microbatch. The last three: how long a rank\n"
         "is idle on average, since nothing has come, a cap says no, or nothing is left."
     )
     for misfit in misfits:
@@ -86,9 +87,12 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
     Console(width=max(112, Console().width), highlight=False).print(table)
     best = found[0]
     click.echo(
-        f"best of {len(found)}: {best.option.name}, {best.makespan:.2f}. No schedule on its placement can take less than {best.least:.2f}, "
-        f"none on any that was tried less than {least:.2f}, with whatever memory and if nothing varies.\n"
-        "held: the most microbatches that a rank holds, in those of all its layers; above the bound: of the row's own placement"
+        f"best of {len(found)}: {best.option.name}, {best.makespan:.2f}. No schedule on its "
+        f"placement can take less than {best.least:.2f}, "
+        f"none on any that was tried less than {least:.2f}, with whatever memory and if nothing "
+        "varies.\n"
+        "held: the most microbatches that a rank holds, in those of all its layers; above the "
+        "bound: of the row's own placement"
     )
 
 
@@ -122,13 +126,15 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
             str(rank), cells[0], f"{100 * (foretold / took - 1):+.1f} %", *cells[1:], *counts
         )
     click.echo(
-        f"{found['policy']} on {found['placement']} placement, {run.steps} steps: measured / predicted, ms\n"
+        f"{found['policy']} on {found['placement']} placement, {run.steps} steps: measured / "
+        "predicted, ms\n"
         f"a step took {1e3 * measured['step']:.2f} ms, predicted {1e3 * predicted['step']:.2f} "
         f"({100 * (predicted['step'] / measured['step'] - 1):+.1f} %)"
     )
     Console(width=max(120, Console().width), highlight=False).print(table)
     click.echo(
-        f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a message, jitter {fit['jitter']:.2f}, "
+        f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a "
+        f"message, jitter {fit['jitter']:.2f}, "
         f"{fit['pieces']} pieces of a weight gradient"
     )
     click.echo("in flight, held: the most on a rank, in microbatches of a stage")
@@ -160,16 +166,19 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     click.echo("held: the most microbatches that a rank holds, in those of all its layers")
     if not any(span.task.kind is Kind.INPUT for span in run.line.computing()):
         click.echo(
-            "The run did not split its backwards: half of each is taken to be the weight gradient, where a schedule splits them."
+            "The run did not split its backwards: half of each is taken to be the weight gradient, "
+            "where a schedule splits them."
         )
     if run.recompute != "none":
         click.echo(
-            f"All of them recompute as the run did (memory.recompute = {run.recompute!r}), which held does not show."
+            f"All of them recompute as the run did (memory.recompute = {run.recompute!r}), which "
+            "held does not show."
         )
     counted = any(span.task.kind is Kind.REDUCE for span in run.line.spans)
     if not counted and any(one["copies"] > 1 for one in others):
         click.echo(
-            "What two copies of the weights cost to add up is not known from this run, and not counted."
+            "What two copies of the weights cost to add up is not known from this run, and not "
+            "counted."
         )
     now = next(one for one in others if one["is_this_run"])
     best = next(one for one in others if counted or one["copies"] == 1)
@@ -178,5 +187,6 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     else:
         cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
         click.echo(
-            f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding {best['held']:g} in place of {now['held']:g}."
+            f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding "
+            f"{best['held']:g} in place of {now['held']:g}."
         )

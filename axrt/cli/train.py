@@ -63,8 +63,8 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     something else:   axrt train examples/quickstart.toml run.steps=50 data.source=my.txt
     going on:         axrt train runs/quickstart/config.toml checkpoint.resume=auto
 
-    Ctrl-C (or SIGUSR1) ends after the present step and saves a checkpoint; Ctrl-C once more ends at once. Open MPI's mpirun ends all
-    ranks half a second after Ctrl-C: send it SIGUSR1 instead.
+    Ctrl-C (or SIGUSR1) ends after the present step and saves a checkpoint; Ctrl-C once more ends at
+    once. Open MPI's mpirun ends all ranks half a second after Ctrl-C: send it SIGUSR1 instead.
     """
     try:
         sys.exit(_train(file, overrides))
@@ -86,8 +86,9 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
     """Train to the end, or to where it is interrupted.
 
     Returns:
-        With which code this rank ends. The main rank alone says that the run was interrupted: Open MPI's mpirun ends all ranks when
-        one leaves with a code, and it would lose the main rank's last words.
+        With which code this rank ends. The main rank alone says that the run was interrupted: Open
+        MPI's mpirun ends all ranks when one leaves with a code, and it would lose the main rank's
+        last words.
     """
     try:
         config = _of_this_run(file, Config.read(file, overrides))
@@ -110,7 +111,9 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         saves = _Saves(engine, record)
         if record:
             record.began(resumed_from, engine.step)
-        gc.freeze()  # what stands by now, torch above all, stays: scanning it again and again costs some 20 microseconds a task
+        # what stands by now, torch above all, stays: scanning it again and again costs some 20
+        # microseconds a task
+        gc.freeze()
         with show:
             _steps(engine, data, record, saves)
             if record:
@@ -157,7 +160,8 @@ def _sample(config: Config) -> tuple[Tensor, Tensor]:
 
 
 def _of_this_run(file: str, config: Config) -> Config:
-    """A run that goes on from itself is the one whose configuration is given, wherever it has been moved to since."""
+    """A run that goes on from itself is the one whose configuration is given, wherever it has been
+    moved to since."""
     directory = Path(file).parent
     if (directory / "metrics.jsonl").exists() and stays(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
@@ -182,13 +186,15 @@ def _check_heads(where: Path, config: Config) -> None:
     heads = Manifest.read(where).config.get("model", {}).get("heads", config.model.heads)
     if heads != config.model.heads:
         raise ConfigError(
-            f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} here; expected the same"
+            f"{where} is of a model with model.heads = {heads}, and it is {config.model.heads} "
+            "here; expected the same"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What a rank that reads has: a stream to train on, and what is held out, None where nothing is."""
+    """What a rank that reads has: a stream to train on, and what is held out, None where nothing
+    is."""
 
     training: Iterator[Any]
     held_out: Windows | None
@@ -225,7 +231,8 @@ class _Data:
 class _Saves:
     """When and where this run saves.
 
-    A save that fails is told, and training goes on: the next one may succeed. Only that of the last step matters for how the run ends.
+    A save that fails is told, and training goes on: the next one may succeed. Only that of the last
+        step matters for how the run ends.
 
     Args:
         engine: of the run.
@@ -235,7 +242,8 @@ class _Saves:
         newest: the last one that was saved, or that the run has gone on from.
         failed: the last save has failed.
     Raises:
-        ConfigError: on every rank, where nothing can be written; now, and not when there is something to lose.
+        ConfigError: on every rank, where nothing can be written; now, and not when there is
+            something to lose.
     """
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
@@ -321,7 +329,8 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
         skipped = skipped + 1 if result.skipped else 0
         if skipped == _MOST_SKIPPED:
             raise NonFiniteLossError(
-                f"the norm of the gradients was no finite number in {skipped} steps in a row, the last {done - 1}; expected that to pass. "
+                f"the norm of the gradients was no finite number in {skipped} steps in a row, the "
+                f"last {done - 1}; expected that to pass. "
                 "Lower optimizer.lr or lengthen optimizer.warmup_steps, and go on from a checkpoint"
             )
         if validates and (done == run.steps or (run.eval_every and done % run.eval_every == 0)):

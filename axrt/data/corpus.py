@@ -1,4 +1,5 @@
-"""Tokens to train on and tokens held out: text as bytes, or token files; which files are held out depends on their names alone."""
+"""Tokens to train on and tokens held out: text as bytes, or token files; which files are held out
+depends on their names alone."""
 
 import hashlib
 import sysconfig
@@ -88,13 +89,16 @@ def _split(source: _Source, held_out: float) -> Corpus:
 def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int) -> None:
     if len(tokens) <= context:
         raise DataError(
-            f"{source.key} = {source.name!r} has {len(tokens)} tokens {what}; expected more than model.context = {context}. "
-            f"Give it more, or lower model.context{' or data.held_out' if source.key == 'data.source' else ''}"
+            f"{source.key} = {source.name!r} has {len(tokens)} tokens {what}; expected more than "
+            f"model.context = {context}. "
+            "Give it more, or lower "
+            f"model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
     token = unknown_in_row(tokens, vocab)
     if token is not None:
         raise DataError(
-            f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less than model.vocab = {vocab}"
+            f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less "
+            f"than model.vocab = {vocab}"
         )
 
 
@@ -103,7 +107,8 @@ def _matching(root: Path, source: _Source) -> list[Path]:
         return [path for path in root.glob(source.files) if path.is_file()]
     except (NotImplementedError, ValueError) as error:
         raise DataError(
-            f"data.files = {source.files!r}: {error}; expected a pattern inside {source.key}, such as '**/*.txt'"
+            f"data.files = {source.files!r}: {error}; expected a pattern inside {source.key}, such "
+            "as '**/*.txt'"
         ) from None
 
 
@@ -111,7 +116,8 @@ def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: floa
     ordered = sorted(paths)
     if not ordered:
         raise DataError(
-            f"no file of {source.key} = {str(root)!r} matches data.files = {source.files!r}; expected a file, or another pattern"
+            f"no file of {source.key} = {str(root)!r} matches data.files = {source.files!r}; "
+            "expected a file, or another pattern"
         )
     away = [_share(path.relative_to(root)) < held_out for path in ordered]
     if held_out and len(ordered) > 1 and len(set(away)) == 1:  # few files: by lot none or all

@@ -29,10 +29,12 @@ def microbatches(
     """The microbatches that begin with these samples.
 
     Args:
-        windows: the samples; each worker gets a copy, of memory-mapped tokens only the name of the file.
+        windows: the samples; each worker gets a copy, of memory-mapped tokens only the name of the
+            file.
         size: of a microbatch.
         first_samples: of each, without end.
-        workers: processes that make them ahead of time; 0: made here when they are wanted. They are begun by a server of
+        workers: processes that make them ahead of time; 0: made here when they are wanted. They are
+            begun by a server of
             their own: a process that has started MPI must not be forked.
     """
     dataset = Microbatches(windows, size)
@@ -46,8 +48,8 @@ def microbatches(
         multiprocessing_context="forkserver",
         worker_init_fn=_ignore_interrupts,
     )
-    # Signals go to whole groups of processes, and who reads decides when to end. The server and its workers inherit what is blocked
-    # now; what comes meanwhile is delivered here afterwards.
+    # Signals go to whole groups of processes, and who reads decides when to end. The server and its
+    # workers inherit what is blocked now; what comes meanwhile is delivered here afterwards.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         return iter(loader)

@@ -1,7 +1,7 @@
 """Which replica reads which samples: the same order of samples for any layout at one global batch.
 
-Samples are numbered on over the epochs, and a step takes the next ones: first those of replica 0, in the order of its
-microbatches, then those of replica 1, and so on.
+Samples are numbered on over the epochs, and a step takes the next ones: first those of replica 0,
+in the order of its microbatches, then those of replica 1, and so on.
 """
 
 from collections.abc import Iterator

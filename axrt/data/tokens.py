@@ -1,8 +1,8 @@
 """Token files: mapped into memory, read where they are looked at.
 
-Two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's: `NAME.bin` is a row of tokens, and `NAME.idx` beside it
-says their type and how long each sequence is; samples are cut from the row as it is, across the ends of sequences, as Megatron's own
-are.
+Two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's: `NAME.bin` is a
+row of tokens, and `NAME.idx` beside it says their type and how long each sequence is; samples are
+cut from the row as it is, across the ends of sequences, as Megatron's own are.
 """
 
 import struct
@@ -38,7 +38,8 @@ class Mapped(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self | None:
-        """Of a row of tokens that is mapped as it is, or a contiguous part of one; None for one in memory."""
+        """Of a row of tokens that is mapped as it is, or a contiguous part of one; None for one in
+        memory."""
         if not isinstance(tokens, np.memmap) or tokens.filename is None:
             return None
         start = np.frombuffer(tokens._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
@@ -100,7 +101,8 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
             else "a row of uint16 has an even number"
         )
         raise DataError(
-            f"{path} has {size} bytes, but {says}; expected the whole file (is one of the two cut off, or of another data set?)"
+            f"{path} has {size} bytes, but {says}; expected the whole file (is one of the two cut "
+            "off, or of another data set?)"
         )
     return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
 
@@ -110,12 +112,14 @@ def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
     data = index.read_bytes()
     if len(data) < _HEAD.size or data[:9] != _MAGIC:
         raise DataError(
-            f"{index} does not begin as Megatron's index does; expected that of the .bin beside it, or none for a row of uint16"
+            f"{index} does not begin as Megatron's index does; expected that of the .bin beside "
+            "it, or none for a row of uint16"
         )
     _, version, code, sequences, _ = _HEAD.unpack_from(data)
     if version != 1 or code not in _TYPES:
         raise DataError(
-            f"{index} is of version {version} with tokens of type {code}; expected version 1 and integers"
+            f"{index} is of version {version} with tokens of type {code}; expected version 1 and "
+            "integers"
         )
     if len(data) < _HEAD.size + 4 * sequences:
         raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
@@ -123,6 +127,7 @@ def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
     if (lengths < 0).any():
         first = int(np.argmax(lengths < 0))
         raise DataError(
-            f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 or more: write it again"
+            f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 "
+            "or more: write it again"
         )
     return np.dtype(_TYPES[code]), int(lengths.sum(dtype=np.int64))

@@ -1,4 +1,5 @@
-"""Sequences cut from a row of tokens; which one is sample n depends on (seed, n) alone, so any layout of ranks sees the same order."""
+"""Sequences cut from a row of tokens; which one is sample n depends on (seed, n) alone, so any
+layout of ranks sees the same order."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -35,7 +36,8 @@ class Windows:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def microbatch(self, first: int, size: int) -> Item:
-        """Samples first .. first + size - 1: inputs and, one token later, targets; each (size, context), int64."""
+        """Samples first .. first + size - 1: inputs and, one token later, targets; each (size,
+        context), int64."""
         return self._items([self._start_of(sample) for sample in range(first, first + size)])
 
     def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
@@ -63,7 +65,8 @@ class Windows:
         token = unknown(rows, self._vocab)
         if token is not None:
             raise DataError(
-                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; expected 0 or more and less than "
+                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; "
+                "expected 0 or more and less than "
                 f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
             )
         return _split(rows)

@@ -1,1 +1,2 @@
-"""Is this machine fit for training: `facts` looks, `findings` judges, `links` measures between ranks."""
+"""Is this machine fit for training: `facts` looks, `findings` judges, `links` measures between
+ranks."""

@@ -166,7 +166,8 @@ def _loaded_library() -> str:
 
 
 def _chosen_by(path: str, environment: Mapping[str, str]) -> str:
-    """mpi4py takes what is loaded already, else MPI4PY_LIBMPI, else the environment's own, else what the loader finds."""
+    """mpi4py takes what is loaded already, else MPI4PY_LIBMPI, else the environment's own, else
+    what the loader finds."""
     if "MPI4PY_LIBMPI" in environment:
         return f"MPI4PY_LIBMPI={environment['MPI4PY_LIBMPI']}"
     return (

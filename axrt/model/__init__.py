@@ -1,4 +1,5 @@
-"""The model as a pipeline sees it: layers, how they are built and seeded, and how they are cut into stages."""
+"""The model as a pipeline sees it: layers, how they are built and seeded, and how they are cut into
+stages."""
 
 from .deferral import defer_weight_gradient
 from .layers import LayerSpec, TiedLayerSpec

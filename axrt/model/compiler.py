@@ -1,6 +1,7 @@
 """Layers run by `torch.compile`, each by itself.
 
-Layers are what is cut into stages: the compiled code, and with it every bit, is the same wherever a layer is held.
+Layers are what is cut into stages: the compiled code, and with it every bit, is the same wherever a
+layer is held.
 """
 
 from collections.abc import Callable
@@ -18,12 +19,14 @@ _VARIANTS = 64  # of a kind of layer: of shapes, of training and evaluation
 class Compiler:
     """Compiles layers, one kind of layer once; compiled code computes a backward whole.
 
-    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit of variants beyond which it compiles no
-    more, and the `torch.nn.Linear`s of all sizes share one. So a kind, layers of one class that print alike, gets a code object of its own,
-    and the limit is raised for what printing does not show. Torch's guards see to it that layers of one kind which yet differ are compiled
-    apart.
+    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit
+    of variants beyond which it compiles no more, and the `torch.nn.Linear`s of all sizes share one.
+    So a kind, layers of one class that print alike, gets a code object of its own, and the limit is
+    raised for what printing does not show. Torch's guards see to it that layers of one kind which
+    yet differ are compiled apart.
 
-    Shapes are compiled as they are: torch would else take for variable what has varied before, in whatever layers the process holds, and
+    Shapes are compiled as they are: torch would else take for variable what has varied before, in
+        whatever layers the process holds, and
     other code has other bits.
 
     Args:

@@ -1,4 +1,5 @@
-"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer after the other."""
+"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer
+after the other."""
 
 import statistics
 import time
@@ -26,9 +27,11 @@ class LayerCosts:
     """Of one microbatch on one layer.
 
     Args:
-        forward_s, input_s, weight_s: seconds, medians; all weight gradients that cannot wait are in `input_s`.
+        forward_s, input_s, weight_s: seconds, medians; all weight gradients that cannot wait are in
+            `input_s`.
         sent_bytes: what it hands on.
-        stash_bytes: the most that it keeps for its backward, without weights: what autograd saved, or what products that wait read.
+        stash_bytes: the most that it keeps for its backward, without weights: what autograd saved,
+            or what products that wait read.
         spread: the standard deviation of the logarithm of the forward's time.
     """
 

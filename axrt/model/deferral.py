@@ -1,23 +1,31 @@
-"""Weight gradients that wait: the backward of a stage gives the gradient of what came in, and notes how to make those of weights.
+"""Weight gradients that wait: the backward of a stage gives the gradient of what came in, and notes
+how to make those of weights.
 
-Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk and all that layers compute for both.
-So the graph is walked once. A function that takes part (`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a
-closure; the product runs when the policy has nothing better to do.
+Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk and
+all that layers compute for both. So the graph is walked once. A function that takes part
+(`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a closure; the product
+runs when the policy has nothing better to do.
 
 What must hold, so that gradients have the bits of a whole backward:
 
-1. Autograd sums what several uses of a parameter give before it adds that to `.grad`, in the order of its walk. Closures of one parameter
-   are kept in that order, summed, and added once; microbatch by microbatch.
-2. A parameter may also be used by functions that do not take part (a head that shares the weight of an embedding). A hook on the parameter
-   hears what autograd is about to accumulate: None where every use was deferred; else what waits is added first, the noted products
+1. Autograd sums what several uses of a parameter give before it adds that to `.grad`, in the order
+   of its walk. Closures of one parameter are kept in that order, summed, and added once; microbatch
+   by microbatch.
+2. A parameter may also be used by functions that do not take part (a head that shares the weight of
+   an embedding). A hook on the parameter hears what autograd is about to accumulate: None where
+   every use was deferred; else what waits is
+       added first, the noted products
    join at once, and from then on nothing of that parameter is deferred.
-3. What a closure reads stays as it is until it has run. Autograd adds in place to gradients that nobody else holds, and a closure holds
-   them; but a parameter's first gradient may be a view of one and is added to later, so the stage copies those (`Stage`). Inputs
-   that want no gradient are the user's, who may change them: their product is not deferred. Whatever else changes is noticed.
-4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or by a call for other gradients within a
-   backward (`torch.autograd.grad(..., inputs)`): there autograd decides what becomes of it.
+3. What a closure reads stays as it is until it has run. Autograd adds in place to gradients that
+   nobody else holds, and a closure holds them; but a parameter's first gradient may be a view of
+   one and is added to later, so the stage copies those (`Stage`). Inputs that want no gradient are
+   the user's, who may change them: their product is not deferred. Whatever else changes is noticed.
+4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or
+   by a call for other gradients within a backward (`torch.autograd.grad(..., inputs)`): there
+   autograd decides what becomes of it.
 
-The collector hangs on the parameter, as its hook: on CUDA autograd walks the graph on a thread of its own, and hooks are not pickled.
+The collector hangs on the parameter, as its hook: on CUDA autograd walks the graph on a thread of
+its own, and hooks are not pickled.
 """
 
 import weakref
@@ -35,32 +43,34 @@ Compute = Callable[[], Tensor]
 
 
 def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
-    """To be called in the backward of an autograd function, whose gradient for `parameter` is what this returns.
+    """To be called in the backward of an autograd function, whose gradient for `parameter` is what
+    this returns.
 
     Args:
         parameter: a leaf that the function was given, as `ctx.saved_tensors` or the module has it.
-        compute: makes the gradient, of the parameter's shape, from what it holds on to; called at most once, later or at once, without
-            a graph. It must not change what it reads, nor may anyone else before it has run.
+        compute: makes the gradient, of the parameter's shape, from what it holds on to; called at
+            most once, later or at once, without a graph. It must not change what it reads, nor may
+            anyone else before it has run.
     Returns:
-        None where the gradient will be computed later, by the `W` of this stage and microbatch, or nobody wants it; else the gradient,
-        made now: outside axrt, under a policy that does not split backwards, and where the parameter has hooks that want to see it.
+        None where the gradient will be computed later, by the `W` of this stage and microbatch, or
+        nobody wants it; else the gradient, made now: outside axrt, under a policy that does not
+        split backwards, and where the
+            parameter has hooks that want to see it.
 
     ```python
     class Scale(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight)
-            return x * weight
+        @staticmethod def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight) return x * weight
 
-        @staticmethod
-        def backward(ctx, gradient):
-            x, weight = ctx.saved_tensors
-            return gradient * weight, axrt.defer_weight_gradient(weight, lambda: (gradient * x).sum_to_size(weight.shape))
+        @staticmethod def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors return gradient * weight,
+            axrt.defer_weight_gradient(weight, lambda: (gradient * x).sum_to_size(weight.shape))
     ```
     """
     if not callable(compute):
         raise TypeError(
-            f"defer_weight_gradient got a {type(compute).__name__} to compute with; expected a function without arguments"
+            f"defer_weight_gradient got a {type(compute).__name__} to compute with; expected a "
+            "function without arguments"
         )
     deferral = _deferral_of(parameter)
     if deferral is None or not deferral.takes(parameter):
@@ -83,7 +93,8 @@ class Deferral:
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._collecting: deque[tuple[nn.Parameter, list[Compute]]] | None = None
-        # Parameters by identity here: comparing tensors means something else, and a reference would keep them alive.
+        # Parameters by identity here: comparing tensors means something else, and a reference would
+        # keep them alive.
         self._noted: dict[
             tuple[int, int], list[Compute]
         ] = {}  # of a walk of autograd's that has not accumulated them yet
@@ -127,7 +138,8 @@ class Deferral:
         return [parameter for parameter, _ in self._waiting.get(number, ())]
 
     def waiting_bytes(self, number: int) -> int:
-        """What products of `Linear` that wait read; what functions of the user's read nobody knows."""
+        """What products of `Linear` that wait read; what functions of the user's read nobody
+        knows."""
         products = [
             one
             for _, computes in self._waiting.get(number, ())
@@ -142,7 +154,8 @@ class Deferral:
         return sum(storages.values())
 
     def run_piece(self, number: int) -> None:
-        """Compute the next gradient of microbatch `number`, in the order of its backward, and add it to the parameter's `.grad`."""
+        """Compute the next gradient of microbatch `number`, in the order of its backward, and add
+        it to the parameter's `.grad`."""
         waiting = self._waiting[number]
         if waiting:
             self._add(*waiting.popleft())
@@ -155,7 +168,8 @@ class Deferral:
         self._owed.clear()
 
     def hear(self, parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-        """Autograd has gone through all uses of the parameter; what it is to accumulate, where that is something else."""
+        """Autograd has gone through all uses of the parameter; what it is to accumulate, where that
+        is something else."""
         noted = (
             self._noted.pop((torch._C._current_graph_task_id(), id(parameter)), None)
             if self._noted
@@ -228,11 +242,13 @@ def _add(parameter: nn.Parameter, computes: list[Compute]) -> None:
             else f"is a {type(gradient).__name__}"
         )
         raise ValueError(
-            f"a deferred weight gradient {what}; expected that of its parameter, {tuple(parameter.shape)}. "
+            f"a deferred weight gradient {what}; expected that of its parameter, "
+            f"{tuple(parameter.shape)}. "
             "Look at the function given to axrt.defer_weight_gradient"
         )
     if parameter.grad is None:
-        # A copy, laid out like the parameter as autograd would: the closure may have returned what somebody else still reads.
+        # A copy, laid out like the parameter as autograd would: the closure may have returned what
+        # somebody else still reads.
         parameter.grad = torch.empty_like(parameter).copy_(gradient)
     else:
         parameter.grad += gradient
@@ -247,10 +263,12 @@ def _sum(computes: list[Compute]) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` whose weight gradient may be deferred; what a stage makes of those modules that are exactly that class.
+    """`torch.nn.Linear` whose weight gradient may be deferred; what a stage makes of those modules
+    that are exactly that class.
 
-    Where torch would do more than one product (autocast, compiled code, a weight that is computed from others, inputs that are not
-    contiguous, types that bring their own), or is to look into it (torch.func, forward-mode derivatives), it is as before.
+    Where torch would do more than one product (autocast, compiled code, a weight that is computed
+    from others, inputs that are not contiguous, types that bring their own), or is to look into it
+    (torch.func, forward-mode derivatives), it is as before.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -307,8 +325,9 @@ def _is_looked_into(device: torch.device) -> bool:
 def with_deferral(layer: nn.Module) -> nn.Module:
     """The layer, in which every module that is exactly `torch.nn.Linear` may defer.
 
-    It is of another class from now on, in place, also where it is the user's (`PipelineModule` says so): a copy would have to share
-    hooks, attributes and parameters with the user's module, whatever either of them sets later.
+    It is of another class from now on, in place, also where it is the user's (`PipelineModule` says
+    so): a copy would have to share hooks, attributes and parameters with the user's module,
+    whatever either of them sets later.
     """
     for module in layer.modules():
         if type(module) is nn.Linear:
@@ -317,9 +336,11 @@ def with_deferral(layer: nn.Module) -> nn.Module:
 
 
 class _Product(torch.autograd.Function):
-    """x times the weight's transpose, plus the bias: the operations that torch does, in its order, and so its bits.
+    """x times the weight's transpose, plus the bias: the operations that torch does, in its order,
+    and so its bits.
 
-    With a `setup_context` of its own torch.func could look through it, but `apply` would take a tenth of a millisecond more.
+    With a `setup_context` of its own torch.func could look through it, but `apply` would take a
+    tenth of a millisecond more.
     """
 
     @staticmethod
@@ -354,9 +375,11 @@ class _Product(torch.autograd.Function):
 
 
 class _WeightProduct:
-    """The weight's gradient, of shape (outputs, inputs), from the output's (rows, outputs) and the input (..., inputs).
+    """The weight's gradient, of shape (outputs, inputs), from the output's (rows, outputs) and the
+    input (..., inputs).
 
-    Not `weight.grad.addmm_`: it would save a pass over memory, and has other bits than a product that is added.
+    Not `weight.grad.addmm_`: it would save a pass over memory, and has other bits than a product
+    that is added.
     """
 
     def __init__(self, gradient: Tensor, x: Tensor) -> None:
@@ -370,8 +393,10 @@ class _WeightProduct:
     def __call__(self) -> Tensor:
         if self._versions != (self._gradient._version, self._x._version):
             raise RuntimeError(
-                f"the input of a torch.nn.Linear, of shape {tuple(self._x.shape)}, or its output's gradient was changed in place after the "
-                "backward, and the weight gradient that waits needs it; expected a policy that does not split backwards, such as "
+                f"the input of a torch.nn.Linear, of shape {tuple(self._x.shape)}, or its output's "
+                "gradient was changed in place after the "
+                "backward, and the weight gradient that waits needs it; expected a policy that "
+                "does not split backwards, such as "
                 "1f1b, or a clone of what is changed"
             )
         return self._gradient.t().mm(_flat(self._x))

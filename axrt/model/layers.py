@@ -1,4 +1,5 @@
-"""Layers: modules, specifications of modules that are built where they are needed, and plain functions."""
+"""Layers: modules, specifications of modules that are built where they are needed, and plain
+functions."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ class LayerSpec:
 
     Args:
         typename: the module's class.
-        *args, **kwargs: what it is called with. Its weights depend on (seed, place of the layer) alone.
+        *args, **kwargs: what it is called with. Its weights depend on (seed, place of the layer)
+            alone.
 
     The `PipelineModule` refuses what cannot be built, since it knows which layer that is.
     """
@@ -35,7 +37,8 @@ class LayerSpec:
         words = [repr(arg) for arg in self.args] + [
             f"{key}={value!r}" for key, value in self.kwargs.items()
         ]
-        return f"LayerSpec({getattr(self.typename, '__name__', self.typename)}{''.join(', ' + word for word in words)})"
+        name = getattr(self.typename, "__name__", str(self.typename))
+        return f"LayerSpec({', '.join([name, *words])})"
 
 
 class Function(nn.Module):
@@ -53,18 +56,21 @@ class Function(nn.Module):
 
 
 class TiedLayerSpec(LayerSpec):
-    """A layer that shares a weight with every other layer of the same key, wherever each of them is held.
+    """A layer that shares a weight with every other layer of the same key, wherever each of them is
+    held.
 
     Args:
         key: names what is shared.
         typename, *args, **kwargs: as for `LayerSpec`.
-        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`, and may call that: the module that it is given runs
-            the class's own forward. Hooks of the layer run once, around all of it.
-        tied_weight_attr: the parameter that is shared, or a list of them; dots lead to parameters of submodules. Its first
-            value, and whether it is trained, are those of the first layer of the key.
+        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`, and may call that:
+            the module that it is given runs the class's own forward. Hooks of the layer run once,
+            around all of it.
+        tied_weight_attr: the parameter that is shared, or a list of them; dots lead to parameters
+            of submodules. Its first value, and whether it is trained, are those of the first layer
+            of the key.
 
-    Each layer keeps a copy and an accumulator of its own; their gradients are summed in the order of layers, and every copy
-    is stepped alike.
+    Each layer keeps a copy and an accumulator of its own; their gradients are summed in the order
+    of layers, and every copy is stepped alike.
     """
 
     def __init__(
@@ -89,10 +95,13 @@ class TiedLayerSpec(LayerSpec):
 
 
 def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Module:
-    """The module with another forward: of a class of its own, so that its parameters keep their names.
+    """The module with another forward: of a class of its own, so that its parameters keep their
+    names.
 
-    The function is given the same module once more, an object that shares everything with it but the class: called, it runs the
-    forward that the class had, without hooks, which are under way already. Made anew each time: a copy of the layer is another module.
+    The function is given the same module once more, an object that shares everything with it but
+        the class: called, it runs the
+    forward that the class had, without hooks, which are under way already. Made anew each time: a
+    copy of the layer is another module.
     """
     kind = type(module)
     inner = type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})
@@ -143,8 +152,8 @@ def name_of(layer: Layer) -> str:
 def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
     """Layer `index` of the model as a module; torch's generator is afterwards where it was.
 
-    A `LayerSpec` is built under the seed of (seed, index); what it shares with others takes its value from the first of them. A
-    module is taken as it is.
+    A `LayerSpec` is built under the seed of (seed, index); what it shares with others takes its
+    value from the first of them. A module is taken as it is.
     """
     layer = layers[index]
     if not isinstance(layer, LayerSpec):
@@ -174,7 +183,8 @@ def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
 def share(
     layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module
 ) -> None:
-    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place` too.
+    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place`
+    too.
 
     Raises:
         ConfigError: one of them has no such parameter, or of another shape.
@@ -183,7 +193,8 @@ def share(
     both = f"layers {place} and {other_place} are tied by key {tied_layer(layers, place).key!r}"
     if len(names) != len(other_names):
         raise ConfigError(
-            f"{both}, but tied_weight_attr names {list(names)} and {list(other_names)}; expected as many names"
+            f"{both}, but tied_weight_attr names {list(names)} and {list(other_names)}; expected "
+            "as many names"
         )
     for name, other_name in zip(names, other_names, strict=True):
         parameter, replaced = (
@@ -192,7 +203,8 @@ def share(
         )
         if replaced.shape != parameter.shape:
             raise ConfigError(
-                f"{both}, but {name} of the one has shape {tuple(parameter.shape)} and {other_name} of the other "
+                f"{both}, but {name} of the one has shape {tuple(parameter.shape)} and "
+                f"{other_name} of the other "
                 f"{tuple(replaced.shape)}; expected the same"
             )
         parent, _, attribute = other_name.rpartition(".")
@@ -205,7 +217,8 @@ def _parameter(place: int, module: nn.Module, name: str) -> nn.Parameter:
     except AttributeError:
         known = ", ".join(name for name, _ in module.named_parameters())
         raise ConfigError(
-            f"layer {place}: tied_weight_attr = {name!r} is no parameter of {type(module).__name__}; expected one of {known}"
+            f"layer {place}: tied_weight_attr = {name!r} is no parameter of "
+            f"{type(module).__name__}; expected one of {known}"
         ) from None
 
 
@@ -228,7 +241,8 @@ def _without_memory(layer: LayerSpec) -> nn.Module:
 
 
 def num_parameters(layer: Layer) -> int:
-    """How many elements the parameters of a layer have, counted without allocating them where its constructor allows that."""
+    """How many elements the parameters of a layer have, counted without allocating them where its
+    constructor allows that."""
     if isinstance(layer, LayerSpec):
         with torch.random.fork_rng(devices=[]):
             layer = _without_memory(layer)

@@ -16,26 +16,35 @@ LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
 
 
 class PipelineModule:
-    """A model as a sequence of layers, each called with the one value that the layer before returned.
+    """A model as a sequence of layers, each called with the one value that the layer before
+    returned.
 
     Args:
-        layers: an `nn.Sequential`, or modules, `LayerSpec`s and plain functions in any mix. A tuple that a layer returns
-            stays one argument of the next.
-        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one element; or, where microbatches
-            count differently, (sum, weight): the loss of a step is then the sum of sums over the sum of weights, over all
+        layers: an `nn.Sequential`, or modules, `LayerSpec`s and plain functions in any mix. A tuple
+            that a layer returns stays one argument of the next.
+        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one
+            element; or, where microbatches
+            count differently, (sum, weight): the loss of a step is then the sum of sums over the
+                sum of weights, over all
             microbatches of all replicas.
-        partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel] partition` overrides it.
+        partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel]
+            partition` overrides it.
         num_stages: checked against the number of pipeline ranks where given.
-        seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is accepted. A module given as it is
+        seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is
+            accepted. A module given as it is
             keeps the weights that it has on the rank that holds it: seed torch before you make it.
-        activation_checkpoint_interval: refused but for 0; `memory.recompute` says what is recomputed.
+        activation_checkpoint_interval: refused but for 0; `memory.recompute` says what is
+            recomputed.
         topology: refused; `[parallel]` says how ranks are laid out.
     Raises:
-        ConfigError: no layers, something that is no layer or a LayerSpec that cannot be built, or an option that is not taken.
+        ConfigError: no layers, something that is no layer or a LayerSpec that cannot be built, or
+            an option that is not taken.
 
-    Modules that are given as they are run and are trained as they are: the user's own objects get the new weights. Under a policy that
-    splits backwards each of their modules that is exactly `torch.nn.Linear` becomes a subclass of it in place,
-    `axrt.model.deferral.Linear`, which computes the same; a `LayerSpec` leaves the user nothing to be changed.
+    Modules that are given as they are run and are trained as they are: the user's own objects get
+        the new weights. Under a policy that
+    splits backwards each of their modules that is exactly `torch.nn.Linear` becomes a subclass of
+    it in place, `axrt.model.deferral.Linear`, which computes the same; a `LayerSpec` leaves the
+    user nothing to be changed.
     """
 
     def __init__(
@@ -64,12 +73,15 @@ class PipelineModule:
             )
         if activation_checkpoint_interval:
             raise ConfigError(
-                f"activation_checkpoint_interval = {activation_checkpoint_interval} is not taken: set memory.recompute in "
-                "the configuration, to 'full' or a number of layers of each stage, which then run forward again instead of being kept"
+                f"activation_checkpoint_interval = {activation_checkpoint_interval} is not taken: "
+                "set memory.recompute in "
+                "the configuration, to 'full' or a number of layers of each stage, which then run "
+                "forward again instead of being kept"
             )
         if not seed_layers:
             raise ConfigError(
-                "seed_layers = False: the weights of a LayerSpec always depend on the seed and its place; expected True"
+                "seed_layers = False: the weights of a LayerSpec always depend on the seed and its "
+                "place; expected True"
             )
 
     if not TYPE_CHECKING:  # a type checker knows what there is
@@ -80,7 +92,8 @@ class PipelineModule:
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.
 
-        Modules given as they are are copied, so that training one does not change the other; tied layers share their parameter.
+        Modules given as they are are copied, so that training one does not change the other; tied
+        layers share their parameter.
         """
         whole = copy.deepcopy(
             [build(self.layers, index, seed) for index in range(len(self.layers))]
@@ -95,7 +108,8 @@ class PipelineModule:
         """Where the layers are cut into so many stages; `ConfigError` where they cannot be."""
         if self.num_stages not in (None, stages):
             raise ConfigError(
-                f"the model asks for num_stages = {self.num_stages} and the run has {stages} pipeline ranks; "
+                f"the model asks for num_stages = {self.num_stages} and the run has {stages} "
+                "pipeline ranks; "
                 f"start {self.num_stages} ranks or leave num_stages away"
             )
         return boundaries(self.layers, stages, override or self.partition_method)
@@ -106,5 +120,6 @@ def _listed(layers: Any) -> list[Layer]:
         return list(layers)
     except TypeError:
         raise ConfigError(
-            f"layers is {layers!r}; expected an nn.Sequential or a list of modules, LayerSpecs and functions"
+            f"layers is {layers!r}; expected an nn.Sequential or a list of modules, LayerSpecs and "
+            "functions"
         ) from None

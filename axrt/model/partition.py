@@ -1,4 +1,5 @@
-"""Where a list of layers is cut into stages: boundaries 0 = b0 <= b1 <= ... <= bS = number of layers; stage s holds layers b[s]:b[s+1]."""
+"""Where a list of layers is cut into stages: boundaries 0 = b0 <= b1 <= ... <= bS = number of
+layers; stage s holds layers b[s]:b[s+1]."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -15,29 +16,34 @@ def boundaries(layers: Sequence[Layer], stages: int, method: str | Sequence[int]
     Args:
         layers: of the whole model.
         stages: how many; every one gets at least one layer, unless boundaries are given.
-        method: "uniform" (equal numbers of layers), "parameters" (equal numbers of parameters), "type:REGEX" (equal
-            numbers of layers whose class name matches), or the boundaries themselves.
+        method: "uniform" (equal numbers of layers), "parameters" (equal numbers of parameters),
+            "type:REGEX" (equal numbers of layers whose class name matches), or the boundaries
+            themselves.
     Raises:
-        ConfigError: more stages than layers, no such method, nothing matches, or boundaries that do not fit.
+        ConfigError: more stages than layers, no such method, nothing matches, or boundaries that do
+            not fit.
     """
     if not isinstance(method, str):
         return _checked(list(method), len(layers), stages)
     if stages > len(layers):
         raise ConfigError(
             f"{len(layers)} layers cannot fill {stages} stages; expected at most {len(layers)}. "
-            "Start fewer ranks, set parallel.pipe, give the model more layers, or take a policy with one stage a rank, such as zb-h1"
+            "Start fewer ranks, set parallel.pipe, give the model more layers, or take a policy "
+            "with one stage a rank, such as zb-h1"
         )
     return balanced([_weight_by(method)(layer) for layer in layers], stages, method)
 
 
 def balanced(weights: Sequence[float], stages: int, method: str = "") -> list[int]:
-    """Contiguous parts, none empty, whose largest weight is as small as it can be; among those, the earliest cuts win.
+    """Contiguous parts, none empty, whose largest weight is as small as it can be; among those, the
+    earliest cuts win.
 
     Dynamic programming over (parts, layers): stages x layers^2 comparisons.
     """
     if not any(weights):
         raise ConfigError(
-            f"partition {method!r} finds nothing to balance: no layer counts. Set parallel.partition to 'uniform'"
+            f"partition {method!r} finds nothing to balance: no layer counts. Set "
+            "parallel.partition to 'uniform'"
         )
     total = [0.0, *accumulate(weights)]
     n = len(weights)
@@ -70,7 +76,8 @@ def _weight_by(method: str) -> Callable[[Layer], float]:
             ) from None
         return lambda layer: bool(pattern.search(name_of(layer)))
     raise ConfigError(
-        f"parallel.partition is {method!r}; expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries such as [0, 4, 8]"
+        f"parallel.partition is {method!r}; expected 'uniform', 'parameters', 'type:REGEX' or a "
+        "list of boundaries such as [0, 4, 8]"
     )
 
 
@@ -82,6 +89,7 @@ def _checked(cuts: list[int], layers: int, stages: int) -> list[int]:
         or any(a > b for a, b in pairwise(cuts))
     ):
         raise ConfigError(
-            f"partition {cuts} does not cut {layers} layers into {stages} stages; expected {stages + 1} rising numbers from 0 to {layers}"
+            f"partition {cuts} does not cut {layers} layers into {stages} stages; expected "
+            f"{stages + 1} rising numbers from 0 to {layers}"
         )
     return cuts

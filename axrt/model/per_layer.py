@@ -1,7 +1,7 @@
 """Through a whole model on one rank, one layer after the other.
 
-One layer is built at a time, so that this works for a model that no rank could hold. Layers of the same specification that are given
-the same shapes are visited once.
+One layer is built at a time, so that this works for a model that no rank could hold. Layers of the
+same specification that are given the same shapes are visited once.
 """
 
 import copy
@@ -37,8 +37,8 @@ def walk(
         seed: of the run.
         sample: a microbatch, (inputs, targets).
         generator: borrowed by the caller.
-        visit: called with a stage of the one layer, whether it is the last, what enters it, and the targets; returns what it
-            finds, and what the layer hands on.
+        visit: called with a stage of the one layer, whether it is the last, what enters it, and the
+            targets; returns what it finds, and what the layer hands on.
         compute, compiler: as for `Stage`.
     """
     value, target = (on(generator.device, copied(part)) for part in sample)

@@ -1,7 +1,8 @@
-"""Where randomness comes from: a seed for each layer of each microbatch, whatever rank runs it and when.
+"""Where randomness comes from: a seed for each layer of each microbatch, whatever rank runs it and
+when.
 
-Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside, set anew
-before every layer, and put back before any code of the user's runs between our calls.
+Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside,
+set anew before every layer, and put back before any code of the user's runs between our calls.
 """
 
 import hashlib
@@ -39,7 +40,8 @@ def initial_seed_of(seed: int, layer: int) -> int:
 
 
 class BorrowedGenerator:
-    """Torch's own generators, ours while tasks run and the user's otherwise: the CPU's, and that of the GPU where there is one.
+    """Torch's own generators, ours while tasks run and the user's otherwise: the CPU's, and that of
+    the GPU where there is one.
 
     Args:
         seed: of the run.
@@ -56,7 +58,8 @@ class BorrowedGenerator:
 
     def before_layer(self, step: int, microbatch: int, layer: int) -> None:
         """Make what `layer` draws depend on these numbers alone."""
-        # Through the generator itself: torch.manual_seed visits every device, at a hundred times the cost.
+        # Through the generator itself: torch.manual_seed visits every device, at a hundred times
+        # the cost.
         for generator in self._generators:
             generator.manual_seed(seed_of(self._seed, step, microbatch, layer))
 
@@ -71,7 +74,8 @@ class BorrowedGenerator:
             self._users = None
 
     def lent_back(self, draw: Callable[[], T]) -> T:
-        """What code of the user's, run between tasks, returns; what it draws is drawn from the user's own state."""
+        """What code of the user's, run between tasks, returns; what it draws is drawn from the
+        user's own state."""
         if self._users is None:
             return draw()
         self._set(self._users)

@@ -1,16 +1,19 @@
-"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in. A backward runs whole, or the
-weight gradients of those layers that can defer them come later, piece by piece (see `deferral.py`).
+"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in.
+A backward runs whole, or the weight gradients of those layers that can defer them come later, piece
+by piece (see `deferral.py`).
 
-Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the tensors that arrived and
-whose backward catches their gradients. Leaves with `.grad` would do, but torch lays a leaf's gradient out like the leaf, while
-in one process the stage before would get it as it is; strides decide which kernels run, and so the last bits. An inlet also
-lets the first layer of a stage work in place.
+Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the
+tensors that arrived and whose backward catches their gradients. Leaves with `.grad` would do, but
+torch lays a leaf's gradient out like the leaf, while in one process the stage before would get it
+as it is; strides decide which kernels run, and so the last bits. An inlet also lets the first layer
+of a stage work in place.
 
-What a forward keeps is the graph, not the outputs: only edges of the graph are held, so an activation's memory is free as
-soon as it is sent, unless the graph itself needs it.
+What a forward keeps is the graph, not the outputs: only edges of the graph are held, so an
+activation's memory is free as soon as it is sent, unless the graph itself needs it.
 
-Of a stage that recomputes, the first layers keep nothing but what came in; before the backward they run again, with the same
-dropout and the same buffers; what they do to those is forgotten. Such a stage has a graph in two segments, each with an inlet of its own.
+Of a stage that recomputes, the first layers keep nothing but what came in; before the backward they
+run again, with the same dropout and the same buffers; what they do to those is forgotten. Such a
+stage has a graph in two segments, each with an inlet of its own.
 """
 
 import math
@@ -37,7 +40,8 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(slots=True)
 class _Inflow:
-    """What passes the inlet of a stage. It must not know the graph's roots: the graph holds it, and that circle nothing would collect.
+    """What passes the inlet of a stage. It must not know the graph's roots: the graph holds it, and
+    that circle nothing would collect.
 
     Args:
         arrived: tensors that want a gradient, until the inlet has taken them.
@@ -107,7 +111,8 @@ class Stage:
         compute: the type that layers compute in and hand on; None: as they are.
         splits: weight gradients may be deferred, where no compiler is given.
         compiler: layers and loss run as it compiles them; None: as they are.
-        recomputed: so many of the first layers keep nothing and run again before a backward; where it is all of them, so does the loss.
+        recomputed: so many of the first layers keep nothing and run again before a backward; where
+            it is all of them, so does the loss.
     Attributes:
         layers: by their place in the model.
         first_layer: the place of the first one.
@@ -150,7 +155,8 @@ class Stage:
         self._cuts: tuple[int, ...] = ()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(`layer.name`, parameter) of every parameter that is trained, in model order; the names are those of `sequential`."""
+        """(`layer.name`, parameter) of every parameter that is trained, in model order; the names
+        are those of `sequential`."""
         return [
             (name, parameter)
             for name, parameter in self.layers.named_parameters()
@@ -158,7 +164,8 @@ class Stage:
         ]
 
     def cut_at(self, layers: Collection[int]) -> None:
-        """Run backwards in pieces, where they are asked for piece by piece: a new one ends before each of these layers.
+        """Run backwards in pieces, where they are asked for piece by piece: a new one ends before
+        each of these layers.
 
         Args:
             layers: their places in the model.
@@ -171,11 +178,13 @@ class Stage:
 
         Args:
             number: the running number of the microbatch.
-            inputs: what the stage before returned, or the reader read; tensors that want a gradient say so.
+            inputs: what the stage before returned, or the reader read; tensors that want a gradient
+                say so.
             target: for the loss, on the last stage.
             in_pieces: its backward comes piece by piece (see `cut_at`).
         Returns:
-            What travels on, detached; on the last stage what the loss function returned, (mean, None) or (sum, weight).
+            What travels on, detached; on the last stage what the loss function returned, (mean,
+            None) or (sum, weight).
         """
         stashed = self._stash[number] = _Stashed()
         whole = len(self._run)
@@ -193,7 +202,8 @@ class Stage:
         return out
 
     def recompute(self, number: int) -> None:
-        """Run those layers of microbatch `number` again that have kept nothing, for its backward."""
+        """Run those layers of microbatch `number` again that have kept nothing, for its
+        backward."""
         stashed = self._stash[number]
         assert stashed.given is not None
         inputs, target, buffers = stashed.given
@@ -207,8 +217,8 @@ class Stage:
 
         Args:
             number: the running number of the microbatch.
-            gradients: one for each tensor that travelled on and wanted one, None where none came back; None altogether on
-                the last stage.
+            gradients: one for each tensor that travelled on and wanted one, None where none came
+                back; None altogether on the last stage.
         Returns:
             The same for what came in.
         """
@@ -226,7 +236,8 @@ class Stage:
         return self.first_layer + self._stash[number].segments[-1].first
 
     def backward_piece(self, number: int, gradients: Gradients | None) -> Gradients:
-        """Run the next piece of the backward of microbatch `number`, those of the last layers first.
+        """Run the next piece of the backward of microbatch `number`, those of the last layers
+        first.
 
         Args:
             number: the running number of the microbatch.
@@ -256,7 +267,8 @@ class Stage:
         return inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
-        """The backward without those weight gradients that can wait; what does not defer does all of its work here."""
+        """The backward without those weight gradients that can wait; what does not defer does all
+        of its work here."""
         fresh = self._without_gradient()
         with self._deferral.collecting(number):
             caught = self.backward(number, gradients)
@@ -288,7 +300,8 @@ class Stage:
         """Run microbatch `number` in evaluation mode and keep nothing.
 
         Returns:
-            What travels on; on the last stage (outputs, what the loss function returned as in `forward`).
+            What travels on; on the last stage (outputs, what the loss function returned as in
+            `forward`).
         """
         outputs = self._run_layers(number, inputs, 0, len(self._run))
         return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
@@ -306,11 +319,13 @@ class Stage:
     def _segments(
         self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]
     ) -> tuple[Any, list[_Segment]]:
-        """Run layers in graphs of their own, and the loss after the last one of all; what travels on, and the graphs.
+        """Run layers in graphs of their own, and the loss after the last one of all; what travels
+        on, and the graphs.
 
         Args:
             first: the first layer.
-            ends: a graph ends before each of these layers; it goes on where what a layer hands on may not travel.
+            ends: a graph ends before each of these layers; it goes on where what a layer hands on
+                may not travel.
         """
         segments: list[_Segment] = []
         inflow, begin = _Inflow(), first
@@ -318,7 +333,8 @@ class Stage:
             value = self._through_inlet(inputs, inflow)
         except TypeError as error:
             error.add_note(
-                f"memory.recompute cuts the stage before layer {self.first_layer + first}, where it has to be able to"
+                f"memory.recompute cuts the stage before layer {self.first_layer + first}, where "
+                "it has to be able to"
             )
             raise
         for end in ends:
@@ -336,12 +352,14 @@ class Stage:
     def _ended(
         self, number: int, outputs: Any, target: Any, end: int
     ) -> tuple[Any, list[GradientEdge], Gradients | None]:
-        """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's own, if it follows."""
+        """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's
+        own, if it follows."""
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
                 raise ModelError(_why_without_gradient(loss, *divmod(number, self._microbatches)))
-            # A sum is divided when the weights of all microbatches are known, at the end of the step.
+            # A sum is divided when the weights of all microbatches are known, at the end of the
+            # step.
             loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
             return (loss.detach(), weight), [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
         skeleton, tensors = flatten(outputs)
@@ -353,7 +371,8 @@ class Stage:
         return list(self.layers.values())[: self.recomputed]
 
     def _forgetting(self, number: int, value: Any) -> Any:
-        """Run the layers that will run again: each one's graph is dropped when the next one has its input."""
+        """Run the layers that will run again: each one's graph is dropped when the next one has its
+        input."""
         for place in range(self.recomputed):
             with suppress(TypeError):  # what cannot travel stays in the graph until something does
                 value = self._through_inlet(value, _Inflow())
@@ -388,7 +407,8 @@ class Stage:
             and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))
         ):
             raise TypeError(
-                f"loss_fn returned {_described(found)}; expected a tensor with one element, the mean over the microbatch, or a pair of "
+                f"loss_fn returned {_described(found)}; expected a tensor with one element, the "
+                "mean over the microbatch, or a pair of "
                 "such a tensor, the sum, and its weight"
             )
         return loss, weight.detach() if isinstance(weight, Tensor) else weight
@@ -399,7 +419,8 @@ class Stage:
         return {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
     def _to_send(self, tensor: Tensor) -> Tensor:
-        """Detached, and not this stage's own weights or buffers: those change while the network may still be reading."""
+        """Detached, and not this stage's own weights or buffers: those change while the network may
+        still be reading."""
         out = tensor.detach()
         if _memory(out) in self._own_memory:
             out = out.clone()
@@ -419,7 +440,8 @@ class Stage:
 
 @contextmanager
 def _buffers_in_place_of(layers: Iterable[tuple[nn.Module, dict[str, Tensor]]]) -> Iterator[None]:
-    """Layers see buffers, such as running means, as they were at their first forward, and those of now are as they were.
+    """Layers see buffers, such as running means, as they were at their first forward, and those of
+    now are as they were.
 
     Other tensors, not other values: the new graph may keep what it reads.
     """
@@ -438,9 +460,11 @@ def _buffers_in_place_of(layers: Iterable[tuple[nn.Module, dict[str, Tensor]]]) 
 
 
 def _edge(tensor: Tensor) -> GradientEdge:
-    """Where a tensor comes from in the graph: `get_gradient_edge`, which costs as much as a node, only where it must do more.
+    """Where a tensor comes from in the graph: `get_gradient_edge`, which costs as much as a node,
+    only where it must do more.
 
-    That is for leaves, and for functions that are written in Python: those hold their part of the graph only with a token.
+    That is for leaves, and for functions that are written in Python: those hold their part of the
+        graph only with a token.
     """
     made_by = tensor.grad_fn
     if made_by is None or isinstance(made_by, torch._C._FunctionBase):
@@ -449,14 +473,16 @@ def _edge(tensor: Tensor) -> GradientEdge:
 
 
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
-    """`torch.autograd.backward`, without what it makes of its arguments first; that costs more than the walk through an empty stage."""
+    """`torch.autograd.backward`, without what it makes of its arguments first; that costs more than
+    the walk through an empty stage."""
     _engine_run_backward(
         roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 
 def _in_type(value: Any, compute: torch.dtype) -> Any:
-    """What a layer hands on, in the type of computation, so that no bit depends on whether it travels; as it is if it could not."""
+    """What a layer hands on, in the type of computation, so that no bit depends on whether it
+    travels; as it is if it could not."""
     try:
         skeleton, tensors = flatten(value)
     except TypeError:
@@ -482,9 +508,13 @@ def _is_one_number(value: object) -> bool:
 def _why_without_gradient(loss: Tensor, step: int, microbatch: int) -> str:
     which = f"the loss of step {step}, microbatch {microbatch}"
     if not loss.is_floating_point():
-        return f"{which} is of type {loss.dtype}; expected a floating-point number, which has a gradient. Look at loss_fn"
+        return (
+            f"{which} is of type {loss.dtype}; expected a floating-point number, which has a "
+            "gradient. Look at loss_fn"
+        )
     return (
-        f"{which} depends on no weight that is trained; expected one that does. Look for torch.no_grad, detach or numbers made of "
+        f"{which} depends on no weight that is trained; expected one that does. Look for "
+        "torch.no_grad, detach or numbers made of "
         "tensors in loss_fn and in the layers that end in it, and for requires_grad = False"
     )
 
@@ -500,10 +530,12 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
-    """Give parameters whose first gradient came just now memory of their own where they share it with a gradient that came in or goes on.
+    """Give parameters whose first gradient came just now memory of their own where they share it
+    with a gradient that came in or goes on.
 
-    Torch takes a first gradient over as it is, and it may be a view of an activation's; the next backward would add to
-    what the network is still reading, or a weight gradient that waits on another stage of this rank.
+    Torch takes a first gradient over as it is, and it may be a view of an activation's; the next
+    backward would add to what the network is still reading, or a weight gradient that waits on
+    another stage of this rank.
     """
     travelling = (
         {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()

@@ -1,8 +1,8 @@
 """A GPT as a list of layers: embedding, blocks with rotary positions, head.
 
-Pre-norm residual blocks (Xiong et al. 2020) with RMSNorm (Zhang and Sennrich 2019), rotary positions (Su et al. 2021), and squared
-ReLU (So et al. 2021). Residual branches start at zero, so that the model begins as embedding and head and every
-block grows from there.
+Pre-norm residual blocks (Xiong et al. 2020) with RMSNorm (Zhang and Sennrich 2019), rotary
+positions (Su et al. 2021), and squared ReLU (So et al. 2021). Residual branches start at zero, so
+that the model begins as embedding and head and every block grows from there.
 """
 
 import torch
@@ -14,7 +14,8 @@ from axrt.model import LayerSpec, PipelineModule
 
 
 class Norm(nn.RMSNorm):
-    """In float32, whatever type comes in: for that of bfloat16 there is no fused kernel with float32 weights."""
+    """In float32, whatever type comes in: for that of bfloat16 there is no fused kernel with
+    float32 weights."""
 
     def forward(self, features: Tensor) -> Tensor:
         return super().forward(features.to(self.weight.dtype))

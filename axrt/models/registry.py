@@ -18,7 +18,8 @@ def model_of(config: Config) -> PipelineModule:
     """What `[model]` describes.
 
     Raises:
-        ConfigError: `model.factory` cannot be imported, returns something else, or ends the process.
+        ConfigError: `model.factory` cannot be imported, returns something else, or ends the
+            process.
     """
     if not config.model.factory:
         return gpt(config)
@@ -39,11 +40,13 @@ def _made_by_factory(config: Config) -> PipelineModule:
         factory = getattr(importlib.import_module(module_name), name, None)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported from {os.getcwd()}"
+            f"model.factory = {config.model.factory!r}: {error}; expected one that can be imported "
+            f"from {os.getcwd()}"
         ) from None
     if callable(factory) and not _takes_one(factory):
         raise ConfigError(
-            f"model.factory = {config.model.factory!r}: {name} cannot be called with one argument; expected one that takes the Config"
+            f"model.factory = {config.model.factory!r}: {name} cannot be called with one argument; "
+            "expected one that takes the Config"
         )
     model = factory(config) if callable(factory) else None
     if not isinstance(model, PipelineModule):
@@ -51,7 +54,8 @@ def _made_by_factory(config: Config) -> PipelineModule:
             f"returned {type(model).__name__}" if callable(factory) else f"is not in {module_name}"
         )
         raise ConfigError(
-            f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that returns a PipelineModule"
+            f"model.factory = {config.model.factory!r}: {name} {found}; expected a function that "
+            "returns a PipelineModule"
         )
     return model
 

@@ -15,7 +15,8 @@ def _to_stderr(text: str) -> None:
 
 
 class WaitDiagnosis(Observer):
-    """After a minute without any event, and again after two, four, ... names what is awaited and who owes it.
+    """After a minute without any event, and again after two, four, ... names what is awaited and
+    who owes it.
 
     Args:
         rank: of the job, for the text.
@@ -60,6 +61,8 @@ class WaitDiagnosis(Observer):
             "nothing yet" if self._last is None else f"{self._last[1]} from rank {self._last[0]}"
         )
         self._say(
-            f"axrt: rank {self._rank} has waited {waited_s:.0f} s: {what() or 'nothing that it knows of'}; last heard: {heard}. "
-            "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: its cap, freed by a backward)"
+            f"axrt: rank {self._rank} has waited {waited_s:.0f} s: "
+            f"{what() or 'nothing that it knows of'}; last heard: {heard}. "
+            "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: "
+            "its cap, freed by a backward)"
         )

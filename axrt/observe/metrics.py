@@ -1,4 +1,5 @@
-"""The files of a run: its configuration as it was resolved, and its metrics, one JSON object a line."""
+"""The files of a run: its configuration as it was resolved, and its metrics, one JSON object a
+line."""
 
 import errno
 import json
@@ -20,10 +21,12 @@ _METRICS = "metrics.jsonl"
 class RunFiles:
     """The directory of a run, which no other run writes to meanwhile.
 
-    A run that goes on from itself, or goes back to a checkpoint of its own, stays in its directory; nothing is written before `begin`.
+    A run that goes on from itself, or goes back to a checkpoint of its own, stays in its directory;
+    nothing is written before `begin`.
 
     Args:
-        config: `run.out` names the directory; where it exists, the first free number is added, unless the run stays in it.
+        config: `run.out` names the directory; where it exists, the first free number is added,
+            unless the run stays in it.
     Raises:
         ConfigError: another run writes there.
     """
@@ -81,7 +84,8 @@ class RunFiles:
             _append(self.directory / _METRICS, "".join(self._unwritten).encode())
         except OSError as error:
             raise SaveError(
-                f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait to be written"
+                f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait "
+                "to be written"
             ) from None
         self._unwritten.clear()
 
@@ -95,7 +99,8 @@ class RunFiles:
 
 def _refusal(directory: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"{directory}: {error.strerror}; expected a place where the files of a run can be written (run.out)"
+        f"{directory}: {error.strerror}; expected a place where the files of a run can be written "
+        "(run.out)"
     )
 
 
@@ -144,5 +149,6 @@ def _new_directory(wanted: Path) -> Path:
             directory = wanted.with_name(f"{wanted.name}-{number}")
         except OSError as error:
             raise ConfigError(
-                f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory can be made"
+                f"run.out = {str(wanted)!r}: {error.strerror}; expected a place where a directory "
+                "can be made"
             ) from None

@@ -1,4 +1,5 @@
-"""What the loop tells its observers; each overrides what it cares for, and none may change what happens."""
+"""What the loop tells its observers; each overrides what it cares for, and none may change what
+happens."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,8 @@ class Observer:
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
-        """Nothing is done until something arrives, or for a moment longer; told again and again while that lasts.
+        """Nothing is done until something arrives, or for a moment longer; told again and again
+        while that lasts.
 
         Args:
             what: says what is lacking.
@@ -30,7 +32,8 @@ class Observer:
 
 
 class Audience:
-    """Observers by event: only those that care for it. Most care for few, and a microbatch has a dozen.
+    """Observers by event: only those that care for it. Most care for few, and a microbatch has a
+    dozen.
 
     Args:
         observers: all of them.

@@ -1,4 +1,5 @@
-"""Timelines as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below each row; SVG, light and dark."""
+"""Timelines as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below
+each row; SVG, light and dark."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -30,23 +31,28 @@ _NAMES = (
     ("h", "held: forward started, weight gradient not finished"),
 )
 _STYLE = """
-text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}.t{font-size:13px;font-weight:bold}
-.f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
+text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}
+.t{font-size:13px;font-weight:bold}
+.f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.o{fill:#777}
+.x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
-@media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}.r{fill:#24272d}
+@media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}
+.r{fill:#24272d}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
 
 def draw(*lines: Timeline) -> str:
-    """The picture of timelines, one above the other on one scale of time; microbatches are numbered within their step."""
+    """The picture of timelines, one above the other on one scale of time; microbatches are numbered
+    within their step."""
     width, longest = max(map(_width, lines)), max(line.makespan for line in lines)
     scale = (width - _LEFT - _RIGHT) / longest
     panels, bottom = [], 0
     for line in lines:
         panels += [f'<g transform="translate(0,{bottom})">', *_panel(line, scale, width), "</g>"]
         bottom += _height(line)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom}" width="{width}" height="{bottom}">'
+    size = f'viewBox="0 0 {width} {bottom}" width="{width}" height="{bottom}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
     return "\n".join([head, f"<style>{_STYLE}</style>", *panels, "</svg>\n"])
 
 
@@ -63,7 +69,8 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
-        yield f'<rect class="r" x="{_LEFT}" y="{top}" width="{width - _LEFT - _RIGHT}" height="{_ROW}"/>'
+        size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
+        yield f'<rect class="r" x="{_LEFT}" y="{top}" {size}/>'
         yield from (
             _box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine
         )
@@ -89,7 +96,8 @@ def _legend(line: Timeline) -> Iterable[str]:
     at = _LEFT
     for name, words in _NAMES:
         if name in kinds:
-            yield f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/><text x="{at + 16}" y="34">{_escape(words)}</text>'
+            box = f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/>'
+            yield f'{box}<text x="{at + 16}" y="34">{_escape(words)}</text>'
             at += 30 + 7 * len(words)
     if len({span.task.stage for span in line.computing()}) > line.ranks:
         yield f'<text x="{at}" y="34">lighter: a deeper stage of the rank</text>'
@@ -102,7 +110,9 @@ def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str
     step = next(times * magnitude for times in (1, 2, 5, 10) if times * magnitude >= rough)
     for number in range(int(line.makespan / step) + 1):
         x = f"{_LEFT + number * step * scale:.1f}"
-        yield f'<path class="a" d="M{x} {bottom - 22}v6"/><text class="x" x="{x}" y="{bottom - 4}">{number * step:g} {line.unit}</text>'
+        mark = f'<path class="a" d="M{x} {bottom - 22}v6"/>'
+        when = f"{number * step:g} {line.unit}"
+        yield f'{mark}<text class="x" x="{x}" y="{bottom - 4}">{when}</text>'
 
 
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:

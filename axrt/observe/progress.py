@@ -1,4 +1,5 @@
-"""What the terminal shows of a run: a live line on a terminal, a plain one now and then elsewhere."""
+"""What the terminal shows of a run: a live line on a terminal, a plain one now and then
+elsewhere."""
 
 import os
 import sys
@@ -43,7 +44,8 @@ class Live:
     """One line that moves: steps, loss, tokens a second, time left."""
 
     def __init__(self, steps: int, first: int = 0) -> None:
-        # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see that by itself.
+        # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see
+        # that by itself.
         self._bar = Bar(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -84,7 +86,8 @@ class Plain(Quiet):
             self._last = now
             left_s = (now - self._began) / (done - self._first) * (self._steps - done)
             self.say(
-                f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  {left_s:.0f} s left"
+                f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
+                f"{left_s:.0f} s left"
             )
 
     def say(self, text: str) -> None:
@@ -92,7 +95,8 @@ class Plain(Quiet):
 
 
 def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
-    """The display of that kind, "auto", "live", "plain" or "off", for a run that goes on from step `first`."""
+    """The display of that kind, "auto", "live", "plain" or "off", for a run that goes on from step
+    `first`."""
     if kind == "auto":
         kind = "live" if _ends_at_a_terminal() else "plain"
     if kind == "off":

@@ -79,6 +79,7 @@ class Trace(Observer):
 
 
 def _time_of_day() -> Callable[[], float]:
-    """A clock in seconds that the ranks of the job share, as far as their nodes agree on the time."""
+    """A clock in seconds that the ranks of the job share, as far as their nodes agree on the
+    time."""
     began = time.time() - time.perf_counter()
     return lambda: began + time.perf_counter()

@@ -1,1 +1,2 @@
-"""What a rank keeps of the model: weights, gradients and optimizer state, in buckets of flat memory."""
+"""What a rank keeps of the model: weights, gradients and optimizer state, in buckets of flat
+memory."""

@@ -1,4 +1,5 @@
-"""Which buckets a stage has, and who holds them; every rank works out the same from the list of layers alone."""
+"""Which buckets a stage has, and who holds them; every rank works out the same from the list of
+layers alone."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,7 +19,8 @@ class BucketSpec(NamedTuple):
     Args:
         holders: in the order in which their gradients are added up.
         named: its parameters.
-        called: what the user's factory knows them as: tied weights by the name that the first layer gives them, in every copy.
+        called: what the user's factory knows them as: tied weights by the name that the first layer
+            gives them, in every copy.
         counts: its norms count; those of tied weights count once a pipe, with the first layer.
     """
 
@@ -36,7 +38,8 @@ def buckets_of(
     pipes: int,
     most_bytes: float,
 ) -> list[BucketSpec]:
-    """The buckets of a stage: one for each tied layer, which comes first so that other stages know its number, then the rest.
+    """The buckets of a stage: one for each tied layer, which comes first so that other stages know
+    its number, then the rest.
 
     Args:
         layers: of the whole model.

@@ -1,17 +1,17 @@
 """A bucket: parameters of one stage that are reduced, stepped, saved and loaded as one.
 
-Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are views of
-them. Gradients add up in place over the microbatches of a step (gradient accumulation).
+Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are
+views of them. Gradients add up in place over the microbatches of a step (gradient accumulation).
 
-Where several ranks (or several layers, of tied weights) hold a bucket, each holder sends every other its
-*part* of the gradient, cut into one *shard* a holder (reduce-scatter). Who owns a shard adds the parts up
-in the order of holders, in float32 or better, and sends the *sum* back (all-gather), which arrives where
-the gradient is. That is the volume of a ring, needs no operator of MPI, and has one order of summation
-whatever the timing, the sizes of buckets and the library.
+Where several ranks (or several layers, of tied weights) hold a bucket, each holder sends every
+other its *part* of the gradient, cut into one *shard* a holder (reduce-scatter). Who owns a shard
+adds the parts up in the order of holders, in float32 or better, and sends the *sum* back
+(all-gather), which arrives where the gradient is. That is the volume of a ring, needs no operator
+of MPI, and has one order of summation whatever the timing, the sizes of buckets and the library.
 
-No memory is written to while the network may still read it. A holder writes to its gradient again after
-its own step, for which it needed a sum from everyone to whom it had sent a part; and it adds up again when
-everyone has sent a part of the next step, for which they needed its sum.
+No memory is written to while the network may still read it. A holder writes to its gradient again
+after its own step, for which it needed a sum from everyone to whom it had sent a part; and it adds
+up again when everyone has sent a part of the next step, for which they needed its sum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,11 +101,13 @@ class Bucket:
 
     @property
     def lr(self) -> float | None:
-        """The learning rate of the first parameter group in the last step; None where there is no group."""
+        """The learning rate of the first parameter group in the last step; None where there is no
+        group."""
         return float(self.groups[0]["lr"]) if self.groups else None
 
     def _adopted(self, parameters: Sequence[nn.Parameter]) -> FlatBuffer | None:
-        """Flat memory for weights of one type; None where a parameter is more than its elements, and all keep their own."""
+        """Flat memory for weights of one type; None where a parameter is more than its elements,
+        and all keep their own."""
         if not all(map(can_be_flat, parameters)):
             return None
         weights = FlatBuffer(parameters, self._device)
@@ -114,26 +116,31 @@ class Bucket:
 
     @property
     def first_layer(self) -> int:
-        """The place in the model of the first layer that has some of its parameters; 0 where it has none."""
+        """The place in the model of the first layer that has some of its parameters; 0 where it has
+        none."""
         return min((int(name.partition(".")[0]) for name, _ in self.named), default=0)
 
     # The gradient of a step.
 
     def open(self) -> None:
-        """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and backwards add to it there."""
+        """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
+        backwards add to it there."""
         if not self._gradients:
             self._allocate()
         for gradient in self._gradients:
-            # The number that changes none when it is added to, not even the sign of a zero: the first sum has the bits of a copy.
+            # The number that changes none when it is added to, not even the sign of a zero: the
+            # first sum has the bits of a copy.
             gradient.flat.fill_(complex(-0.0, -0.0) if gradient.dtype.is_complex else -0.0)
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
         self._untouched = [view._version for view in self._views]
 
     def close(self) -> None:
-        """The gradient is complete on this holder; a parameter that no microbatch has used keeps none.
+        """The gradient is complete on this holder; a parameter that no microbatch has used keeps
+        none.
 
-        An addition in place counts up the version of a view: so autograd is heard without a call for each microbatch.
+        An addition in place counts up the version of a view: so autograd is heard without a call
+            for each microbatch.
         """
         for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad
@@ -148,16 +155,20 @@ class Bucket:
         self._show_gradients()
 
     def check_unchanged(self) -> None:
-        """Nothing was added to the gradient after it was complete; to be called when the whole stage's is.
+        """Nothing was added to the gradient after it was complete; to be called when the whole
+        stage's is.
 
         Raises:
-            ModelError: a weight is used by a layer that does not list it, and part of its gradient came too late to be added up.
+            ModelError: a weight is used by a layer that does not list it, and part of its gradient
+                came too late to be added up.
         """
         for (name, _), view, version in zip(self.named, self._views, self._closed_at, strict=True):
             if self.shared and view._version != version:
                 raise ModelError(
-                    f"{name} got a gradient from an earlier layer than its own, which does not list it among its parameters; expected an "
-                    "axrt.TiedLayerSpec for each layer that shares it, or memory.bucket_mb so large that a stage has one bucket"
+                    f"{name} got a gradient from an earlier layer than its own, which does not "
+                    "list it among its parameters; expected an "
+                    "axrt.TiedLayerSpec for each layer that shares it, or memory.bucket_mb so "
+                    "large that a stage has one bucket"
                 )
 
     def forget(self) -> None:
@@ -189,12 +200,14 @@ class Bucket:
     # Adding up.
 
     def part_for(self, to: Holder) -> Part:
-        """This holder's gradient of the shards that another one owns; lent until that one's sums have come."""
+        """This holder's gradient of the shards that another one owns; lent until that one's sums
+        have come."""
         mask = None if all(self._used) else list(self._used)
         return self._shards_of(self.holders.index(to)), mask
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
-        """The sums of the parts of this holder's shards, in the order of holders; lent until the next step's parts have come."""
+        """The sums of the parts of this holder's shards, in the order of holders; lent until the
+        next step's parts have come."""
         shards = [of_holder for of_holder, _ in parts]
         if not self._totals:
             self._totals = [
@@ -218,7 +231,8 @@ class Bucket:
                 yield holder, self._shards_of(holder)
 
     def take_sums(self, sums: Sequence[Shards]) -> None:
-        """Make the sums of all holders the gradient; a parameter that no holder has used keeps none."""
+        """Make the sums of all holders the gradient; a parameter that no holder has used keeps
+        none."""
         for holder, of_holder in enumerate(sums):
             for shard, total in zip(self._shards_of(holder), of_holder, strict=True):
                 if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
@@ -231,7 +245,8 @@ class Bucket:
     # Norms, factors and the step.
 
     def norms(self) -> Norms:
-        """The norms of the gradients there are, on their way to the CPU; of tied weights only with the layer that counts."""
+        """The norms of the gradients there are, on their way to the CPU; of tied weights only with
+        the layer that counts."""
         found = [
             (place, p.grad)
             for place, p in zip(self._places, self._parameters, strict=True)
@@ -259,7 +274,8 @@ class Bucket:
         self.forget_gradients()
 
     def _flatten_moments(self) -> None:
-        """State that is shaped like parameters becomes views of flat memory, when there is more of it than before."""
+        """State that is shaped like parameters becomes views of flat memory, when there is more of
+        it than before."""
         assert self.optimizer is not None
         if len(self.optimizer.state) == self._with_moments:
             return
@@ -279,7 +295,8 @@ class Bucket:
     # Saving and loading.
 
     def saved(self) -> Iterator[tuple[str, ParameterState]]:
-        """The name and the optimizer's state of each parameter; `DataError` where some of it cannot be saved."""
+        """The name and the optimizer's state of each parameter; `DataError` where some of it cannot
+        be saved."""
         if self.optimizer is not None:
             yield from saved_state(self.optimizer, self.initial_groups, self._name_of)
 
@@ -328,7 +345,8 @@ def joined(parts: Iterable[Norms]) -> Norms:
 
 
 def total_norm(parts: Iterable[Norms]) -> Tensor:
-    """One norm of norms, taken in model order as `torch.nn.utils.clip_grad_norm_` takes it; shape ()."""
+    """One norm of norms, taken in model order as `torch.nn.utils.clip_grad_norm_` takes it; shape
+    ()."""
     places, norms = joined(parts)
     norm: Tensor = torch.linalg.vector_norm(norms[places.argsort()])
     return norm

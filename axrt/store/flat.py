@@ -1,8 +1,8 @@
 """Flat memory: one stretch for many tensors, which are views of it.
 
-What moves, is added up or is cut into shards is one tensor; what layers and optimizers see has its own
-shape and strides. Views begin at multiples of 64 bytes, as torch's own memory does, since the last bits
-of a matrix product may depend on that.
+What moves, is added up or is cut into shards is one tensor; what layers and optimizers see has its
+own shape and strides. Views begin at multiples of 64 bytes, as torch's own memory does, since the
+last bits of a matrix product may depend on that.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ class FlatBuffer:
     """One stretch of memory.
 
     Args:
-        like: tensors of one type; each view has the shape and, where its memory has no gaps, the strides of one of them.
+        like: tensors of one type; each view has the shape and, where its memory has no gaps, the
+            strides of one of them.
         device: where the memory is (its tier).
     Attributes:
         flat: all of it, shape (elements,), gaps between views included; gaps hold zeros.
@@ -32,7 +33,8 @@ class FlatBuffer:
         offsets = [0, *accumulate(sizes)]
         self.flat = torch.zeros(offsets[-1], dtype=self.dtype, device=device)
         self.views = [
-            # `.data`: views share one version counter otherwise, and nobody could tell which was written to.
+            # `.data`: views share one version counter otherwise, and nobody could tell which was
+            # written to.
             self.flat.as_strided(tensor.shape, _dense_strides(tensor), offset).data
             for tensor, offset in zip(like, offsets[:-1], strict=True)
         ]
@@ -49,7 +51,8 @@ class FlatBuffer:
         return [self.flat[begin:end] for begin, end in pairwise(ends)]
 
     def adopt(self, tensors: Sequence[Tensor]) -> None:
-        """Move the values of tensors, one for each view, here; the tensors stay the same objects."""
+        """Move the values of tensors, one for each view, here; the tensors stay the same
+        objects."""
         with torch.no_grad():
             for tensor, view in zip(tensors, self.views, strict=True):
                 view.copy_(tensor)
@@ -76,5 +79,6 @@ def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of the tensor where its memory has no gaps and nothing twice, else those of a fresh tensor."""
+    """Those of the tensor where its memory has no gaps and nothing twice, else those of a fresh
+    tensor."""
     return torch.empty_like(tensor, device="meta", requires_grad=False).stride()

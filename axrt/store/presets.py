@@ -40,7 +40,8 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
 def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:
     """The factor on the learning rate.
 
-    It rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it would reach just after the last of `steps`.
+    It rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it would reach
+    just after the last of `steps`.
     """
 
     def factor(step: int) -> float:

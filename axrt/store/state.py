@@ -1,4 +1,5 @@
-"""The state of an optimizer, parameter by parameter and by name: what is saved of it, and how it comes back."""
+"""The state of an optimizer, parameter by parameter and by name: what is saved of it, and how it
+comes back."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ class ParameterState:
         optimizer: name of the optimizer's class.
         tensors: moments and the like, by key.
         plain: values that are no tensors, by key.
-        group: what the optimizer itself has changed in the parameter's group. The learning rate is not among it: it follows
-            from the step.
+        group: what the optimizer itself has changed in the parameter's group. The learning rate is
+            not among it: it follows from the step.
     """
 
     optimizer: str
@@ -95,5 +96,6 @@ def _check_plain(name: str, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if not (value is None or type(value) in (bool, int, float, str)):
             raise DataError(
-                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and plain values, which can be saved by name"
+                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and "
+                "plain values, which can be saved by name"
             )

@@ -5,7 +5,8 @@
 
 The header says
 
-    1. for which generation, what, and to whom: stage, number, pipe, bucket; of a note what it is about, and its number;
+    1. for which generation, what, and to whom: stage, number, pipe, bucket; of a note what it is
+       about, and its number;
     2. how long the description is. See `wire.py` for what it describes.
 
 A transport adds nothing but how bytes get there.
@@ -131,7 +132,8 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
-    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and last bits may depend on that."""
+    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and
+    last bits may depend on that."""
     tensor = layout.allocate(torch.device("cpu"))
     if layout.num_bytes:
         ctypes.memmove(

@@ -1,4 +1,5 @@
-"""Memory that waits for what comes with certain messages, so that nothing is copied when it has come."""
+"""Memory that waits for what comes with certain messages, so that nothing is copied when it has
+come."""
 
 from collections.abc import Sequence
 
@@ -17,7 +18,8 @@ class Landings:
         self._rooms: dict[tuple[int, News], tuple[Tensor, ...]] = {}
 
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
-        """The tensors of a message go into these, one each, in order; those of older generations are not expected any more."""
+        """The tensors of a message go into these, one each, in order; those of older generations
+        are not expected any more."""
         for key in [key for key in self._rooms if key[0] < generation]:
             del self._rooms[key]
         self._rooms[generation, message] = tuple(rooms)

@@ -1,13 +1,14 @@
 """Many ranks in one process, for tests: one thread a rank, of which exactly one runs at a time.
 
-A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that wait for
-it arrive, in which order. So a seed is a history: any failure can be run again. The order is as hostile as a
-network may be: parcels overtake each other, what was sent long ago may still be under way, and it is read from the
-sender's memory when it arrives: who writes to what has been sent is found out. What arrives has been an envelope and
-rows of bytes, those of `envelope.py`, like what arrives over MPI.
+A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that
+wait for it arrive, in which order. So a seed is a history: any failure can be run again. The order
+is as hostile as a network may be: parcels overtake each other, what was sent long ago may still be
+under way, and it is read from the sender's memory when it arrives: who writes to what has been sent
+is found out. What arrives has been an envelope and rows of bytes, those of `envelope.py`, like what
+arrives over MPI.
 
-When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that is
-raised as `Stuck` rather than waited for.
+When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that
+is raised as `Stuck` rather than waited for.
 """
 
 import threading
@@ -38,7 +39,8 @@ class Stopped(Exception):
 
 
 class _UnderWay(NamedTuple):
-    """What has been sent and not arrived: where it came from, its header, and the sender's own memory."""
+    """What has been sent and not arrived: where it came from, its header, and the sender's own
+    memory."""
 
     source: int
     says: Vocabulary
@@ -65,7 +67,8 @@ class LocalWorld:
         self._baton = threading.Condition()
 
     def run(self, rank_main: Callable[["LocalTransport"], T]) -> list[T]:
-        """Call `rank_main` once a rank and return what each returned; the first failure of a rank is raised."""
+        """Call `rank_main` once a rank and return what each returned; the first failure of a rank
+        is raised."""
         results: dict[int, T] = {}
         failures: list[BaseException] = []
 
@@ -173,7 +176,8 @@ class LocalTransport:
 
 
 def _received(one: _UnderWay, landings: Landings) -> Parcel:
-    """The parcel, out of its envelope and the large tensors beside it, on the device that each tensor came from."""
+    """The parcel, out of its envelope and the large tensors beside it, on the device that each
+    tensor came from."""
     beside = [tensor for tensor in one.tensors if is_large(tensor.nbytes)]
     devices = iter([tensor.device for tensor in beside])
     arriving = open_envelope(

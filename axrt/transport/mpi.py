@@ -1,12 +1,14 @@
 """Parcels over MPI: nonblocking, in any order, never waiting for a peer.
 
-A parcel is an envelope and the large tensors beside it (see `envelope.py`), each one message or several. Large tensors need no
-matching by tag: MPI keeps the order of messages between two ranks on one tag, envelopes are taken in that order, and each posts the
-receives for its tensors at once. So the tag says only the channel.
+A parcel is an envelope and the large tensors beside it (see `envelope.py`), each one message or
+several. Large tensors need no matching by tag: MPI keeps the order of messages between two ranks on
+one tag, envelopes are taken in that order, and each posts the receives for its tensors at once. So
+the tag says only the channel.
 
-Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and only then makes
-progress, so one that says no is asked again (a message known to be there is seen by the first poll). And
-large messages move only inside MPI calls, so every poll also asks after what is still going out.
+Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
+only then makes progress, so one that says no is asked again (a message known to be there is seen by
+the first poll). And large messages move only inside MPI calls, so every poll also asks after what
+is still going out.
 """
 
 import time
@@ -102,7 +104,8 @@ class MpiTransport:
             return self._poll(wait_s)
         except MPI.Exception as error:
             raise PeerLostError(
-                f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it ({error})"
+                f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it "
+                f"({error})"
             ) from None
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -144,7 +147,8 @@ class MpiTransport:
             self._isend_all(going)
         except MPI.Exception as error:
             raise PeerLostError(
-                f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} ({error})"
+                f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} "
+                f"({error})"
             ) from None
 
     def _isend_all(self, going: _Going) -> None:
@@ -218,7 +222,8 @@ class MpiTransport:
                     return False
             except MPI.Exception as error:
                 raise PeerLostError(
-                    f"rank {one.source} has gone while {one.arriving.message} came from it to rank {self.rank} ({error})"
+                    f"rank {one.source} has gone while {one.arriving.message} came from it to rank "
+                    f"{self.rank} ({error})"
                 ) from None
             one.requests = []
         if one.arriving.tensors and not one.staged:

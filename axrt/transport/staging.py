@@ -1,8 +1,9 @@
 """Where a tensor's bytes are while MPI reads or writes them.
 
-MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So what travels
-is *staged*: used where it is (`Direct`), or copied through pinned CPU memory on a stream of its own
-(`Pinned`), so that neither the loop nor the computation waits for the copy. What is staged says when it is ready.
+MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So what
+travels is *staged*: used where it is (`Direct`), or copied through pinned CPU memory on a stream of
+its own (`Pinned`), so that neither the loop nor the computation waits for the copy. What is staged
+says when it is ready.
 """
 
 from collections.abc import Callable
@@ -18,10 +19,12 @@ Staged = tuple[list[Tensor], Ready | None]  # None: ready at once
 
 
 class Staging(Protocol):
-    """Moves the tensors of a parcel between the device that computes and the memory that MPI may touch."""
+    """Moves the tensors of a parcel between the device that computes and the memory that MPI may
+    touch."""
 
     def room_for(self, layout: Layout) -> Tensor:
-        """Memory for what will arrive, as `Layout.allocate` gives it; MPI may write to it at once."""
+        """Memory for what will arrive, as `Layout.allocate` gives it; MPI may write to it at
+        once."""
         ...
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
@@ -43,7 +46,8 @@ class Direct:
     def room_for(self, layout: Layout) -> Tensor:
         if self._stream is None:
             return layout.allocate(self._device)
-        # Memory that was freed on the stream that computes may still be read there, and MPI would not wait for that.
+        # Memory that was freed on the stream that computes may still be read there, and MPI would
+        # not wait for that.
         with torch.cuda.stream(self._stream):
             room = layout.allocate(self._device)
         self._stream.synchronize()  # deterministic algorithms fill what is allocated
@@ -68,7 +72,8 @@ class Direct:
 class Pinned:
     """Through pinned CPU memory, asynchronously.
 
-    Called while the stream that computes is the current one: what goes out may have been laid out anew there just now, and what
+    Called while the stream that computes is the current one: what goes out may have been laid out
+        anew there just now, and what
     comes in will be used there.
     """
 

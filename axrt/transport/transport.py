@@ -1,4 +1,5 @@
-"""The contract of a transport: parcels go out at once and come in when polled; it has no opinion on what they mean."""
+"""The contract of a transport: parcels go out at once and come in when polled; it has no opinion on
+what they mean."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,8 @@ class Parcel(NamedTuple):
     """A message with what travels beside it.
 
     Args:
-        generation: which `RankState` it is for: one is made for the training, one for each evaluation, one after a dropped step.
+        generation: which `RankState` it is for: one is made for the training, one for each
+            evaluation, one after a dropped step.
         message: what became true; or a note to the rank.
         payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
     """
@@ -23,7 +25,8 @@ class Parcel(NamedTuple):
 
 
 class Transport(Protocol):
-    """What the loop asks of a transport. Parcels may overtake each other; none is lost or doubled."""
+    """What the loop asks of a transport. Parcels may overtake each other; none is lost or
+    doubled."""
 
     @property
     def rank(self) -> int: ...
@@ -31,12 +34,13 @@ class Transport(Protocol):
     def size(self) -> int: ...
     @property
     def takes_time(self) -> bool:
-        """What is on its way comes with time, so that it may pay to wait a moment; else only with other ranks' turns."""
+        """What is on its way comes with time, so that it may pay to wait a moment; else only with
+        other ranks' turns."""
         ...
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        """Hand a parcel over; returns at once. The transport keeps what it needs of the payload alive, the sender
-        must not change it any more.
+        """Hand a parcel over; returns at once. The transport keeps what it needs of the payload
+        alive, the sender must not change it any more.
 
         Raises:
             TypeError: the payload holds something that cannot travel.
@@ -47,17 +51,20 @@ class Transport(Protocol):
         """Everything that has arrived, each with the rank that sent it.
 
         Args:
-            wait_s: where nothing has arrived, sleep and look again for so long, or for a few milliseconds if that is less; infinite where
-                nothing can be done before something arrives. It may still return nothing.
+            wait_s: where nothing has arrived, sleep and look again for so long, or for a few
+                milliseconds if that is less; infinite where nothing can be done before something
+                arrives. It may still return nothing.
         """
         ...
 
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
-        """Put the tensors that come with a message into this memory, one each and in order, where they fit.
+        """Put the tensors that come with a message into this memory, one each and in order, where
+        they fit.
 
         Args:
             generation, message: of the parcel; it has not come yet.
-            rooms: contiguous memory, lent until the parcel has been polled, or for good if it never comes.
+            rooms: contiguous memory, lent until the parcel has been polled, or for good if it never
+                comes.
         """
         ...
 
@@ -67,7 +74,8 @@ class Transport(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything sent is in the network's hands, no copy of ours is still to come; large messages may still want polls."""
+        """Return when everything sent is in the network's hands, no copy of ours is still to come;
+        large messages may still want polls."""
         ...
 
     def close(self) -> None:

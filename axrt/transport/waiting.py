@@ -1,10 +1,12 @@
-"""How a rank waits without burning a core: the longer it has waited, the longer it sleeps before it looks again.
+"""How a rank waits without burning a core: the longer it has waited, the longer it sleeps before it
+looks again.
 
-A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are shared costs
-the others milliseconds. So between two looks the rank sleeps, in proportion to what it has waited already: a tenth of it, up to
-a pause that leaves four fifths of the core to others; after that, where a message that comes a little later does no harm, a
-two-hundredth. The pauses are bounded from below, where a sleep costs more than it saves, and from above, so that a long silence does
-not dull the ear.
+A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are
+shared costs the others milliseconds. So between two looks the rank sleeps, in proportion to what it
+has waited already: a tenth of it, up to a pause that leaves four fifths of the core to others;
+after that, where a message that comes a little later does no harm, a two-hundredth. The pauses are
+bounded from below, where a sleep costs more than it saves, and from above, so that a long silence
+does not dull the ear.
 """
 
 import ctypes
@@ -46,6 +48,7 @@ class Patience:
 
 
 def sharpen_sleep() -> None:
-    """Let this thread's sleeps end when they should: Linux adds up to 50 microseconds unless told otherwise."""
+    """Let this thread's sleeps end when they should: Linux adds up to 50 microseconds unless told
+    otherwise."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1), 0, 0, 0)

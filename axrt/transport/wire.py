@@ -1,10 +1,12 @@
 """How a payload lies on the wire.
 
-Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat from microbatch to
-microbatch, so their bytes, and what follows from them, are made once and looked up afterwards, on both sides.
+Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat
+from microbatch to microbatch, so their bytes, and what follows from them, are made once and looked
+up afterwards, on both sides.
 
-Strides travel, because kernels choose their way by them and so the last bits depend on them. What goes over
-the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order of memory.
+Strides travel, because kernels choose their way by them and so the last bits depend on them. What
+goes over the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order of
+memory.
 """
 
 import math
@@ -18,7 +20,8 @@ from torch import Tensor
 
 from axrt.payload import Place
 
-# Quantized types keep a scale beside their numbers, and torch has no copies of integers of less than a byte.
+# Quantized types keep a scale beside their numbers, and torch has no copies of integers of less
+# than a byte.
 _QUANTIZED = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 _NOT_COPIED = {
     getattr(torch, name, None)
@@ -52,15 +55,17 @@ class Spec(NamedTuple):
             return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
         except RuntimeError:
             raise TypeError(
-                f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected dense tensors"
+                f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected "
+                "dense tensors"
             ) from None
 
 
 class Layout:
     """How a tensor of some spec travels; worked out once.
 
-    What travels is a row of elements in the order of the sender's memory. It arrives in memory of its own and is then given shape and
-    strides: exactly the sender's, in dimensions of size 0 and 1 too.
+    What travels is a row of elements in the order of the sender's memory. It arrives in memory of
+    its own and is then given shape and strides: exactly the sender's, in dimensions of size 0 and 1
+    too.
 
     Args:
         spec: of the tensor.
@@ -96,11 +101,13 @@ class Layout:
         self.num_bytes = elements * spec.dtype.itemsize
 
     def allocate(self, device: torch.device) -> Tensor:
-        """Memory for what arrives: `num_bytes` from its `data_ptr` on. To be given to `settle` once the bytes have come."""
+        """Memory for what arrives: `num_bytes` from its `data_ptr` on. To be given to `settle` once
+        the bytes have come."""
         return torch.empty(self._arriving, dtype=self.spec.dtype, device=device)
 
     def settle(self, tensor: Tensor) -> Tensor:
-        """Give what has arrived the sender's shape, strides and wish for a gradient; copies only where the sender's memory had gaps."""
+        """Give what has arrived the sender's shape, strides and wish for a gradient; copies only
+        where the sender's memory had gaps."""
         if not self._plain:
             tensor = self._as_sent(tensor)
         return tensor.requires_grad_() if self.spec.requires_grad else tensor
@@ -116,7 +123,8 @@ class Layout:
 
 
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
-    """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot copy."""
+    """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot
+    copy."""
     only_tensors = isinstance(skeleton, Place) or (
         isinstance(skeleton, tuple) and all(isinstance(p, Place) for p in skeleton)
     )
@@ -128,7 +136,8 @@ def _described(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     for spec in specs:
         if spec.dtype in _NOT_COPIED:
             raise TypeError(
-                f"a tensor of {spec.dtype} cannot travel between stages; expected a type that torch can copy"
+                f"a tensor of {spec.dtype} cannot travel between stages; expected a type that "
+                "torch can copy"
             )
     return pickle.dumps((skeleton, specs))
 
@@ -138,13 +147,15 @@ _described_once = lru_cache(maxsize=256)(_described)
 
 @lru_cache(maxsize=256)
 def read_description(description: bytes) -> tuple[object, list[Layout]]:
-    """The skeleton and the layouts that `describe` has described. The bytes come from a rank of the same job, which runs the same code."""
+    """The skeleton and the layouts that `describe` has described. The bytes come from a rank of the
+    same job, which runs the same code."""
     skeleton, specs = pickle.loads(description)
     return skeleton, [Layout(spec) for spec in specs]
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A tensor without a graph whose memory, from its `data_ptr` on, is what travels; the given one's own where that is so."""
+    """A tensor without a graph whose memory, from its `data_ptr` on, is what travels; the given
+    one's own where that is so."""
     tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
@@ -164,7 +175,8 @@ def _without_repetition(shape: tuple[int, ...], strides: tuple[int, ...]) -> tup
 
 
 def _memory_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost; those of size one go outermost, where they move nothing."""
+    """Dimensions from the outermost in memory to the innermost; those of size one go outermost,
+    where they move nothing."""
     return sorted(range(len(shape)), key=lambda d: (shape[d] != 1, -strides[d]))
 
 
@@ -174,7 +186,8 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Strides that differ only where they move nothing: in dimensions of size one, or in an empty tensor."""
+    """Strides that differ only where they move nothing: in dimensions of size one, or in an empty
+    tensor."""
     return 0 in shape or all(
         size == 1 or mine == its for size, mine, its in zip(shape, one, other, strict=True)
     )

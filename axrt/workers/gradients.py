@@ -1,4 +1,5 @@
-"""Follows the gradients of buckets through a step, and adds them up over holders: an all-reduce by messages.
+"""Follows the gradients of buckets through a step, and adds them up over holders: an all-reduce by
+messages.
 
 Parts are the reduce-scatter: each holder sends every other its shard of the gradient. Sums are the
 all-gather: who owns a shard sends its sum back. A bucket's parts leave when its own gradient is
@@ -33,7 +34,8 @@ class GradientWorker(Worker):
 
     def __init__(self, buckets: Mapping[int, Sequence[Bucket]], mail: Mail, land: Land) -> None:
         self._buckets, self._mail, self._land = buckets, mail, land
-        # By the holder that a part is for, and the number of the holder that sends it: tied weights may be held twice here.
+        # By the holder that a part is for, and the number of the holder that sends it: tied weights
+        # may be held twice here.
         self._senders: dict[tuple[Holder, int], Bucket] = {
             (to, bucket.holders.index(bucket.me)): bucket
             for of in buckets.values()
@@ -51,7 +53,8 @@ class GradientWorker(Worker):
         return len(buckets) > 1 and any(bucket.shared for bucket in buckets)
 
     def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
-        """The buckets of a stage that have none of these parameters, and were not complete before."""
+        """The buckets of a stage that have none of these parameters, and were not complete
+        before."""
         identities = set(map(id, waiting))
         return tuple(
             number
@@ -61,7 +64,8 @@ class GradientWorker(Worker):
         )
 
     def complete_from(self, stage: int, layer: int) -> tuple[int, ...]:
-        """The buckets of a stage whose parameters are all of this layer of the model or later ones, and were not complete before."""
+        """The buckets of a stage whose parameters are all of this layer of the model or later ones,
+        and were not complete before."""
         return tuple(
             number
             for number, bucket in enumerate(self._buckets[stage])

@@ -61,8 +61,8 @@ class SteppingWorker(Worker):
         take_sums: puts what was reduced into the bucket of a task.
         mail: of the session.
         clip: the largest norm of all gradients; 0: no limit.
-        tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have stepped without a vote; those of
-            other pipes are the same.
+        tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have
+            stepped without a vote; those of other pipes are the same.
     """
 
     kinds = (Kind.NORM, Kind.VOTE, Kind.STEP)

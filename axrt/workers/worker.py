@@ -22,7 +22,8 @@ class Piece(NamedTuple):
 
     Args:
         more: another piece of the same comes after it.
-        completes: buckets of its stage whose gradient of a step is complete with it, besides those that are with the last one.
+        completes: buckets of its stage whose gradient of a step is complete with it, besides those
+            that are with the last one.
     """
 
     more: bool = False
@@ -44,7 +45,8 @@ class Worker(Protocol):
         """Do the task on the current device and stream; its inputs are in the mail.
 
         Returns:
-            The payloads, for later tasks of this device; asked only for messages that follow from the task.
+            The payloads, for later tasks of this device; asked only for messages that follow from
+            the task.
         """
         ...
 
@@ -65,7 +67,8 @@ class Worker(Protocol):
 
 
 class Mail:
-    """Payloads that wait for a task, by what they came with; a rank has each stage of one pipe only."""
+    """Payloads that wait for a task, by what they came with; a rank has each stage of one pipe
+    only."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Meaning, int, int, int], Any] = {}

@@ -68,7 +68,8 @@ def policy_by_name(name: str, in_flight: int = 0) -> Policy:
             if in_flight:
                 takes = " or ".join(CAPPED)
                 raise ValueError(
-                    f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy {takes}, or set in_flight = 0"
+                    f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy "
+                    f"{takes}, or set in_flight = 0"
                 )
             return policy
     if name == FIXED:
@@ -90,21 +91,25 @@ def placement_for(
         placement: by name; "": the policy's own.
         chunks: stages a rank; 0: the placement's own.
     Raises:
-        ValueError: policy, placement, chunks and microbatches do not go together; with the nearest that do.
+        ValueError: policy, placement, chunks and microbatches do not go together; with the nearest
+            that do.
     """
     if placement and placement not in policy.placements:
         raise ValueError(
-            f"policy {policy.name} is made for placement {policy.placements[0]}, not {placement}; set placement = {policy.placements[0]!r}"
+            f"policy {policy.name} is made for placement {policy.placements[0]}, not {placement}; "
+            f"set placement = {policy.placements[0]!r}"
         )
     if policy.name in (Interleaved.name, InterleavedZeroBubble.name) and microbatches % ranks:
         fits = (microbatches // ranks + 1) * ranks
         raise ValueError(
-            f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, not {microbatches}, or policy breadth-first"
+            f"policy {policy.name} takes multiples of {ranks} ranks; set microbatches = {fits}, "
+            f"not {microbatches}, or policy breadth-first"
         )
     where = placement_by_name(placement or policy.placements[0], ranks, chunks)
     if microbatches % where.pipes:
         raise ValueError(
-            f"placement {where.name} has {where.pipes} pipes, and each takes as many microbatches; set microbatches = {microbatches + 1}, "
+            f"placement {where.name} has {where.pipes} pipes, and each takes as many microbatches; "
+            f"set microbatches = {microbatches + 1}, "
             f"not {microbatches}"
         )
     return where

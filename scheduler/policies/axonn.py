@@ -9,10 +9,13 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class AxoNN(Policy):
-    """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than `limit` are in flight.
+    """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than
+    `limit` are in flight.
 
-    Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the last.
-    Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to G_inter).
+    Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the
+        last.
+    Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to
+        G_inter).
     """
 
     limit: int = 0  # microbatches in the pipeline; 0: as many as there are ranks

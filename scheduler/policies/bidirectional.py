@@ -1,4 +1,5 @@
-"""Two pipes over the same ranks: what one direction leaves idle the other fills, at the price of holding every stage twice."""
+"""Two pipes over the same ranks: what one direction leaves idle the other fills, at the price of
+holding every stage twice."""
 
 from dataclasses import dataclass
 
@@ -10,7 +11,8 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class Chimera(Policy):
-    """Forwards before backwards, the oldest microbatch first and then the deepest stage; stage s has at most min(p/2, p - s) in flight.
+    """Forwards before backwards, the oldest microbatch first and then the deepest stage; stage s
+    has at most min(p/2, p - s) in flight.
 
     Bound: the sum of its two stages' caps, p/2 + 1 on the outermost ranks and p on the innermost.
     Source: Li and Hoefler, "Chimera", SC 2021, section III (two pipelines, direct concatenation).
@@ -38,10 +40,12 @@ class Chimera(Policy):
 
 @dataclass(frozen=True, slots=True)
 class DualPipe(Policy):
-    """Input gradients before forwards before weight gradients, the oldest microbatch first and then the deepest stage.
+    """Input gradients before forwards before weight gradients, the oldest microbatch first and then
+    the deepest stage.
 
     Bound: p + 1, in flight and held.
-    Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1 (DualPipe); its overlap of a forward with a backward is left to
+    Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1 (DualPipe); its overlap
+        of a forward with a backward is left to
     the device.
     """
 

@@ -10,9 +10,11 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(Policy):
-    """Forwards go chunk by chunk in groups of p microbatches, in that order and no other; backwards after them, from the deepest chunk.
+    """Forwards go chunk by chunk in groups of p microbatches, in that order and no other; backwards
+    after them, from the deepest chunk.
 
-    Bound: min(m v, 2(p - 1 - r) + (v - 1) p + 1), the published warm-up and the one that follows. m is a multiple of p.
+    Bound: min(m v, 2(p - 1 - r) + (v - 1) p + 1), the published warm-up and the one that follows. m
+        is a multiple of p.
     Source: Narayanan et al., SC 2021, section 2.2 (interleaved 1F1B).
     """
 
@@ -39,10 +41,12 @@ class Interleaved(Policy):
 
 @dataclass(frozen=True, slots=True)
 class InterleavedZeroBubble(Policy):
-    """The orders of interleaved-1f1b, input gradients after forwards, weight gradients last; caps grow with the chunk.
+    """The orders of interleaved-1f1b, input gradients after forwards, weight gradients last; caps
+    grow with the chunk.
 
     Bound: p v - r in flight and p v held. m is a multiple of p.
-    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; as PyTorch has it interleaved (ScheduleInterleavedZeroBubble).
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; as PyTorch has it interleaved
+        (ScheduleInterleavedZeroBubble).
     """
 
     name = "interleaved-zb"
@@ -69,7 +73,8 @@ class InterleavedZeroBubble(Policy):
 
 
 def _in_groups(task: Task, view: View) -> tuple[int, int, int]:
-    """The order within a kind: chunk by chunk in groups of p microbatches; backwards from the deepest chunk."""
+    """The order within a kind: chunk by chunk in groups of p microbatches; backwards from the
+    deepest chunk."""
     return (
         task.microbatch // view.ranks,
         task.stage if task.kind is Kind.FORWARD else -task.stage,
@@ -88,11 +93,11 @@ def _is_due(forward: Task, view: View) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BreadthFirst(Policy):
-    """All microbatches through the shallowest chunk, then through the next; backwards the other way round, after all forwards.
+    """All microbatches through the shallowest chunk, then through the next; backwards the other way
+    round, after all forwards.
 
     Each stage's weights are used in one run, so that weights that are sharded are gathered once.
-    Bound: m v.
-    Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
+    Bound: m v. Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
     """
 
     name = "breadth-first"

@@ -8,7 +8,8 @@ from .policy import Bounds, Policy, View
 
 
 def has_room(forward: Task, view: View, top: int) -> bool:
-    """Fewer are held than the cap of the forward's stage: `top` for the rank's deepest, one less for each shallower one."""
+    """Fewer are held than the cap of the forward's stage: `top` for the rank's deepest, one less
+    for each shallower one."""
     return view.held < top - sum(
         stage > forward.stage for stage in view.placement.stages_of(view.rank)
     )
@@ -16,9 +17,11 @@ def has_room(forward: Task, view: View, top: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Nested(Policy):
-    """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start while fewer than 2p + c are in flight.
+    """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start
+    while fewer than 2p + c are in flight.
 
-    The rule of evaluations, which have no backwards to compute: their news come back at once, and no rank waits for room.
+    The rule of evaluations, which have no backwards to compute: their news come back at once, and
+        no rank waits for room.
     Bound: 2p + v - 1.
     """
 

@@ -1,7 +1,9 @@
-"""One forward, one backward: forwards under a cap that tapers towards the last rank, else backwards.
+"""One forward, one backward: forwards under a cap that tapers towards the last rank, else
+backwards.
 
-A cap that is reached makes the two alternate. Where durations vary, the forward that a backward has made room for comes before the next
-backward: ranks behind wait for it, and backwards first would let them run dry (docs/schedules.md).
+A cap that is reached makes the two alternate. Where durations vary, the forward that a backward has
+made room for comes before the next backward: ranks behind wait for it, and backwards first would
+let them run dry (docs/schedules.md).
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ class OneForwardOneBackward(Policy):
     """Forwards before backwards; rank r has at most p - r microbatches in flight.
 
     Bound: p - r.
-    Source: Fan et al., "DAPPLE", PPoPP 2021; Narayanan et al., SC 2021, section 2.2 (PipeDream-flush).
+    Source: Fan et al., "DAPPLE", PPoPP 2021; Narayanan et al., SC 2021, section 2.2
+        (PipeDream-flush).
     """
 
     name = "1f1b"
@@ -35,10 +38,12 @@ class OneForwardOneBackward(Policy):
 
 @dataclass(frozen=True, slots=True)
 class EagerOneForwardOneBackward(Policy):
-    """1f1b with room for what is on the wire: rank r has at most 2(p - r) - 1 microbatches in flight.
+    """1f1b with room for what is on the wire: rank r has at most 2(p - r) - 1 microbatches in
+    flight.
 
     Bound: 2(p - r) - 1; it hides a latency of up to half a forward and backward on every edge.
-    Source: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023 (eager-1F1B).
+    Source: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
+        (eager-1F1B).
     """
 
     name = "eager-1f1b"

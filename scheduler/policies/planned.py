@@ -1,5 +1,6 @@
-"""Along a plan: one acyclic order of forwards and input gradients. Weight gradients go wherever there is time: the plan, where it names
-them, only says when one comes early, so early that the rank had better wait a moment for what is due.
+"""Along a plan: one acyclic order of forwards and input gradients. Weight gradients go wherever
+there is time: the plan, where it names them, only says when one comes early, so early that the rank
+had better wait a moment for what is due.
 """
 
 from dataclasses import dataclass
@@ -23,17 +24,20 @@ def _place(plan: Plan, task: Task, view: View) -> int:
 
 
 def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
-    """What may be due in the plan's order, then the rest, of the shallowest stage first: its next forward comes first."""
+    """What may be due in the plan's order, then the rest, of the shallowest stage first: its next
+    forward comes first."""
     if (task.stage, task.kind) in plan.due_lanes:
         return (0, _place(plan, task, view))
     return (1, task.stage, task.microbatch)
 
 
 def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
-    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer than slack are, and backwards for room,
-    or, where there is slack, while a backward is due: then they take no forward's place.
+    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer
+    than slack are, and backwards for room, or, where there is slack, while a backward is due: then
+    they take no forward's place.
 
-    Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place of nothing that the plan wants sooner.
+    Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place
+        of nothing that the plan wants sooner.
     """
     if (task.stage, task.kind) not in plan.due_lanes:
         return True
@@ -73,7 +77,8 @@ def _zb_v(view: View) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleV(Policy):
-    """The critical order of zb-v, strictly; weight gradients fill, and make room where a forward lacks it.
+    """The critical order of zb-v, strictly; weight gradients fill, and make room where a forward
+    lacks it.
 
     Bound: 2p in flight and held, chunks of half a rank's layers: the memory of 1f1b.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (ZB-V).
@@ -98,7 +103,8 @@ class ZeroBubbleV(Policy):
 
 @dataclass(frozen=True, slots=True)
 class VMin(Policy):
-    """Forwards and input gradients strictly by their place in a repeating pattern; weight gradients fill, and make room.
+    """Forwards and input gradients strictly by their place in a repeating pattern; weight gradients
+    fill, and make room.
 
     Bound: p chunks in flight and held (2 on one rank): a third to a half of 1f1b's memory.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
@@ -124,10 +130,11 @@ def _v_min(view: View) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Policy):
-    """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes next in the plan.
+    """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes
+    next in the plan.
 
-    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where there is none, or,
-    with a cap above 2p, while another input gradient is due.
+    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where
+    there is none, or, with a cap above 2p, while another input gradient is due.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """

@@ -1,4 +1,5 @@
-"""For stages that keep little more than their inputs (`memory.recompute`): forwards run again while gradients are under way."""
+"""For stages that keep little more than their inputs (`memory.recompute`): forwards run again while
+gradients are under way."""
 
 from dataclasses import dataclass
 
@@ -9,7 +10,8 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class Merak(Policy):
-    """Backwards before forwards before recomputation, two of which may be ahead; rank r has at most p - r microbatches in flight.
+    """Backwards before forwards before recomputation, two of which may be ahead; rank r has at most
+    p - r microbatches in flight.
 
     Bound: p - r; up to two of them with all their activations.
     Source: Lai et al., "Merak", TPDS 2023, section V (shifted critical path schedule).
@@ -32,9 +34,11 @@ class Merak(Policy):
 
 @dataclass(frozen=True, slots=True)
 class Varuna(Policy):
-    """Backwards first; where the gradient is late the next forward runs, while fewer than 2p microbatches are in flight.
+    """Backwards first; where the gradient is late the next forward runs, while fewer than 2p
+    microbatches are in flight.
 
-    Bound: 2p, on every rank: inputs of stages take little, and with p the first rank could not run ahead of a late gradient.
+    Bound: 2p, on every rank: inputs of stages take little, and with p the first rank could not run
+        ahead of a late gradient.
     Source: Athlur et al., "Varuna", EuroSys 2022, section 3.2 (opportunistic scheduling).
     """
 

@@ -10,10 +10,12 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class DualPipeV(Policy):
-    """Forwards before input gradients before weight gradients, the deepest stage first: whatever is ready runs, up to a cap.
+    """Forwards before input gradients before weight gradients, the deepest stage first: whatever is
+    ready runs, up to a cap.
 
     Bound: `cap`, in flight and held.
-    Source: the V-shaped cut of DualPipe, published with it by DeepSeek-AI, 2025 ("cut in half": one copy of the weights).
+    Source: the V-shaped cut of DualPipe, published with it by DeepSeek-AI, 2025 ("cut in half": one
+        copy of the weights).
     """
 
     cap: int = 0  # chunks held; never less than 2p + 1
@@ -36,7 +38,8 @@ class DualPipeV(Policy):
 
 @dataclass(frozen=True, slots=True)
 class VHalf(Policy):
-    """Forward of the deep chunk, input gradient of the shallow one, then the other two; stage s has at most p + 1 - s/2 in flight.
+    """Forward of the deep chunk, input gradient of the shallow one, then the other two; stage s has
+    at most p + 1 - s/2 in flight.
 
     Bound: p + 2 chunks in flight and held, half of 1f1b's memory and a microbatch.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Half).

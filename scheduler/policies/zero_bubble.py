@@ -33,7 +33,8 @@ class ZeroBubbleH1(Policy):
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleH2(Policy):
-    """Input gradients before forwards before weight gradients, with twice the memory: no bubble but at the ends.
+    """Input gradients before forwards before weight gradients, with twice the memory: no bubble but
+    at the ends.
 
     Bound: 2(p - r) - 1 in flight, 2p held.
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, section 2.3 (ZB-H2).

@@ -1,4 +1,5 @@
-"""The table of work, a feature a file: each gives the rows of a stage, and no row is made elsewhere."""
+"""The table of work, a feature a file: each gives the rows of a stage, and no row is made
+elsewhere."""
 
 from collections.abc import Callable, Iterable
 

@@ -7,9 +7,9 @@
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
                   pipes; the vote where there is one      buckets of the stage have stepped
 
-Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket is
-*whole* when a sum has come from each holder; where it has one holder, when the last B or W of the
-step has started. The losses say by what the gradient is to be divided, and that all went well.
+Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
+is *whole* when a sum has come from each holder; where it has one holder, when the last B or W of
+the step has started. The losses say by what the gradient is to be divided, and that all went well.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,7 +56,8 @@ def voted(here: StageHere) -> tuple[Need, ...]:
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
-    """With a step's last microbatch, to the holders of a shared bucket: a part of its gradient is there."""
+    """With a step's last microbatch, to the holders of a shared bucket: a part of its gradient is
+    there."""
     if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
     step, _ = here.job.step_of(task.microbatch)
@@ -69,7 +70,8 @@ def sums(here: StageHere) -> Callable[[Task], list[Message]]:
 
 
 def to_holders(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
-    """The same news of a bucket for each holder, this one included; each has its own shard of it."""
+    """The same news of a bucket for each holder, this one included; each has its own shard of
+    it."""
     holders = here.buckets[bucket]
     number = numbered(step, holders, Holder(*here.seat, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in holders]

@@ -66,7 +66,8 @@ def numbered(step: int, senders: Sequence[object], sender: object) -> int:
 
 
 def urgent(level: int) -> Turn:
-    """Before everything that waits for the policy's word; the least level first, then by stage and bucket."""
+    """Before everything that waits for the policy's word; the least level first, then by stage and
+    bucket."""
     return lambda task, view: (0, level, task.stage, task.part)
 
 
@@ -78,14 +79,15 @@ class Row:
         kind: of the work.
         needs: its head may run when each of these counters has passed it.
         then: the messages that follow from a task, of one in pieces from its last.
-        completes: the messages that follow where a task, or a piece of it, completes the gradient of a bucket.
+        completes: the messages that follow where a task, or a piece of it, completes the gradient
+            of a bucket.
         bucket: that the work is done on; None: the stage.
         queue: where it runs.
-        turn: of all heads of a queue that may run the one with the least turn does. Turns begin with
-            0 for what ends a step, 1 for what the policy orders, and more for what fills time.
+        turn: of all heads of a queue that may run the one with the least turn does. Turns begin
+            with 0 for what ends a step, 1 for what the policy orders, and more for what fills time.
         admitted: the head may run now, as far as room goes.
-        early: the head may run, but by the policy's plan other things come before it, which should be
-            here any moment.
+        early: the head may run, but by the policy's plan other things come before it, which should
+            be here any moment.
         fills: it fills time, and no other rank waits for it.
         opens: the gate of the next step, once every such row of the stage has started.
         in_flight: what its start adds to the microbatches in flight on this rank.

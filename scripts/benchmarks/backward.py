@@ -1,7 +1,8 @@
 """A split backward against a whole one, of one GPT block; see scripts/bench_backward.
 
-Both blocks have the same weights and meet the same microbatch in turn, so that what disturbs one disturbs the other; each figure is the
-median over the rounds of a ratio within a round, with the quarters around it.
+Both blocks have the same weights and meet the same microbatch in turn, so that what disturbs one
+disturbs the other; each figure is the median over the rounds of a ratio within a round, with the
+quarters around it.
 """
 
 import statistics
@@ -66,7 +67,8 @@ class Pair:
         ):
             if one.grad is None or other.grad is None or not torch.equal(one.grad, other.grad):
                 raise click.ClickException(
-                    f"the gradient of {name} differs between whole and split backward; expected the same bits"
+                    f"the gradient of {name} differs between whole and split backward; expected "
+                    "the same bits"
                 )
 
     def _whole(self) -> tuple[float, float]:
@@ -115,10 +117,12 @@ def main(rounds: int) -> None:
     whole_ms = statistics.median(one.whole for one in found) * 1e3
     forward_ms = statistics.median(one.plain_forward for one in found) * 1e3
     print(
-        f"A GPT block of width {WIDTH}, context {CONTEXT}, {SEQUENCES} sequences, one thread, {rounds} rounds, torch {torch.__version__}:"
+        f"A GPT block of width {WIDTH}, context {CONTEXT}, {SEQUENCES} sequences, one thread, "
+        f"{rounds} rounds, torch {torch.__version__}:"
     )
     print(
-        f"plain forward {forward_ms:.2f} ms, whole backward {whole_ms:.2f} ms; gradients have the same bits.\n"
+        f"plain forward {forward_ms:.2f} ms, whole backward {whole_ms:.2f} ms; gradients have the "
+        "same bits.\n"
     )
     print("| of the plain one | median | quarters | goal |\n|---|---|---|---|")
     said("forward that may defer", [one.forward / one.plain_forward for one in found], "1.02")

@@ -2,11 +2,12 @@
 
     tests      pytest -m gpu, two ranks that share the GPU among them
     product    the rate of an 8192 x 8192 x 8192 product in bfloat16, which is the limit
-    training   a GPT of about 1.4 billion parameters in bfloat16 on one rank, plain and compiled: tokens a second, and the model's
-               floating-point operations as a share of that rate
+    training   a GPT of about 1.4 billion parameters in bfloat16 on one rank, plain and compiled:
+               tokens a second, and the model's floating-point operations as a share of that rate
 
-A forward and backward of a token count 6 operations for each weight of a matrix, the embedding left out, and 6 x layers x context x width
-for causal attention, which reads half of the context. Training runs in a process of its own, so that neither has the other's memory.
+A forward and backward of a token count 6 operations for each weight of a matrix, the embedding left
+out, and 6 x layers x context x width for causal attention, which reads half of the context.
+Training runs in a process of its own, so that neither has the other's memory.
 """
 
 import json
@@ -95,7 +96,8 @@ def main(part: tuple[str, ...], rounds: int, tiny: bool, out: str, train: str | 
     size = TINY if tiny else Size()
     if not tiny and not torch.cuda.is_available():
         raise click.ClickException(
-            "torch sees no GPU here; expected a machine with one (--tiny shows on a CPU that the script works)"
+            "torch sees no GPU here; expected a machine with one (--tiny shows on a CPU that the "
+            "script works)"
         )
     if train is not None:
         print(json.dumps(trained(size, train)))
@@ -140,7 +142,8 @@ def product_rate(size: Size, times: int = 50) -> float:
 
 
 def trained(size: Size, compile: str) -> dict[str, Any]:
-    """A row: seconds of the steps after the first few, what initialize took, the most memory, the last loss."""
+    """A row: seconds of the steps after the first few, what initialize took, the most memory, the
+    last loss."""
     config = axrt.Config.read(
         {
             "model": {
@@ -219,9 +222,8 @@ def table(size: Size, rows: list[dict[str, Any]]) -> str:
     runs = [row for row in rows if row["part"] == "training"]
     if runs:
         text.append(
-            "\n| run.compile | tokens/s | TFLOP/s | of the product's rate | initialize | most memory | last loss |\n"
-            + "|---" * 7
-            + "|"
+            "\n| run.compile | tokens/s | TFLOP/s | of the product's rate | initialize | most "
+            "memory | last loss |\n" + "|---" * 7 + "|"
         )
     for compile in dict.fromkeys(row["compile"] for row in runs):
         of = [row for row in runs if row["compile"] == compile]
@@ -234,7 +236,8 @@ def table(size: Size, rows: list[dict[str, Any]]) -> str:
         )
         held = f"{memory:.1f} GiB" if size.device == "cuda" else ""
         text.append(
-            f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {held} | {loss:.3f} |"
+            f"| {compile or 'off'} | {tokens} | {tflops:.3g} | {share} | {ready_s:.1f} s | {held} "
+            f"| {loss:.3f} |"
         )
     return "\n".join(text)
 

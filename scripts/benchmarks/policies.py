@@ -1,7 +1,8 @@
 """A GPT under every policy, on the ranks of one job; see scripts/bench_policies.
 
-Every policy has an engine of its own with the same weights; they train a step in turn, in an order drawn anew for each round. A figure
-is the median over the rounds of a ratio within the round, with the extremes.
+Every policy has an engine of its own with the same weights; they train a step in turn, in an order
+drawn anew for each round. A figure is the median over the rounds of a ratio within the round, with
+the extremes.
 """
 
 import statistics
@@ -89,14 +90,16 @@ def main(rounds: int) -> None:
                 taken[label].append(took_s)
     if MPI.COMM_WORLD.rank == 0:
         print(
-            f"GPT 8 x 256, {MPI.COMM_WORLD.size} ranks of one thread, {MICROBATCHES} microbatches of {SEQUENCES} x {CONTEXT} tokens:\n"
+            f"GPT 8 x 256, {MPI.COMM_WORLD.size} ranks of one thread, {MICROBATCHES} microbatches "
+            f"of {SEQUENCES} x {CONTEXT} tokens:\n"
         )
         print(f"| policy | tokens/s | against {BASE} in the same round |\n|---|---|---|")
         for label, seconds in sorted(taken.items(), key=lambda item: statistics.median(item[1])):
             ratios = [base / mine for base, mine in zip(taken[BASE], seconds, strict=True)]
             rate = TOKENS / statistics.median(seconds)
             print(
-                f"| {label} | {rate:,.0f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) |"
+                f"| {label} | {rate:,.0f} | {statistics.median(ratios):.3f} ({min(ratios):.3f} to "
+                f"{max(ratios):.3f}) |"
             )
     for engine in made.values():
         engine.close()

@@ -1,9 +1,11 @@
 """What replicas cost; see scripts/bench_reduction.
 
-    cost     a step of two replicas with one large bucket, against the same step alone and against raw MPI: an Allreduce, and the
-             same exchange by hand
-    hidden   a step of two replicas of pipelines of sleeping layers, in many buckets and in one, against the same pipelines alone
-    scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as replicas
+    cost     a step of two replicas with one large bucket, against the same step alone and against
+             raw MPI: an Allreduce, and the same exchange by hand
+    hidden   a step of two replicas of pipelines of sleeping layers, in many buckets and in one,
+             against the same pipelines alone
+    scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as
+             replicas
 
 Everything runs on the ranks of one node, interleaved; medians are printed with the extremes.
 """
@@ -41,7 +43,8 @@ def one(value: Tensor, target: Tensor) -> Tensor:
 
 
 class Weighs(nn.Module):
-    """So many MiB of weights, whose gradient costs next to nothing to compute, and so much sleep in each direction."""
+    """So many MiB of weights, whose gradient costs next to nothing to compute, and so much sleep in
+    each direction."""
 
     def __init__(self, mib: float, sleep_s: float = 0.0) -> None:
         super().__init__()
@@ -98,7 +101,8 @@ def timed(call: Callable[[], object], comm: Any) -> float:
 
 
 def cost() -> dict[str, list[float]]:
-    """For each size the medians, in ms: what reduction adds to a step, the exchange by hand, and MPI's own Allreduce."""
+    """For each size the medians, in ms: what reduction adds to a step, the exchange by hand, and
+    MPI's own Allreduce."""
     from mpi4py import MPI
 
     comm, result = MPI.COMM_WORLD, {}
@@ -148,7 +152,8 @@ class ByHand:
 
 
 def hidden() -> dict[str, float]:
-    """Medians in ms: a step of pipelines of this many stages with replicas, with a bucket a layer and a bucket a stage, and without."""
+    """Medians in ms: a step of pipelines of this many stages with replicas, with a bucket a layer
+    and a bucket a stage, and without."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
@@ -212,7 +217,8 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
 
 
 def tokens_per_s(ranks: int, overrides: list[str], mpirun: str) -> float:
-    """The median over the logged steps of one short run of the quickstart model, the first ones left out."""
+    """The median over the logged steps of one short run of the quickstart model, the first ones
+    left out."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = [
             "run.steps=24",
@@ -249,7 +255,8 @@ def spread(values: list[float], unit: str, digits: int = 1) -> str:
 def report(rounds: int, mpirun: str) -> None:
     costs = [measure("cost", 2, mpirun) for _ in range(rounds)]
     print(
-        "a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's Allreduce"
+        "a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's "
+        "Allreduce"
     )
     for mib in map(str, SIZES_MIB):
         print(
@@ -270,7 +277,8 @@ def report(rounds: int, mpirun: str) -> None:
         added = {name: [of[name] - of["without"] for of in found] for name in ("many", "one")}
         alone = spread([of["without"] for of in found], "ms")
         print(
-            f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;"
+            f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without "
+            "replicas;"
         )
         print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
         print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")

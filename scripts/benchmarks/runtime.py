@@ -3,9 +3,11 @@
     task      time a task with empty layers, beside the same torch (and MPI) calls in a bare loop
     idle      CPU of a rank that waits for its first message
     reaction  from a message's sending to its hearing, while work flows
-    tokens    tokens a second of the quickstart model on one rank with one and two threads, and on two ranks
+    tokens    tokens a second of the quickstart model on one rank with one and two threads, and on
+              two ranks
 
-Each part runs several times, interleaved with what it is compared with; medians are printed with the extremes.
+Each part runs several times, interleaved with what it is compared with; medians are printed with
+the extremes.
 """
 
 import gc
@@ -48,7 +50,8 @@ def empty_engine(
     stages: int, observers: tuple[Observer, ...] = (), microbatches: int = MICROBATCHES
 ) -> axrt.Engine:
     model = axrt.PipelineModule([same] * stages, first)
-    # gpipe: both ranks always have something to do, so that a task's time is the loop's and not the other rank's.
+    # gpipe: both ranks always have something to do, so that a task's time is the loop's and not the
+    # other rank's.
     schedule = {"microbatches": microbatches, "policy": "gpipe"}
     return axrt.initialize(
         model, config={"schedule": schedule, "run": {"device": "cpu"}}, observers=observers
@@ -62,7 +65,8 @@ def wanting() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def ours_us() -> float:
-    """Microseconds a task of an engine with empty layers, over all tasks of this rank (forward and backward)."""
+    """Microseconds a task of an engine with empty layers, over all tasks of this rank (forward and
+    backward)."""
     torch.set_num_threads(1)
     with empty_engine(int(os.environ.get("RANKS", "1"))) as engine:
         batches = wanting()
@@ -74,7 +78,8 @@ def ours_us() -> float:
 
 
 def bare_us() -> float:
-    """The same torch calls in a bare loop, and on two ranks MPI's: all forwards of a step, then all backwards."""
+    """The same torch calls in a bare loop, and on two ranks MPI's: all forwards of a step, then all
+    backwards."""
     torch.set_num_threads(1)
     ranks = int(os.environ.get("RANKS", "1"))
     bare = BareRank(ranks)
@@ -129,7 +134,8 @@ class BareRank:
 
 
 def idle_percent() -> float:
-    """CPU of rank 1, in percent of a core, while rank 0 thinks for three seconds before its first microbatch."""
+    """CPU of rank 1, in percent of a core, while rank 0 thinks for three seconds before its first
+    microbatch."""
 
     def slow() -> Iterator[tuple[Tensor, Tensor]]:
         for value in wanting():
@@ -160,7 +166,8 @@ class Stamps(Observer):
 
 
 def reaction_us() -> list[float]:
-    """From sending to hearing, for gradients and activations that a waiting rank gets while work flows: tasks of 1 to 15 ms."""
+    """From sending to hearing, for gradients and activations that a waiting rank gets while work
+    flows: tasks of 1 to 15 ms."""
     from mpi4py import MPI
 
     def slow(value: Tensor) -> Tensor:
@@ -208,7 +215,8 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
 
 
 def tokens_per_s(ranks: int, threads: int, mpirun: str) -> float:
-    """The median over the logged steps of one short run of the quickstart model, the first ones left out."""
+    """The median over the logged steps of one short run of the quickstart model, the first ones
+    left out."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [
             "train",
@@ -230,7 +238,10 @@ def tokens_per_s(ranks: int, threads: int, mpirun: str) -> float:
 
 
 def spread(values: list[float], unit: str) -> str:
-    return f"{statistics.median(values):,.1f} {unit} ({min(values):,.1f} to {max(values):,.1f}, {len(values)} runs)"
+    return (
+        f"{statistics.median(values):,.1f} {unit} ({min(values):,.1f} to {max(values):,.1f}, "
+        f"{len(values)} runs)"
+    )
 
 
 def report(rounds: int, mpirun: str) -> None:
@@ -253,7 +264,8 @@ def report(rounds: int, mpirun: str) -> None:
     for ranks in (1, 2):
         ours, bare = tasks["ours", ranks], tasks["bare", ranks]
         print(
-            f"a task, {ranks} rank(s): {spread(ours, 'us')}; torch and MPI alone: {spread(bare, 'us')};"
+            f"a task, {ranks} rank(s): {spread(ours, 'us')}; torch and MPI alone: "
+            f"{spread(bare, 'us')};"
         )
         print(
             f"    the loop's own: {spread([a - b for a, b in zip(ours, bare, strict=True)], 'us')}"

@@ -70,7 +70,8 @@ def ran(
 def published(ranks: int) -> None:
     """One step on a steady machine, with and without latency."""
     print(
-        "| policy | makespan | largest span | with latency 0.25 | in flight | held |\n|---|---|---|---|---|---|"
+        "| policy | makespan | largest span | with latency 0.25 | in flight | held "
+        "|\n|---|---|---|---|---|---|"
     )
     for label, name, cap in rows(ranks):
         line, far = (

@@ -1,6 +1,8 @@
-"""A model of layers that sleep, for `model.factory`: 10 ms a rank and microbatch for forward, input gradient and weight gradient each.
+"""A model of layers that sleep, for `model.factory`: 10 ms a rank and microbatch for forward, input
+gradient and weight gradient each.
 
-Its layers leave the cores alone, so that many ranks fit few; `model.dropout` stands for the sigma of a lognormal factor on every sleep.
+Its layers leave the cores alone, so that many ranks fit few; `model.dropout` stands for the sigma
+of a lognormal factor on every sleep.
 """
 
 from math import exp

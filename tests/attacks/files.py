@@ -1,9 +1,10 @@
-"""Damages files that a run leaves and goes on from, one after the other; the damage is found, or does not matter, and never a traceback.
+"""Damages files that a run leaves and goes on from, one after the other; the damage is found, or
+does not matter, and never a traceback.
 
 python -m tests.attacks.files [--tries 1000] [--seed 0]
 
-In a checkpoint everything must be found: the run then goes on from the one before. What other files say may change, and is either
-refused in one line, with code 2, or harmless.
+In a checkpoint everything must be found: the run then goes on from the one before. What other files
+say may change, and is either refused in one line, with code 2, or harmless.
 """
 
 import os
@@ -107,7 +108,8 @@ def go_on(*overrides: str) -> Result:
 
 
 def check_checkpoint(name: str) -> str:
-    """The damaged newest one is named, and the run goes on from the one before; it is set aside, and step 4 is saved anew."""
+    """The damaged newest one is named, and the run goes on from the one before; it is set aside,
+    and step 4 is saved anew."""
     result = go_on("checkpoint.every=2")
     assert result.exit_code == 0, result.output
     assert "damaged, and not taken" in result.output, result.output

@@ -1,10 +1,12 @@
-"""Kills a training at each system call of a save, over and over, and looks at what is left each time.
+"""Kills a training at each system call of a save, over and over, and looks at what is left each
+time.
 
 python -m tests.attacks.saves [--kills 200] [--seed 0]
 
-The training is the README's own recipe: load the newest checkpoint if there is one, train, save under a new name. Each time a
-child goes on in the same folder; strace, attached when its save begins, kills it with SIGKILL as it enters its n-th system
-call of any kind. What it had saved must be there, to the bit, whatever n is, and the next one must go on.
+The training is the README's own recipe: load the newest checkpoint if there is one, train, save
+under a new name. Each time a child goes on in the same folder; strace, attached when its save
+begins, kills it with SIGKILL as it enters its n-th system call of any kind. What it had saved must
+be there, to the bit, whatever n is, and the next one must go on.
 """
 
 import os
@@ -160,7 +162,8 @@ def main(kills: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         done, steps = attack(Path(folder) / "checkpoints", kills, seed, say=True)
     click.echo(
-        f"{done} kills at system calls of a save, {steps} steps saved, none lost, weights those of a quiet run"
+        f"{done} kills at system calls of a save, {steps} steps saved, none lost, weights those of "
+        "a quiet run"
     )
 
 

@@ -1,16 +1,23 @@
-"""A training in a storm: ranks and launcher are killed, files are damaged, again and again; then it must be as if nothing had been.
+"""A training in a storm: ranks and launcher are killed, files are damaged, again and again; then it
+must be as if nothing had been.
 
-python -m tests.attacks.storm [--kills 100] [--ranks 2] [--seed 0]        with the mpirun of this environment
+python -m tests.attacks.storm [--kills 100] [--ranks 2] [--seed 0]
 
-Each life of the job goes on with `checkpoint.resume=auto` and meets one fault at a moment that the seed draws:
+It takes the mpirun of this environment.
 
-    rank        SIGKILL of a rank                      launcher    SIGKILL of mpirun
-    save        SIGKILL of a rank while a save is      damage      SIGKILL of a rank, and a file of the newest
-                under way                                          checkpoint flipped, cut off, removed or exchanged
+Each life of the job goes on with `checkpoint.resume=auto` and meets one fault at a moment that the
+seed draws:
+
+    rank        SIGKILL of a rank
+    launcher    SIGKILL of mpirun
+    save        SIGKILL of a rank while a save is under way
+    damage      SIGKILL of a rank, and a file of the newest checkpoint flipped, cut off, removed
+                or exchanged
     asked       SIGUSR1 of mpirun: saves, code 75
 
-After them it runs to its end in peace. Weights and optimizer state of the last checkpoint, and the loss of every step, must be
-those of a quiet run, to the bit; nothing but what was asked for may have ended with code 0; no process may be left.
+After them it runs to its end in peace. Weights and optimizer state of the last checkpoint, and the
+loss of every step, must be those of a quiet run, to the bit; nothing but what was asked for may
+have ended with code 0; no process may be left.
 """
 
 import json
@@ -189,7 +196,8 @@ def finish(folder: Path, run: str, ranks: int, until: int) -> None:
     job = begin(folder, ranks, run, f"run.steps={until}")
     if job.wait(600) != 0:
         raise AssertionError(
-            f"the last life of {run} ended with {job.returncode}:\n{(folder / f'{run}.log').read_text()[-3000:]}"
+            f"the last life of {run} ended with "
+            f"{job.returncode}:\n{(folder / f'{run}.log').read_text()[-3000:]}"
         )
 
 
@@ -221,7 +229,8 @@ def compare(folder: Path, quiet: str, stormy: str) -> int:
 
 
 def attack(folder: Path, kills: int, ranks: int, seed: int, say: bool) -> tuple[Storm, int]:
-    """What has happened, and how many steps a quiet run has had alike; `AssertionError` where something is lost."""
+    """What has happened, and how many steps a quiet run has had alike; `AssertionError` where
+    something is lost."""
     (folder / "storm.toml").write_text(CONFIG)
     (folder / "text.txt").write_text("all work and no play makes a dull day of it; " * 40)
     random, storm = Random(seed), Storm()
@@ -253,10 +262,12 @@ def main(kills: int, ranks: int, seed: int, keep: bool) -> None:
     try:
         storm, compared = attack(folder, kills, ranks, seed, say=True)
         click.echo(
-            f"{storm}; weights, optimizer state and the losses of {compared} steps are those of a quiet run"
+            f"{storm}; weights, optimizer state and the losses of {compared} steps are those of a "
+            "quiet run"
         )
         click.echo(
-            f"{time.monotonic() - began:.0f} s on {ranks} ranks with {launcher()}, seed {seed}, {os.cpu_count()} cores"
+            f"{time.monotonic() - began:.0f} s on {ranks} ranks with {launcher()}, seed {seed}, "
+            f"{os.cpu_count()} cores"
         )
     finally:
         if keep:

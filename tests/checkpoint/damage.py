@@ -99,7 +99,8 @@ ON_FILES: tuple[Callable[[Path, Random], str], ...] = (
 
 
 def rewrite_manifest(checkpoint: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Say something else in a manifest, with a digest that fits: what only a program of somebody's does."""
+    """Say something else in a manifest, with a digest that fits: what only a program of somebody's
+    does."""
     path = checkpoint / MANIFEST
     said = json.loads(path.read_text())
     change(said)

@@ -386,10 +386,11 @@ class Killed(BaseException):
 def test_wherever_a_save_is_killed_a_whole_checkpoint_is_found(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every rename, the last act of writing a file or a directory, may be the one that does not happen."""
-    model = lambda: axrt.PipelineModule(
+    """Every rename, the last act of writing a file or a directory, may be the one that does not
+    happen."""
+    model = lambda: axrt.PipelineModule(  # noqa: E731
         [axrt.LayerSpec(nn.Linear, 16, 5)], functional.cross_entropy
-    )  # noqa: E731
+    )
     save(tmp_path / "step-1", 1, model=model)
     left = [step]
 
@@ -450,7 +451,9 @@ def test_a_save_that_fails_on_one_rank_is_told_on_all_and_training_goes_on(tmp_p
                 (tmp_path / "a.partial" / "layer-0007.safetensors.new").mkdir(parents=True)
             with pytest.raises(
                 axrt.SaveError,
-                match=r"layer-0007.*: Is a directory; .*a is not saved, what was saved before stands",
+                match=(
+                    r"layer-0007.*: Is a directory; .*a is not saved, what was saved before stands"
+                ),
             ):
                 engine.save_checkpoint(tmp_path / "a")
             assert not (tmp_path / "a.partial").exists()

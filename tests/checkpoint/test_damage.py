@@ -1,4 +1,5 @@
-"""Whatever has happened to the files of a checkpoint is found, named, and the one before it is taken."""
+"""Whatever has happened to the files of a checkpoint is found, named, and the one before it is
+taken."""
 
 import json
 import shutil

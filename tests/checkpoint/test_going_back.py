@@ -1,4 +1,5 @@
-"""Whoever goes back to an older checkpoint has what comes of it saved; what came after it before is set aside, and told."""
+"""Whoever goes back to an older checkpoint has what comes of it saved; what came after it before is
+set aside, and told."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""A disk that is full for a while costs no training; one that stays full is told, and so by the code."""
+"""A disk that is full for a while costs no training; one that stays full is told, and so by the
+code."""
 
 import contextlib
 import json

@@ -358,7 +358,8 @@ def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path:
     [
         (
             ("--like", "nowhere"),
-            "nowhere: No such file or directory; expected a run that was traced: axrt train ... run.trace_steps=5",
+            "nowhere: No such file or directory; expected a run that was traced: axrt train ... "
+            "run.trace_steps=5",
         ),
         (("--what-if",), "--what-if compares with a run; expected --like RUN"),
         (

@@ -192,17 +192,20 @@ builds, runs = model_of(Built), model_of(Run)
         (
             "factory",
             2,
-            r"axrt: model.factory = 'exits:factory': sys.exit was called in factory, .*exits.py:7; expected a PipelineModule",
+            r"axrt: model.factory = 'exits:factory': sys.exit was called in factory, .*exits.py:7; "
+            r"expected a PipelineModule",
         ),
         (
             "builds",
             70,
-            r"axrt: sys.exit\(\) was called in __init__, .*exits.py:11, within a call of the engine, which was not done",
+            r"axrt: sys.exit\(\) was called in __init__, .*exits.py:11, within a call of the "
+            r"engine, which was not done",
         ),
         (
             "runs",
             70,
-            r"axrt: sys.exit\(0\) was called in forward, .*exits.py:15, within a call of the engine, which was not done",
+            r"axrt: sys.exit\(0\) was called in forward, .*exits.py:15, within a call of the "
+            r"engine, which was not done",
         ),
     ],
 )
@@ -274,10 +277,8 @@ def test_another_layout_of_the_same_global_batch_reads_on_where_the_first_stoppe
         "schedule.microbatches=2",
         "schedule.microbatch_size=2",
     )
-    axrt(
-        "tiny.toml", "run.steps=8", "run.log_every=1", "run.out=rest", "schedule.microbatches=1", "schedule.microbatch_size=4",
-        "checkpoint.resume=out",
-    )  # fmt: skip
+    other = ("schedule.microbatches=1", "schedule.microbatch_size=4", "checkpoint.resume=out")
+    axrt("tiny.toml", "run.steps=8", "run.log_every=1", "run.out=rest", *other)
     whole = losses("whole")
     assert {**losses("out"), **losses("rest")} == pytest.approx(whole, rel=1e-4)
 

@@ -125,7 +125,10 @@ def test_a_negative_token_is_refused_with_its_file_before_anything_is_read(
     write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4], [5, -7, 6]], dtype, code)
     with pytest.raises(
         DataError,
-        match=r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = 256",
+        match=(
+            r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = "
+            r"256"
+        ),
     ):
         load(Data(source=str(tmp_path / "train.bin"), held_out=0.0), context=2)
 

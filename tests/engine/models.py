@@ -32,7 +32,8 @@ def perceptron(layers: int = 8, width: int = 16, classes: int = 5) -> PipelineMo
 
 
 class Spread(nn.Module):
-    """Returns everything that may travel: a dict with integers, booleans, None, views with odd strides and a tensor used twice."""
+    """Returns everything that may travel: a dict with integers, booleans, None, views with odd
+    strides and a tensor used twice."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -68,7 +69,8 @@ class Gather(nn.Module):
 
 
 def motley(width: int = 12, classes: int = 4) -> PipelineModule:
-    """Structured activations, an in-place function first in its stage, frozen parameters, layers without parameters."""
+    """Structured activations, an in-place function first in its stage, frozen parameters, layers
+    without parameters."""
     frozen = nn.Linear(width, width, bias=False).requires_grad_(False)
     with torch.no_grad():
         frozen.weight.copy_(torch.eye(width) * 0.9)
@@ -88,7 +90,8 @@ def motley(width: int = 12, classes: int = 4) -> PipelineModule:
 
 
 class Attends(nn.Module):
-    """Attention of two heads with the mask that came along, (batch, 1, time, time), which it hands on."""
+    """Attention of two heads with the mask that came along, (batch, 1, time, time), which it hands
+    on."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -108,7 +111,8 @@ class Attends(nn.Module):
 
 
 def masked(width: int = 12) -> PipelineModule:
-    """Attention whose mask travels through every stage, and one number a sample as the target: sizes of 1 behind larger ones."""
+    """Attention whose mask travels through every stage, and one number a sample as the target:
+    sizes of 1 behind larger ones."""
 
     def embedded(given: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Any]]:
         hidden, lengths = given
@@ -133,7 +137,8 @@ def masked(width: int = 12) -> PipelineModule:
 
 
 def masked_batches(microbatches: int, width: int = 12, batch: int = 3, time: int = 5) -> Any:
-    """Microbatches of ((hidden, lengths (batch, 1)), targets (batch, 1)), the same for the same step."""
+    """Microbatches of ((hidden, lengths (batch, 1)), targets (batch, 1)), the same for the same
+    step."""
 
     def of_step(step: int) -> list[Any]:
         generator = torch.Generator().manual_seed(2000 + step)

@@ -1,4 +1,5 @@
-"""The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's ranks."""
+"""The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's
+ranks."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -168,7 +169,8 @@ def copies(engine: axrt.Engine) -> list[tuple[str, nn.Parameter]]:
 
 
 def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:
-    """The outcome of a job from those of its ranks, which agree on the losses; pipes agree on every bit."""
+    """The outcome of a job from those of its ranks, which agree on the losses; pipes agree on every
+    bit."""
     assert all(outcome.losses == outcomes[0].losses for outcome in outcomes)
     parameters: dict[str, Tensor] = {}
     for outcome in outcomes:
@@ -199,7 +201,8 @@ def random_batches(
 
 
 def token_batches(vocab: int, context: int, microbatches: int) -> Callable[[int], list[Item]]:
-    """Microbatches of two sequences of random tokens and those that follow them, the same for the same step."""
+    """Microbatches of two sequences of random tokens and those that follow them, the same for the
+    same step."""
 
     def of_step(step: int) -> list[Item]:
         tokens = torch.randint(

@@ -36,8 +36,11 @@ EQUAL = [LayerCosts(0.01, 0.01, 0.01, 1000, 2**20, 0.0)] * 8
 
 
 def chosen(
-    config: dict[str, Any], edge: Edge = Edge(), ranks: int = 4, layers: list[LayerCosts] = EQUAL
-) -> list[Any]:  # noqa: B008
+    config: dict[str, Any],
+    edge: Edge = Edge(),  # noqa: B008
+    ranks: int = 4,
+    layers: list[LayerCosts] = EQUAL,
+) -> list[Any]:
     return choose(
         Config.read(configured(8, **config)), perceptron(layers=len(layers)), ranks, layers, edge
     )
@@ -65,7 +68,10 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
     assert {
         one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})
     } == {5}
-    said = r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, memory.recompute = 'full', or start"
+    said = (
+        r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, "
+        r"memory.recompute = 'full', or start"
+    )
     with pytest.raises(axrt.ConfigError, match=said):
         chosen({"memory": {"activations_mb": 1}})
     with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits the model"):
@@ -103,18 +109,19 @@ def test_a_placement_alone_takes_a_policy_of_its_own() -> None:
         start(3, placement="bidirectional")
 
 
-def test_a_cap_alone_is_for_adaptive_and_on_another_placement_the_policies_that_take_one_are_named() -> (
-    None
-):
+def test_a_cap_alone_is_for_adaptive_and_elsewhere_the_policies_that_take_one_are_named() -> None:
     def start(**schedule: Any) -> str:
         config = configured(MICROBATCHES, schedule=schedule)
-        with_engine = lambda transport: (
+        with_engine = lambda transport: (  # noqa: E731
             axrt.initialize(perceptron(), config=config, transport=transport).schedule.policy
-        )  # noqa: E731
+        )
         return LocalWorld(2).run(with_engine)[0]
 
     assert start(in_flight=6) == "adaptive"
-    text = "schedule.in_flight = 8 on schedule.placement = '{}' with no policy named; expected schedule.in_flight = 0, or {}"
+    text = (
+        "schedule.in_flight = 8 on schedule.placement = '{}' with no policy named; expected "
+        "schedule.in_flight = 0, or {}"
+    )
     with pytest.raises(axrt.ConfigError, match=text.format("linear", "schedule.policy = 'axonn'")):
         start(placement="linear", in_flight=8)
     for placement in ("looped", "bidirectional"):
@@ -286,7 +293,10 @@ def test_a_cap_below_what_a_policy_needs_is_refused() -> None:
     config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": 3})
     with pytest.raises(
         axrt.ConfigError,
-        match=r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, or 0",
+        match=(
+            r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, "
+            r"or 0"
+        ),
     ):
         LocalWorld(2).run(
             lambda transport: axrt.initialize(perceptron(), config=config, transport=transport)

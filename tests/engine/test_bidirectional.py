@@ -1,4 +1,5 @@
-"""Two pipes over the same ranks: every stage held twice, every microbatch through one pipe, one gradient."""
+"""Two pipes over the same ranks: every stage held twice, every microbatch through one pipe, one
+gradient."""
 
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,8 @@ def test_an_evaluation_goes_down_one_pipe_and_changes_nothing() -> None:
 
 
 def test_a_checkpoint_of_two_pipes_is_that_of_one(tmp_path: Path) -> None:
-    """Saved by two pipes on four ranks, gone on with by one rank, which has its numbers to rounding."""
+    """Saved by two pipes on four ranks, gone on with by one rank, which has its numbers to
+    rounding."""
 
     def train(transport: Transport, policy: str, resume: bool) -> list[float]:
         config = configured(MICROBATCHES, schedule={"policy": policy})

@@ -136,12 +136,13 @@ def test_what_does_not_go_together_is_refused() -> None:
         config = configured(MICROBATCHES, schedule=schedule)
         with pytest.raises(axrt.ConfigError, match=text):
             LocalWorld(2).run(
-                lambda transport: axrt.initialize(deep(), config=config, transport=transport)
-            )  # noqa: B023
+                lambda transport: axrt.initialize(deep(), config=config, transport=transport)  # noqa: B023
+            )
 
 
 class Positions(nn.Module):
-    """For a batch of one the first gradient of `by` is a view of what came back, which the next stage's own product still reads."""
+    """For a batch of one the first gradient of `by` is a view of what came back, which the next
+    stage's own product still reads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -110,7 +110,8 @@ def test_one_replica_votes_for_all() -> None:
 
 
 class Explodes(nn.Module):
-    """The gradient of its weight is infinite where the input says so; the loss is a number all the same."""
+    """The gradient of its weight is infinite where the input says so; the loss is a number all the
+    same."""
 
     def __init__(self) -> None:
         super().__init__()

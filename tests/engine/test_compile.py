@@ -1,4 +1,5 @@
-"""Layers that torch compiles: before the first step, each kind once, and with the bits of compiled layers wherever they are held."""
+"""Layers that torch compiles: before the first step, each kind once, and with the bits of compiled
+layers wherever they are held."""
 
 import shutil
 import threading
@@ -175,9 +176,9 @@ def test_replicas_may_compile() -> None:
     config["parallel"] = {"data": 2}
 
     def trained(config: dict[str, dict[str, Any]]) -> list[Outcome]:
-        run = lambda transport: train_on_a_rank(
+        run = lambda transport: train_on_a_rank(  # noqa: E731
             transport, perceptron(), batches, STEPS, config, sample=batches(0)[0]
-        )  # noqa: E731
+        )
         return LocalWorld(2, 0).run(run)
 
     plain = configured(MICROBATCHES, schedule={"policy": "1f1b"}, parallel={"data": 2})
@@ -202,7 +203,8 @@ def test_compiled_layers_run_again_and_go_through_two_pipes() -> None:
 
 
 class Rebinds(nn.Module):
-    """A buffer that is bound anew, one that changes in evaluations too, a counter and a list, all of which the output shows."""
+    """A buffer that is bound anew, one that changes in evaluations too, a counter and a list, all
+    of which the output shows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,8 @@ def alone(model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Eng
 
 
 class Delayed(OnCpu):
-    """Runs a task when it is started and tells its end some looks later, with room for two: what a GPU looks like to the loop."""
+    """Runs a task when it is started and tells its end some looks later, with room for two: what a
+    GPU looks like to the loop."""
 
     def __init__(self) -> None:
         self._running: deque[tuple[Task, int]] = deque()
@@ -142,7 +143,9 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
                 for short in range(MICROBATCHES):
                     with pytest.raises(
                         StopIteration,
-                        match=f"ended after {short} of the {MICROBATCHES} microbatches of step {step}",
+                        match=(
+                            f"ended after {short} of the {MICROBATCHES} microbatches of step {step}"
+                        ),
                     ):
                         engine.train_batch(iter(BATCHES(step)[:short]))
                 assert engine.step == step
@@ -398,11 +401,13 @@ def test_what_is_easily_mistaken_is_refused(model: Any, optimizer: Any, text: st
     [
         (
             {"model_parameters": []},
-            r"initialize does not take model_parameters; expected optimizer=lambda named: torch.optim.AdamW\(",
+            r"initialize does not take model_parameters; expected optimizer=lambda named: "
+            r"torch.optim.AdamW\(",
         ),
         (
             {"training_data": []},
-            r"initialize does not take training_data; expected engine.train_batch\(batches\) with batches = iter",
+            r"initialize does not take training_data; expected engine.train_batch\(batches\) with "
+            r"batches = iter",
         ),
         (
             {"lr_scheduler": None},

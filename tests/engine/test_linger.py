@@ -114,7 +114,8 @@ def test_where_no_time_passes_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_new_session_does_not_go_on_waiting() -> None:
-    """A step that was dropped while the rank waited left the deadline behind, and the next session would have polled without rest."""
+    """A step that was dropped while the rank waited left the deadline behind, and the next session
+    would have polled without rest."""
     engine = axrt.initialize(
         model(), config=configured(MICROBATCHES), transport=LocalWorld(1).alone()
     )

@@ -1,4 +1,5 @@
-"""bfloat16 by autocast: float32 weights, messages in the type that is computed in, and the same bits wherever the model is cut."""
+"""bfloat16 by autocast: float32 weights, messages in the type that is computed in, and the same
+bits wherever the model is cut."""
 
 from typing import Any, NamedTuple
 

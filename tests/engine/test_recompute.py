@@ -242,7 +242,8 @@ def test_only_ranks_that_hold_more_than_one_microbatch_recompute() -> None:
 
 @pytest.mark.parametrize("recomputed", [0, 2, 4])
 def test_what_runs_again_keeps_no_graph_between_forward_and_backward(recomputed: int) -> None:
-    """Of four blocks the graph of those that do not run again is all that is left, and nothing of it after the backward."""
+    """Of four blocks the graph of those that do not run again is all that is left, and nothing of
+    it after the backward."""
     torch.manual_seed(0)
     stage = Stage(
         [Counted() for _ in range(4)], 0, None, 2, BorrowedGenerator(7, CPU), recomputed=recomputed

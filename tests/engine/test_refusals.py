@@ -91,7 +91,8 @@ def train(ranks: int, model: axrt.PipelineModule, steps: int = 1, **sections: An
         (layered(*LINEARS, axrt.LayerSpec(Apart)), NO_GRADIENT),
         (
             layered(*LINEARS, loss_fn=errors),
-            "the loss of step 0, microbatch 0 is of type torch.int64; expected a floating-point number",
+            "the loss of step 0, microbatch 0 is of type torch.int64; expected a floating-point "
+            "number",
         ),
         (layered(*FROZEN), "no weight of the model is trained"),
         (
@@ -213,7 +214,8 @@ def test_a_call_from_another_thread_is_refused_while_one_is_under_way(call: str)
         assert while_it_trains(engine, within) == pytest.approx(train(1, perceptron())[0])
         (refusal,) = refusals
         assert refusal.startswith(
-            f"thread 'the other' calls {call} while thread 'MainThread' is in train_batch; expected one call"
+            f"thread 'the other' calls {call} while thread 'MainThread' is in train_batch; "
+            "expected one call"
         )
         assert engine.train_batch(iter(BATCHES(1))).step == 1
 

@@ -97,7 +97,8 @@ def test_the_first_gradient_is_that_of_plain_torch(pipe: int, data: int) -> None
         name: before[name].detach().double() - after.double()
         for name, after in reference.parameters.items()
     }
-    # Subtracting from weights rounds to their last bits; the gradient itself is nearer than what is left of it here.
+    # Subtracting from weights rounds to their last bits; the gradient itself is nearer than what is
+    # left of it here.
     assert relative_difference(expected, first_gradient(pipe, data)) < 1e-6
 
 
@@ -140,7 +141,8 @@ def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.Monke
 
 
 class Unused(nn.Module):
-    """A weight that no forward uses, beside one that all do, and one that only some microbatches use."""
+    """A weight that no forward uses, beside one that all do, and one that only some microbatches
+    use."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -234,9 +236,7 @@ def on_ranks_with_the_default_optimizer() -> list[float]:
     return LocalWorld(2).run(rank_main)[0]
 
 
-def test_an_evaluation_counts_the_microbatches_of_all_replicas_and_keeps_outputs_in_their_order() -> (
-    None
-):
+def test_an_evaluation_counts_the_microbatches_of_all_replicas_and_keeps_their_order() -> None:
     items = batches_for(2)(99)
     whole = perceptron().sequential(7).eval()
     with torch.no_grad():

@@ -55,7 +55,8 @@ def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     [
         (
             {"policy": "fixed"},
-            "schedule.policy = 'fixed' and schedule.order = ''; expected an order with policy 'fixed'",
+            "schedule.policy = 'fixed' and schedule.order = ''; expected an order with policy "
+            "'fixed'",
         ),
         (
             {"policy": "1f1b", "order": "zb-v"},

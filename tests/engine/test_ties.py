@@ -262,11 +262,13 @@ def test_a_factory_knows_every_copy_by_the_name_that_plain_torch_shows(pipe: int
     [
         (
             ("weight", "wait"),
-            r"layer 1: tied_weight_attr = 'wait' is no parameter of Linear; expected one of weight, bias",
+            r"layer 1: tied_weight_attr = 'wait' is no parameter of Linear; expected one of "
+            r"weight, bias",
         ),
         (
             ("weight", ["weight", "bias"]),
-            r"but tied_weight_attr names \['weight'\] and \['weight', 'bias'\]; expected as many names",
+            r"but tied_weight_attr names \['weight'\] and \['weight', 'bias'\]; expected as many "
+            r"names",
         ),
     ],
 )

@@ -141,7 +141,10 @@ def test_a_pair_that_is_no_sum_and_weight_is_refused() -> None:
         ) as engine,
         pytest.raises(
             TypeError,
-            match=r"loss_fn returned \(a tensor of shape \(6, 5\), 3\); expected a tensor with one element",
+            match=(
+                r"loss_fn returned \(a tensor of shape \(6, 5\), 3\); expected a tensor with one "
+                r"element"
+            ),
         ),
     ):
         engine.train_batch(iter(batches()(0)))

@@ -1,6 +1,8 @@
-"""What holds on a GPU, one rank and two that share it; every rank runs each case with a communicator of its own.
+"""What holds on a GPU, one rank and two that share it; every rank runs each case with a
+communicator of its own.
 
-Where the environment says so they run on the CPU: then it is these cases that are tried, and not the code for GPUs.
+Where the environment says so they run on the CPU: then it is these cases that are tried, and not
+the code for GPUs.
 """
 
 import os
@@ -47,7 +49,8 @@ _CUDA_ONLY = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_t
 
 
 def names(size: int, device: str = "") -> list[str]:
-    """The cases for a job of so many ranks on that device; by default the one of the environment."""
+    """The cases for a job of so many ranks on that device; by default the one of the
+    environment."""
     on_cpu = (device or _device().type) == "cpu"
     cases = [
         name for name in globals() if name.startswith("case_") and size in _SIZES.get(name, (1, 2))
@@ -61,7 +64,8 @@ def _device() -> torch.device:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Kernels that give the same bits each time; the job's environment gives cuBLAS a workspace that does."""
+    """Kernels that give the same bits each time; the job's environment gives cuBLAS a workspace
+    that does."""
     torch.use_deterministic_algorithms(True)
     try:
         yield

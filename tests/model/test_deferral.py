@@ -39,7 +39,8 @@ def stage_of(layer: nn.Module, splits: bool = True, compute: torch.dtype | None 
 def pieces_and_gradients(
     make: Callable[[], nn.Module], splits: bool, inputs: Callable[[], Tensor], **made: Any
 ) -> tuple[list[int], list[Any]]:
-    """How many gradients each microbatch left for later; all gradients, those of inputs too. Weight gradients run as late as may be."""
+    """How many gradients each microbatch left for later; all gradients, those of inputs too. Weight
+    gradients run as late as may be."""
     torch.manual_seed(1)
     stage = stage_of(make(), splits, **made)
     pieces: list[int] = []
@@ -273,7 +274,8 @@ def test_gradients_of_gradients_are_autograds() -> None:
 
 
 class _Equilibrium(torch.autograd.Function):
-    """Its backward asks autograd for the gradient of what a layer was given, several times, and for nothing else."""
+    """Its backward asks autograd for the gradient of what a layer was given, several times, and for
+    nothing else."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, layer: nn.Linear) -> Tensor:
@@ -306,7 +308,8 @@ def test_a_backward_that_asks_for_other_gradients_adds_nothing_to_weights() -> N
 
 
 def test_a_gradient_that_a_later_product_reads_is_not_added_to() -> None:
-    """The first gradient of `by` is a view of the linear layer's; the backwards of the next microbatches come before the first W."""
+    """The first gradient of `by` is a view of the linear layer's; the backwards of the next
+    microbatches come before the first W."""
     assert_same_bits(lambda: nn.Sequential(nn.Linear(5, 4), Shift()), rows(1, 3, 5), pieces=1)
 
 
@@ -408,7 +411,8 @@ def test_a_dropped_stage_forgets_what_waited() -> None:
 
 
 class Both(nn.Module):
-    """The first gradient of `by` is a view of what the deeper stage gives back, which that stage's own product reads."""
+    """The first gradient of `by` is a view of what the deeper stage gives back, which that stage's
+    own product reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -482,7 +486,9 @@ def test_what_is_changed_before_its_product_has_run_is_noticed() -> None:
     gradient.add_(1)
     with pytest.raises(
         RuntimeError,
-        match=r"of shape \(2, 3\), or its output's gradient was changed in place after the backward",
+        match=(
+            r"of shape \(2, 3\), or its output's gradient was changed in place after the backward"
+        ),
     ):
         stage.weight_gradient(0)
 
@@ -514,7 +520,8 @@ def test_where_no_gradient_arrives_none_is_made() -> None:
 
 
 class _Recomputed(torch.autograd.Function):
-    """Asks autograd for the gradients of inputs and weights alike, as some checkpoint functions do."""
+    """Asks autograd for the gradients of inputs and weights alike, as some checkpoint functions
+    do."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, layer: nn.Linear, *weights: Tensor) -> Tensor:
@@ -556,16 +563,15 @@ def test_complex_and_empty_weights_and_forward_mode_are_torchs() -> None:
     assert_same_bits(lambda: nn.Linear(6, 0), rows(4, 6), pieces=0)
     layer = with_deferral(nn.Linear(3, 3))
     with torch.autograd.forward_ad.dual_level():
-        out = layer(
-            torch.autograd.forward_ad.make_dual(
-                torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
-            )
-        )  # type: ignore[no-untyped-call]
+        primal, tangent = torch.ones(2, 3, requires_grad=True), torch.ones(2, 3)
+        dual = torch.autograd.forward_ad.make_dual(primal, tangent)  # type: ignore[no-untyped-call]
+        out = layer(dual)
         assert torch.autograd.forward_ad.unpack_dual(out).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def test_a_weight_used_in_both_ways_over_microbatches_is_added_in_their_order() -> None:
-    """A batch of one is contiguous when it is turned, others are not; what waits is added before what comes after."""
+    """A batch of one is contiguous when it is turned, others are not; what waits is added before
+    what comes after."""
     shapes = iter([(1, 5), (4, 5), (3, 5)] * 2)
     assert_same_gradients_in_order(lambda: torch.randn(*next(shapes), 6))
 

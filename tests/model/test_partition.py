@@ -93,7 +93,8 @@ def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
         ({"layers": [3]}, "layer 0 is 3; expected a module"),
         (
             {"layers": None},
-            "layers is None; expected an nn.Sequential or a list of modules, LayerSpecs and functions",
+            "layers is None; expected an nn.Sequential or a list of modules, LayerSpecs and "
+            "functions",
         ),
         ({"layers": nn.Linear(2, 2)}, r"layers is Linear\(.*; expected an nn.Sequential or a list"),
         ({"layers": [nn.ReLU(), None]}, "layer 1 is None; expected a module"),
@@ -103,7 +104,8 @@ def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
         ),
         (
             {"layers": [spec_of(functional.relu, 3)]},
-            r"layer 0 is LayerSpec\(relu, 3\); expected a subclass of torch.nn.Module first: plain functions need no LayerSpec",
+            r"layer 0 is LayerSpec\(relu, 3\); expected a subclass of torch.nn.Module first: plain "
+            r"functions need no LayerSpec",
         ),
         (
             {"layers": [spec_of(nn.ReLU())]},
@@ -111,16 +113,19 @@ def spec_of(anything: Any, *args: Any) -> axrt.LayerSpec:
         ),
         (
             {"layers": [nn.ReLU(), axrt.LayerSpec(nn.Linear, 3)]},
-            r"layer 1 is LayerSpec\(Linear, 3\): missing a required argument: 'out_features'; expected what Linear takes",
+            r"layer 1 is LayerSpec\(Linear, 3\): missing a required argument: 'out_features'; "
+            r"expected what Linear takes",
         ),
         (
             {"layers": [axrt.TiedLayerSpec("key", nn.Linear, 3, 3, widht=3)]},
-            r"layer 0 is LayerSpec\(Linear, 3, 3, widht=3\): got an unexpected keyword argument 'widht'; expected what Linear takes",
+            r"layer 0 is LayerSpec\(Linear, 3, 3, widht=3\): got an unexpected keyword argument "
+            r"'widht'; expected what Linear takes",
         ),
         ({"topology": object()}, "topology is not taken: set \\[parallel\\]"),
         (
             {"activation_checkpoint_interval": 1},
-            "activation_checkpoint_interval = 1 is not taken: set memory.recompute in the configuration",
+            "activation_checkpoint_interval = 1 is not taken: set memory.recompute in the "
+            "configuration",
         ),
         ({"seed_layers": False}, "expected True"),
     ],

@@ -92,7 +92,8 @@ class Ends(nn.Module):
 
 
 def test_a_graph_that_ends_in_a_python_function_is_kept_by_a_token() -> None:
-    """Up to torch 2.9 at least, such a node does not own its graph: the backward would find nothing, once the output has left."""
+    """Up to torch 2.9 at least, such a node does not own its graph: the backward would find
+    nothing, once the output has left."""
     stage = stage_of(Ends())
     stage.forward(0, torch.ones(1, 3, requires_grad=True), None)
     ((root,),) = [segment.roots for segment in stage._stash[0].segments]

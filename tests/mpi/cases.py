@@ -1,4 +1,5 @@
-"""What holds under mpirun; each case runs on every rank of the job with a communicator of its own."""
+"""What holds under mpirun; each case runs on every rank of the job with a communicator of its
+own."""
 
 import tempfile
 import time
@@ -133,7 +134,8 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
 
 
 class SlowStaging(Direct):
-    """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be reused only then."""
+    """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be
+    reused only then."""
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
         return [tensor.clone() for tensor in tensors], self._after_some_looks() if tensors else None
@@ -172,7 +174,8 @@ def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") 
         transport.send(
             (comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3))
         )
-    transport.flush()  # whoever has everything stands at the barrier, where nothing of its own would leave
+    # whoever has everything stands at the barrier, where nothing of its own would leave
+    transport.flush()
     order: list[int] = []
     while len(order) < 6:
         order += [p.message.number for _, p in transport.poll(wait_s=inf)]
@@ -222,14 +225,16 @@ def case_an_envelope_that_is_late_keeps_its_place(comm: "MPI.Comm") -> None:
 
 
 class Roomy(Direct):
-    """Memory behind every tensor that arrives: Open MPI writes all that comes before it says that it was too much."""
+    """Memory behind every tensor that arrives: Open MPI writes all that comes before it says that
+    it was too much."""
 
     def room_for(self, layout: Layout) -> Tensor:
         return torch.empty(400_000)[: layout.num_bytes // 4]
 
 
 def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "MPI.Comm") -> None:
-    """More bytes come than the envelope has said, which MPI takes for an error as it does a sender that dies in the middle."""
+    """More bytes come than the envelope has said, which MPI takes for an error as it does a sender
+    that dies in the middle."""
     from mpi4py import MPI
 
     transport = MpiTransport(comm, Roomy(torch.device("cpu")))
@@ -264,10 +269,10 @@ class Deaf:
 def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
     heartbeat = Heartbeat(Deaf(comm.Dup()), 0.5)  # type: ignore[arg-type]
     deadline = time.monotonic() + 30
-    with pytest.raises(
+    with pytest.raises(  # noqa: PT012
         axrt.PeerLostError,
         match=rf"rank {comm.rank} has waited .* for rank 0, which has shown no sign of life",
-    ):  # noqa: PT012
+    ):
         while time.monotonic() < deadline:
             heartbeat.waits(lambda: [0])
             time.sleep(0.01)
@@ -276,7 +281,8 @@ def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
 
 
 def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
-    """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by order alone."""
+    """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by
+    order alone."""
     payloads: list[Any] = []
     for number in range(12):
         small = [torch.full((4000,), float(number))] * (60 if number % 3 == 0 else 1)
@@ -308,7 +314,8 @@ class Dozing(torch.nn.Module):
 
 
 def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
-    """One microbatch is under way, so each rank waits while another works, for less than a millisecond each time."""
+    """One microbatch is under way, so each rank waits while another works, for less than a
+    millisecond each time."""
     schedule = {"policy": "axonn", "in_flight": 1, "microbatches": 20}
     config = {"schedule": schedule, "run": {"device": "cpu", "trace_steps": 1}}
     model = axrt.PipelineModule([axrt.LayerSpec(Dozing)] * comm.size, lambda out, target: out.sum())
@@ -360,8 +367,8 @@ def case_two_pipes_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> 
     for policy in TWO_PIPES:
         config = configured(MICROBATCHES, schedule={"policy": policy}, optimizer={"clip": 0.5})
         here = LocalWorld(comm.size).run(
-            lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config)
-        )  # noqa: B023
+            lambda t: train_on_a_rank(t, small_gpt(), TOKEN_BATCHES, STEPS, config)  # noqa: B023
+        )
         assert (
             comm.allgather(
                 train_on_a_rank(MpiTransport(comm), small_gpt(), TOKEN_BATCHES, STEPS, config)
@@ -383,7 +390,8 @@ def case_masks_and_targets_with_a_size_of_one_have_the_bits(comm: "MPI.Comm") ->
 
 
 def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
-    """The last microbatches count more; the weight is a tensor, a tensor of shape (1,), or a number."""
+    """The last microbatches count more; the weight is a tensor, a tensor of shape (1,), or a
+    number."""
     for weight_of in (torch.Tensor.sum, lambda w: w.sum().view(1), lambda w: float(w.sum())):
 
         def model() -> axrt.PipelineModule:
@@ -392,8 +400,8 @@ def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
                 [*body, axrt.LayerSpec(torch.nn.Linear, 16, 1)],
                 lambda out, target: (
                     ((out - target[0]).square() * target[1]).sum(),
-                    weight_of(target[1]),
-                ),  # noqa: B023
+                    weight_of(target[1]),  # noqa: B023
+                ),
             )
 
         generator = torch.Generator().manual_seed(11)
@@ -404,9 +412,9 @@ def case_sums_with_weights_have_the_bits(comm: "MPI.Comm") -> None:
             )
             for k in range(MICROBATCHES)
         ]
-        assert trained(comm, model, lambda step: items, "1f1b") == train_in_plain_torch(
-            model(), lambda step: items, STEPS
-        )  # noqa: B023
+        batches = [items] * STEPS
+        expected = train_in_plain_torch(model(), batches.__getitem__, STEPS)
+        assert trained(comm, model, batches.__getitem__, "1f1b") == expected
 
 
 def case_outputs_of_an_evaluation_and_what_is_broadcast_arrive_as_they_were(
@@ -427,7 +435,8 @@ def case_outputs_of_an_evaluation_and_what_is_broadcast_arrive_as_they_were(
 
 
 def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Comm") -> None:
-    """Parameters and buffers of shapes with sizes of one, and one that lies transposed in memory."""
+    """Parameters and buffers of shapes with sizes of one, and one that lies transposed in
+    memory."""
     torch.manual_seed(comm.rank)
 
     class Odd(torch.nn.Module):
@@ -474,7 +483,8 @@ def case_large_activations_have_the_bits(comm: "MPI.Comm") -> None:
 
 
 def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:
-    """So they do not depend on the MPI library, nor on timing, nor on how parameters are cut into buckets."""
+    """So they do not depend on the MPI library, nor on timing, nor on how parameters are cut into
+    buckets."""
     for pipe, data in [
         (pipe, comm.size // pipe) for pipe in range(1, comm.size + 1) if comm.size % pipe == 0
     ]:
@@ -482,8 +492,8 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
         for sections in ({}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}):
             config = configured(MICROBATCHES, parallel={"data": data}, **sections)
             here = LocalWorld(comm.size).run(
-                lambda t: train_on_a_rank(t, perceptron(), batches, STEPS, config)
-            )  # noqa: B023
+                lambda t: train_on_a_rank(t, perceptron(), batches, STEPS, config)  # noqa: B023
+            )
             there = comm.allgather(
                 train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
             )
@@ -523,15 +533,16 @@ def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
 
 
 class Shift(torch.nn.Module):
-    """The gradient of `by` is, for a batch of one, a view of the activation's, which the network reads straight from memory."""
+    """The gradient of `by` is, for a batch of one, a view of the activation's, which the network
+    reads straight from memory."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.by = torch.nn.Parameter(torch.zeros(shape))
 
     def forward(self, value: Tensor) -> Tensor:
-        # The factor gives each layer gradients of its own: without it all layers' first gradients are one piece of memory, and
-        # plain torch itself adds each microbatch once for every layer.
+        # The factor gives each layer gradients of its own: without it all layers' first gradients
+        # are one piece of memory, and plain torch itself adds each microbatch once for every layer.
         return 0.5 * (value + self.by.unsqueeze(0))
 
 

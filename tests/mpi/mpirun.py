@@ -1,4 +1,5 @@
-"""Starting ranks: the environment's own mpirun, one thread a rank, any number of ranks on any number of cores."""
+"""Starting ranks: the environment's own mpirun, one thread a rank, any number of ranks on any
+number of cores."""
 
 import os
 import shutil
@@ -52,7 +53,8 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
 def run(
     command: Sequence[str], timeout_s: float, cwd: Path = ROOT, extra: Mapping[str, str] = {}
 ) -> Ended:
-    """Run a command to its end; a job that outlives the timeout is ended, with a code that is not 0."""
+    """Run a command to its end; a job that outlives the timeout is ended, with a code that is not
+    0."""
     began = time.monotonic()
     ranks = subprocess.Popen(
         command,
@@ -79,10 +81,12 @@ def mpirun(
     cwd: Path = ROOT,
     extra: Mapping[str, str] = {},
 ) -> Ended:
-    """Run Python with these arguments on so many ranks; once more where mpirun failed before there was a rank."""
+    """Run Python with these arguments on so many ranks; once more where mpirun failed before there
+    was a rank."""
     command = [launcher(), "-n", str(ranks), sys.executable, *arguments]
     ended = run(command, timeout_s, cwd, extra)
-    # Open MPI's mpirun now and then fails so within 10 ms, about once in some hundred starts: nothing that is tested here has run then.
+    # Open MPI's mpirun now and then fails so within 10 ms, about once in some hundred starts:
+    # nothing that is tested here has run then.
     return (
         run(command, timeout_s, cwd, extra)
         if "PMIx server's listener thread failed to start" in ended.err

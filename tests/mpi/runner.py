@@ -1,4 +1,5 @@
-"""Runs every case of a module on the ranks of one job, since starting Python with torch costs seconds:
+"""Runs every case of a module on the ranks of one job, since starting Python with torch costs
+seconds:
 
 mpirun -n N python -m tests.mpi.runner MODULE OUT
 """

@@ -15,7 +15,8 @@ END_S = 10  # so long a job may take to end
 
 @cache
 def start_s() -> float:
-    """What Python and torch take to start on two busy cores: ten seconds, or what a job takes here in which all is well."""
+    """What Python and torch take to start on two busy cores: ten seconds, or what a job takes here
+    in which all is well."""
     return max(10.0, mpirun(2, ["-m", "tests.mpi.victims", "all_is_well"], timeout_s=60).seconds)
 
 
@@ -69,7 +70,8 @@ def test_a_loss_that_is_not_a_number_names_step_stage_and_microbatch() -> None:
     [
         (
             "the_loss_has_no_gradient",
-            "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is trained",
+            "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is "
+            "trained",
         ),
         (
             "nothing_is_evaluated",
@@ -90,7 +92,8 @@ def test_two_threads_in_one_engine_are_told_so() -> None:
     ended = victim("two_threads_call")
     assert ended.code == 70
     assert re.search(
-        "thread 'MainThread' calls eval_batch while thread 'the trainer' is in train_batch; expected one call",
+        "thread 'MainThread' calls eval_batch while thread 'the trainer' is in train_batch; "
+        "expected one call",
         ended.err,
     )
     assert "Traceback" not in ended.err
@@ -150,7 +153,8 @@ def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, 
     ended = victim(name)
     assert ended.code != 0
     assert re.search(
-        rf"rank 0 has waited \d+ s for rank 1, which has shown no sign of life for \d+ s \({re.escape(how)}",
+        rf"rank 0 has waited \d+ s for rank 1, which has shown no sign of life for \d+ s "
+        rf"\({re.escape(how)}",
         ended.err,
     ), ended.err
     assert is_open_mpi() or ended.code == 69
@@ -228,7 +232,8 @@ from torch.utils.data import DataLoader
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 8
     def __getitem__(self, n): return torch.ones(4), torch.ones(4)
-model = axrt.PipelineModule([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)], torch.nn.functional.mse_loss)
+layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+model = axrt.PipelineModule(layers, torch.nn.functional.mse_loss)
 with axrt.initialize(model) as engine:
     loader = DataLoader(Data(), num_workers=1, multiprocessing_context="forkserver")
     engine.train_batch(iter(loader) if engine.reads else None)

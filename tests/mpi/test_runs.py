@@ -1,4 +1,5 @@
-"""`axrt train` on a job of ranks: trained on four, interrupted, gone on with on two, read by one."""
+"""`axrt train` on a job of ranks: trained on four, interrupted, gone on with on two, read by
+one."""
 
 import json
 import os
@@ -77,8 +78,8 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     step = Manifest.read(checkpoint).step
     assert step >= 10
     assert (
-        f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in {checkpoint.relative_to(tmp_path)}"
-        in out
+        f"interrupted after step {step}; configuration and metrics are in out, the checkpoint in "
+        f"{checkpoint.relative_to(tmp_path)}" in out
     )
     assert "go on with: mpirun -n 4 axrt train out/config.toml checkpoint.resume=auto" in out
     assert err.count("Traceback") == 0
@@ -114,7 +115,7 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     assert told.out.startswith("all ")
 
 
-def test_ctrl_c_saves_where_the_launcher_waits_and_leaves_the_last_checkpoint_whole_where_it_does_not(
+def test_ctrl_c_saves_where_the_launcher_waits_and_harms_no_checkpoint_where_it_does_not(
     tmp_path: Path,
 ) -> None:
     job = begin(tmp_path, 2, "model.layers=2", "checkpoint.every=5")

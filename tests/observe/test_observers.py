@@ -34,7 +34,8 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
     diagnosis.waiting(what, lambda: "input")
     assert len(said) == 3
     assert said[0].startswith(
-        "axrt: rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks gradient from rank 2;"
+        "axrt: rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks "
+        "gradient from rank 2;"
     )
     assert said[1].startswith("axrt: rank 1 has waited 125 s")
     assert "last heard: activation 0 for stage 1 from rank 0." in said[2]

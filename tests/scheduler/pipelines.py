@@ -1,4 +1,5 @@
-"""Whole pipelines of brains without hands: in lockstep for timetables, in random order for properties."""
+"""Whole pipelines of brains without hands: in lockstep for timetables, in random order for
+properties."""
 
 from collections.abc import Callable, Collection, Sequence
 from random import Random
@@ -37,7 +38,8 @@ class Pipeline:
 
     Args:
         buckets: of each stage, each held by the same stage in every pipe.
-        tied: one bucket more on the first and one on the last stage, both held by both in every pipe.
+        tied: one bucket more on the first and one on the last stage, both held by both in every
+            pipe.
         clips: steps wait for a vote.
         evaluate: so many microbatches without gradients, instead of steps.
         placement: the policy's own where it is None.
@@ -126,7 +128,8 @@ class Pipeline:
 
 
 def held_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Holders]:
-    """The buckets of a stage: those that are its own, and those of a layer tied from the first to the last stage."""
+    """The buckets of a stage: those that are its own, and those of a layer tied from the first to
+    the last stage."""
     both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
     holders = tuple(
         Holder(pipe, stage, bucket)
@@ -140,7 +143,8 @@ def held_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> li
 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
-    """Deliver, start and finish in any order that a network and devices allow; stop when nothing can move."""
+    """Deliver, start and finish in any order that a network and devices allow; stop when nothing
+    can move."""
     random = Random(seed)
     wires: list[Message] = []
     running: list[dict[Queue, list[Task]]] = [
@@ -186,7 +190,8 @@ def timetable(
     evaluate: bool = False,
     recomputes: Collection[int] = (),
 ) -> str:
-    """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation none), messages and steps none."""
+    """One row a rank, one column a tick; a forward takes one tick, a backward two (of an evaluation
+    none), messages and steps none."""
     rule = Nested() if policy == Nested.name else policy_by_name(policy, in_flight)
     pipeline = Pipeline(
         rule,
@@ -221,7 +226,8 @@ def _cell(task: Task, microbatches: int, first: bool) -> str:
 def _settle(
     pipeline: Pipeline, running: list[tuple[Task, int] | None], now: int, ticks: dict[AnyKind, int]
 ) -> None:
-    """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing changes."""
+    """Finish what ends now, deliver all of it, then let every idle rank pick, until nothing
+    changes."""
     moved = True
     while moved:
         moved = False

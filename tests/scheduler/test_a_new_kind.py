@@ -1,4 +1,5 @@
-"""A kind of work that axrt does not have, added in this file alone: a pause before a bucket steps."""
+"""A kind of work that axrt does not have, added in this file alone: a pause before a bucket
+steps."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """When a weight gradient is early, and what waiting a moment for what is due is worth."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -140,9 +140,9 @@ def test_where_messages_take_longer_than_a_moment_little_is_lost(latency: float)
 
 
 def test_pieces_are_not_waited_for() -> None:
-    costs = {"pieces": 4, "edge": Edge(0.02)}
+    costs: dict[str, Any] = {"pieces": 4, "edge": Edge(0.02)}
     with_and_without = [
         simulate(Job(Vee(4), policy_by_name("zb-v"), 8), Costs(**costs, linger=share)).spans
         for share in (0, LINGER)
-    ]  # type: ignore[arg-type]
+    ]
     assert with_and_without[0] == with_and_without[1]

@@ -78,9 +78,7 @@ def test_what_is_fitted_predicts_the_run_it_is_from(name: str) -> None:
     assert again.held == whole.held
 
 
-def test_the_loop_is_what_lies_between_tasks_and_a_message_what_its_receiver_waits_beyond_that() -> (
-    None
-):
+def test_the_loop_is_what_lies_between_tasks_and_a_message_what_is_waited_beyond_that() -> None:
     def span(rank: int, text: str, start: float, end: float) -> Span:
         return Span(rank, Task.parse(text), start, end)
 

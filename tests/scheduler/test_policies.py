@@ -178,7 +178,8 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
 
 
 def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple[Placement, int]:
-    """A placement of the policy's own with so many chunks where it has the choice; the next numbers of ranks and microbatches."""
+    """A placement of the policy's own with so many chunks where it has the choice; the next numbers
+    of ranks and microbatches."""
     if policy.name.startswith("interleaved"):
         microbatches = -(-microbatches // ranks) * ranks
     if policy.placements[0] == "bidirectional":
@@ -367,7 +368,8 @@ def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -
             "",
             2,
             8,
-            "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set chunks = 0",
+            "placement linear has 1 stages a rank; chunks = 2 needs placement looped, or set "
+            "chunks = 0",
         ),
     ],
 )

@@ -38,7 +38,8 @@ def ran(
     return simulate(job, Costs(edge=Edge(latency), **costs), steps=steps)
 
 
-# Makespan, largest span, in flight and held on each rank, for p = 4 and m = 8 with tF = tI = tW = 1: what the published generators give.
+# Makespan, largest span, in flight and held on each rank, for p = 4 and m = 8 with tF = tI = tW =
+# 1: what the published generators give.
 ORACLES = {
     "gpipe": (33, 33, [8, 8, 8, 8], [8, 8, 8, 8]),
     "1f1b": (33, 33, [4, 3, 2, 1], [4, 3, 2, 1]),
@@ -106,14 +107,16 @@ def test_pipes_vary_each_by_itself() -> None:
 
 
 def test_a_late_gradient_lets_the_next_forward_run() -> None:
-    """Rank 2 of four may have two in flight under 1f1b; under varuna it goes on while the gradient is under way."""
+    """Rank 2 of four may have two in flight under 1f1b; under varuna it goes on while the gradient
+    is under way."""
     assert ran("varuna", latency=3.0).in_flight[2] > ran("1f1b", latency=3.0).in_flight[2]
     assert ran("varuna", latency=0.5).makespan < ran("1f1b", latency=0.5).makespan
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_two_pipes_follow_the_published_formulas(ranks: int) -> None:
-    """Chimera with tF = tB, N = D: 2N + D - 2 slots; DualPipe: a bubble of (P/2 - 1)(tF&B + tB - 3tW), tF&B being tF + tB here."""
+    """Chimera with tF = tB, N = D: 2N + D - 2 slots; DualPipe: a bubble of (P/2 - 1)(tF&B + tB -
+    3tW), tF&B being tF + tB here."""
     policy, p = policy_by_name("chimera"), ranks
     slots = simulate(Job(placement_for(policy, p, p), policy, p), Costs(Work(1, 1, 0))).makespan
     assert slots <= 2 * p + p - 2
@@ -333,7 +336,8 @@ def test_costs_may_differ_between_stages_and_edges() -> None:
 
 
 def test_messages_on_an_edge_wait_for_each_other_and_not_for_those_of_other_edges() -> None:
-    """The last rank's backwards are done at once, so four gradients of size 1 leave together, one a time unit."""
+    """The last rank's backwards are done at once, so four gradients of size 1 leave together, one a
+    time unit."""
     costs = Costs(
         (Work(1, 0, 0, sent=0), Work(1, 0, 0, sent=1), Work(1, 0, 0)),
         edges={(2, 1): Edge(2.0, 1.0)},
@@ -353,7 +357,8 @@ def test_replicas_add_up_their_buckets_and_share_the_network() -> None:
     line = simulate(Job(Linear(2), policy_by_name("1f1b"), 4, replicas=2), costs, steps=2)
     assert line.ranks == 4
     assert sum(span.task.kind is Kind.REDUCE for span in line.spans) == 2 * 4
-    # Half a bucket to the other replica, the sum of half a bucket back: each takes 1; then the step.
+    # Half a bucket to the other replica, the sum of half a bucket back: each takes 1; then the
+    # step.
     assert line.makespan == alone.makespan + 1 + 1.0 + 1 + 0.5
 
 
@@ -425,7 +430,8 @@ def test_one_forward_one_backward_alternates_where_durations_vary(seed: int) -> 
 def test_adaptive_overtakes_only_without_room_and_so_is_zb_v_on_a_steady_machine(
     ranks: int,
 ) -> None:
-    """With a message's time and the loop's own; an input gradient that took the last place but one cost a forward its turn."""
+    """With a message's time and the loop's own; an input gradient that took the last place but one
+    cost a forward its turn."""
     costs = Costs(task=0.03, edge=Edge(0.02), pieces=1)
     places = {
         name: placement_for(policy_by_name(name), ranks, 2 * ranks) for name in ("adaptive", "zb-v")

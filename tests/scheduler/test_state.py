@@ -274,9 +274,7 @@ def test_what_nobody_has_asked_for_is_not_what_a_cap_refuses() -> None:
     )
 
 
-def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking_and_else_comes_after_forwards() -> (
-    None
-):
+def test_a_recomputation_has_its_backwards_place_once_nothing_else_is_lacking() -> None:
     state = RankState(Job(Linear(3), policy_by_name("merak"), 8, recomputed={0: 1}), 0)
     state.ask_step()
     for number in range(3):

@@ -1,4 +1,5 @@
-"""A Slurm of two virtual nodes on this machine: its own munged, slurmctld and two slurmds, ports and files."""
+"""A Slurm of two virtual nodes on this machine: its own munged, slurmctld and two slurmds, ports
+and files."""
 
 import contextlib
 import os
@@ -20,8 +21,10 @@ _DAEMONS = ("munged", "slurmctld", "slurmd")
 _START_S = 30.0
 
 # cred_expire: a job that is requeued waits as long before it starts again, two minutes by default.
-# FirstJobId: MPICH names its shared memory by the job, and there may be other clusters like this one on the machine.
-# KillWait: from SIGTERM to SIGKILL. config_overrides: a node has the CPUs that stand here, whatever the machine has.
+# FirstJobId: MPICH names its shared memory by the job, and there may be other clusters like this
+# one on the machine. KillWait: from SIGTERM to SIGKILL. config_overrides: a node has the CPUs that
+# stand here, whatever
+# the machine has.
 _CONF = """
 ClusterName=axrt
 SlurmctldHost={host}(127.0.0.1)
@@ -65,7 +68,8 @@ class Cluster:
     """Slurm, up while it is entered.
 
     Args:
-        folder: for everything that it writes; a short name, since sockets of Unix have at most 108 characters.
+        folder: for everything that it writes; a short name, since sockets of Unix have at most 108
+            characters.
         environment: of its commands, and so of its jobs.
     """
 
@@ -113,7 +117,8 @@ class Cluster:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End jobs first, then daemons, and kill what is left: whatever carries this cluster's configuration in its environment."""
+        """End jobs first, then daemons, and kill what is left: whatever carries this cluster's
+        configuration in its environment."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             self.cancel_all()
         for daemon in reversed(self._daemons):

@@ -1,4 +1,5 @@
-"""scripts/slurm/pretrain.sbatch under a real Slurm: whatever ends it early, it ends with the bits of a run that nothing has ended."""
+"""scripts/slurm/pretrain.sbatch under a real Slurm: whatever ends it early, it ends with the bits
+of a run that nothing has ended."""
 
 import json
 import os
@@ -31,7 +32,8 @@ CONFIG = (
     .replace("eval_every = 2", "eval_every = 20")
     + f"[checkpoint]\nevery = {EVERY}\n[optimizer]\nlr = 1e-2\nclip = 1.0\n"
 ).replace("[model]\nlayers = 1", '[model]\nlayers = 2\ndropout = 0.1\nfactory = "slow:build"')
-# The first start of a job is slow, so that whatever befalls it does so in its middle. Bits do not depend on that.
+# The first start of a job is slow, so that whatever befalls it does so in its middle. Bits do not
+# depend on that.
 SLOW = """
 import os
 import time
@@ -204,7 +206,8 @@ ONE_NODE = ("--nodes=1", "--ntasks-per-node=2")
 
 
 def assert_saved_and_gone_on(job: Job, asked: str) -> None:
-    """It ended in the middle because of this signal, and its second start went on from there to the end."""
+    """It ended in the middle because of this signal, and its second start went on from there to the
+    end."""
     said = job.log.split("interrupted after step ")
     assert len(said) == 2, job.log
     step = int(said[1].split(";")[0])
@@ -217,7 +220,8 @@ def assert_saved_and_gone_on(job: Job, asked: str) -> None:
 def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
     slurm: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
-    # A minute is the least limit that there is. Slurm looks every 30 s, so the signal comes 25 to 55 s after the start.
+    # A minute is the least limit that there is. Slurm looks every 30 s, so the signal comes 25 to
+    # 55 s after the start.
     job = Job.submit(
         slurm,
         tmp_path,
@@ -258,7 +262,7 @@ def test_a_preempted_run_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet
     assert_same_bits(tmp_path / "run", quiet)
 
 
-def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_from_its_last_checkpoint_with_the_bits_of_a_quiet_one(
+def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_with_the_bits_of_a_quiet_one(
     slurm: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
     job = Job.submit(slurm, tmp_path, *ONE_NODE)

@@ -1,4 +1,5 @@
-"""What scripts/slurm/pretrain.sbatch does after each end of a step; stand-ins for srun and scontrol, so no Slurm is needed."""
+"""What scripts/slurm/pretrain.sbatch does after each end of a step; stand-ins for srun and
+scontrol, so no Slurm is needed."""
 
 import os
 import signal

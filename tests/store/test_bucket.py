@@ -153,13 +153,10 @@ def test_weights_gradients_and_moments_are_views_of_flat_memory_and_stay_the_sam
         sum(parameter.square().sum() for parameter in parameters).backward()  # type: ignore[union-attr]
         bucket.close()
         bucket.step(step)
-    for kind in (
-        parameters,
-        *(
-            [state[key] for state in bucket.optimizer.state.values()]
-            for key in ("exp_avg", "exp_avg_sq")
-        ),
-    ):  # type: ignore[union-attr]
+    assert bucket.optimizer is not None
+    states = list(bucket.optimizer.state.values())
+    moments = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+    for kind in (parameters, *moments):
         assert len({tensor.untyped_storage().data_ptr() for tensor in kind}) == 1
         assert all(tensor.data_ptr() % 64 == 0 for tensor in kind)
 

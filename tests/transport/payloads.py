@@ -73,7 +73,8 @@ with torch.random.fork_rng():
 
 
 def assert_same(got: Any, sent: Any, name: str) -> None:
-    """The same structure and types; tensors with the same type, shape, strides, wish for a gradient, and bits."""
+    """The same structure and types; tensors with the same type, shape, strides, wish for a
+    gradient, and bits."""
     mine, its = flatten(got), flatten(sent)
     assert repr(mine[0]) == repr(its[0]), name
     assert len(mine[1]) == len(its[1]), name

@@ -1,4 +1,5 @@
-"""Any tensor goes through the bytes of the wire and is the same tensor: values, shape, dtype, strides, wish for a gradient."""
+"""Any tensor goes through the bytes of the wire and is the same tensor: values, shape, dtype,
+strides, wish for a gradient."""
 
 from collections.abc import Callable
 from itertools import product
@@ -60,7 +61,8 @@ def through_the_wire(payload: object) -> object:
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Of any dtype, 0 to 6 dimensions of any sizes, and any strides that are not negative: with gaps, repeated, overlapping, permuted."""
+    """Of any dtype, 0 to 6 dimensions of any sizes, and any strides that are not negative: with
+    gaps, repeated, overlapping, permuted."""
     shape = draw(st.lists(st.integers(0, 4), max_size=6))
     kind = draw(st.sampled_from(["any", "permuted", "gapped"]))
     if kind == "any":

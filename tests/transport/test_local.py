@@ -1,4 +1,5 @@
-"""The local transport keeps the contract: everything arrives once, as it was, in any order that the seed says."""
+"""The local transport keeps the contract: everything arrives once, as it was, in any order that the
+seed says."""
 
 from math import inf
 

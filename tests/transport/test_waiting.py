@@ -8,7 +8,8 @@ from axrt.transport import waiting
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch, until_s: float) -> list[tuple[float, float]]:
-    """When each begins, after so much waiting, and how long it is, in seconds; by a clock that stands still between them."""
+    """When each begins, after so much waiting, and how long it is, in seconds; by a clock that
+    stands still between them."""
     now, taken = [0.0], []
 
     def sleep(seconds: float) -> None:

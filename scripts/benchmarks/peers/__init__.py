@@ -1,1 +1,2 @@
-"""axrt beside what a user would take instead, in the same processes at the same time; see scripts/bench_peers."""
+"""axrt beside what a user would take instead, in the same processes at the same time; see
+scripts/bench_peers."""

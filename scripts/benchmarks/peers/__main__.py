@@ -97,11 +97,13 @@ def machine(awake: bool) -> dict[str, Any]:
 
 @contextmanager
 def cores_awake(wanted: bool) -> Iterator[None]:
-    """Keep the kernel from putting idle cores into deep sleep, out of which they come with cold caches; a layer that computed would not."""
+    """Keep the kernel from putting idle cores into deep sleep, out of which they come with cold
+    caches; a layer that computed would not."""
     allowed = os.access(_LATENCY, os.W_OK)
     if wanted and not allowed:
         click.echo(
-            f"idle cores may fall asleep, which makes sleeping layers dearer for every runtime: {_LATENCY} cannot be written",
+            "idle cores may fall asleep, which makes sleeping layers dearer for every runtime: "
+            f"{_LATENCY} cannot be written",
             err=True,
         )
     with open(_LATENCY if wanted and allowed else os.devnull, "wb", buffering=0) as file:

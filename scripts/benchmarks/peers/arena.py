@@ -1,7 +1,8 @@
-"""One rank of a job in which all runtimes live side by side: they train in turn, in an order drawn anew for each round.
+"""One rank of a job in which all runtimes live side by side: they train in turn, in an order drawn
+anew for each round.
 
-axrt speaks MPI, through the node's shared memory; torch and DeepSpeed speak gloo, through the loopback device, for want of another
-backend on CPUs.
+axrt speaks MPI, through the node's shared memory; torch and DeepSpeed speak gloo, through the
+loopback device, for want of another backend on CPUs.
 """
 
 import gc
@@ -38,7 +39,8 @@ class Took(NamedTuple):
     """What some steps took.
 
     Args:
-        wall_s: from the first rank's start to the last rank's end; ranks of one node share its clock.
+        wall_s: from the first rank's start to the last rank's end; ranks of one node share its
+            clock.
         cpu_s: of all ranks.
     """
 

@@ -1,6 +1,8 @@
-"""Microseconds a task where layers do nothing, on two ranks: what a runtime costs while its code is in the caches.
+"""Microseconds a task where layers do nothing, on two ranks: what a runtime costs while its code is
+in the caches.
 
-A split backward counts as two tasks, though its second half has nothing to do here: compare whole with whole and split with split.
+A split backward counts as two tasks, though its second half has nothing to do here: compare whole
+with whole and split with split.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""One rank of one part: `python -m peers.job JSON STORE OUT`, started by mpirun; rank 0 writes the rows to OUT."""
+"""One rank of one part: `python -m peers.job JSON STORE OUT`, started by mpirun; rank 0 writes the
+rows to OUT."""
 
 import json
 import sys

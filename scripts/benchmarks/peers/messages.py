@@ -1,4 +1,5 @@
-"""The mpi transport beside raw mpi4py: latency, bandwidth, and what a large message waits for a busy sender."""
+"""The mpi transport beside raw mpi4py: latency, bandwidth, and what a large message waits for a
+busy sender."""
 
 import statistics
 import time
@@ -55,7 +56,8 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 class _Raw:
-    """Blocking calls on buffers that stay, one a message of the stream, as a step of training keeps what arrives."""
+    """Blocking calls on buffers that stay, one a message of the stream, as a step of training keeps
+    what arrives."""
 
     def __init__(self, comm: MPI.Comm, size: int, turns: int) -> None:
         self.comm, self.size = comm, size
@@ -80,7 +82,8 @@ class _Raw:
 
 
 class _Ours:
-    """Parcels, each into memory of its own. Neither side sleeps: this is a rank that has work, not one that waits."""
+    """Parcels, each into memory of its own. Neither side sleeps: this is a rank that has work, not
+    one that waits."""
 
     def __init__(self, transport: MpiTransport, rank: int, size: int) -> None:
         self.transport, self.rank, self.size = transport, rank, size

@@ -1,4 +1,5 @@
-"""Torch's pipelining: all its schedule classes over gloo, each with a stage object or two a rank."""
+"""Torch's pipelining: all its schedule classes over gloo, each with a stage object or two a
+rank."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,4 +1,5 @@
-"""Tokens a second of a GPT on two ranks of one thread, beside one process alone and two independent ones at once."""
+"""Tokens a second of a GPT on two ranks of one thread, beside one process alone and two independent
+ones at once."""
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat

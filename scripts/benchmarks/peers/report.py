@@ -17,7 +17,10 @@ WHAT = {
 
 def spread(values: Sequence[float], form: str = "{:.3f}") -> str:
     """The median, and the extremes."""
-    return f"{form.format(statistics.median(values))} ({form.format(min(values))} to {form.format(max(values))})"
+    return (
+        f"{form.format(statistics.median(values))} ({form.format(min(values))} to "
+        f"{form.format(max(values))})"
+    )
 
 
 def grouped(rows: Sequence[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -55,10 +58,9 @@ _CASE = ("ranks", "microbatches", "jitter", "steps", "clips")
 
 def _titled(case: tuple[Any, ...]) -> str:
     ranks, microbatches, jitter, steps, clips = case
-    return (
-        f"p = {ranks}, m = {microbatches}, {'jitter ' + str(jitter) if jitter else 'no jitter'}, "
-        f"{'one step with a flush' if steps == 1 else f'{steps} steps in a row'}{', clip = 1' if clips else ''}"
-    )
+    varies = f"jitter {jitter}" if jitter else "no jitter"
+    runs = "one step with a flush" if steps == 1 else f"{steps} steps in a row"
+    return f"p = {ranks}, m = {microbatches}, {varies}, {runs}{', clip = 1' if clips else ''}"
 
 
 def _ranked(
@@ -80,7 +82,8 @@ def _synthetic(title: str, rows: list[Row]) -> str:
     )
     lines = [
         f"**{title}**\n",
-        "| | utilisation | of torch's best | simulated | with the measured costs | a task, a message | CPU of a rank |",
+        "| | utilisation | of torch's best | simulated | with the measured costs | a task, a "
+        "message | CPU of a rank |",
         "|---|---|---|---|---|---|---|",
     ]
     for (runtime, name), each in _ranked(rows, "utilisation", lambda value: -value):
@@ -124,7 +127,8 @@ def _empty(rows: list[Row]) -> str:
 def _messages(rows: list[Row]) -> str:
     lines = [
         "**Messages**\n",
-        "| KiB | raw, us | axrt, us | above raw, us | raw, GB/s | axrt, GB/s | of raw | waits for a busy sender, ms |",
+        "| KiB | raw, us | axrt, us | above raw, us | raw, GB/s | axrt, GB/s | of raw | waits for "
+        "a busy sender, ms |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (size,), each in grouped(rows, "bytes").items():
@@ -134,7 +138,8 @@ def _messages(rows: list[Row]) -> str:
         raw_rate, our_rate = (f"{median(each, f'{side}_gb_s'):.2f}" for side in ("raw", "axrt"))
         waits = spread([row["waits_ms"] for row in each], "{:.2f}")
         lines.append(
-            f"| {size // 1024:,} | {raw} | {ours} | {more:.1f} | {raw_rate} | {our_rate} | {share:.2f} | {waits} |"
+            f"| {size // 1024:,} | {raw} | {ours} | {more:.1f} | {raw_rate} | {our_rate} | "
+            f"{share:.2f} | {waits} |"
         )
     return "\n".join(lines)
 

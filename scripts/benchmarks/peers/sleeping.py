@@ -1,10 +1,13 @@
-"""Layers that sleep: so that many ranks fit few cores, and what counts is the schedule and what a runtime adds to it. Layers leave
-the cores alone, runtimes share them: with four ranks a core, CPU that a runtime takes costs it more than on a core a rank.
+"""Layers that sleep: so that many ranks fit few cores, and what counts is the schedule and what a
+runtime adds to it. Layers leave the cores alone, runtimes share them: with four ranks a core, CPU
+that a runtime takes costs it more than on a core a rank.
 
-Durations are drawn as the simulator draws them, from the same seeds for every runtime: for each kind and stage, so that schedules
-of two chunks a rank meet other, shorter ones than those of one. Every runtime gets the leanest layer that it can schedule: one node of
-the autograd graph, whose weight gradient waits (axrt) or comes along (backwards that are whole), or, for torch's split backward, one
-node for the input gradient and one for the weight gradient, since that walks the node where the two meet twice.
+Durations are drawn as the simulator draws them, from the same seeds for every runtime: for each
+kind and stage, so that schedules of two chunks a rank meet other, shorter ones than those of one.
+Every runtime gets the leanest layer that it can schedule: one node of the autograd graph, whose
+weight gradient waits (axrt) or comes along (backwards that are whole), or, for torch's split
+backward, one node for the input gradient and one for the weight gradient, since that walks the node
+where the two meet twice.
 """
 
 import time

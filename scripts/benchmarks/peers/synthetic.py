@@ -23,7 +23,8 @@ STEPS = 8
 
 
 class Case(NamedTuple):
-    """One table: ranks, microbatches a step, sigma of the jitter, steps in a row without a barrier, clipping."""
+    """One table: ranks, microbatches a step, sigma of the jitter, steps in a row without a barrier,
+    clipping."""
 
     ranks: int
     microbatches: int
@@ -43,7 +44,8 @@ class Loop(NamedTuple):
 
     Args:
         task: between two layers of a rank that has work, and what a sleep takes too long.
-        message: from the end of a layer to the start of one on another rank that waits for it, less `task`.
+        message: from the end of a layer to the start of one on another rank that waits for it, less
+            `task`.
     """
 
     task: float
