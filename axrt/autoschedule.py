@@ -50,19 +50,19 @@ class Candidate:
         schedule: what it is.
         step_s: seconds a step.
         busy: the share of them in which the busiest rank computes.
-        stash_mib: the most activations that a rank holds.
+        held_mib: the most activations that a rank holds.
     """
 
     schedule: Schedule
     step_s: float
     busy: float
-    stash_mib: float
+    held_mib: float
 
     def __str__(self) -> str:
-        cap = f" in_flight {self.schedule.in_flight}" if self.schedule.in_flight else ""
+        cap = f" max_held {self.schedule.max_held}" if self.schedule.max_held else ""
         return (
             f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy "
-            f"{self.busy:.2f}, {self.stash_mib:.1f} MiB"
+            f"{self.busy:.2f}, {self.held_mib:.1f} MiB"
         )
 
 
@@ -103,14 +103,14 @@ def resolve(
 
     def decided() -> tuple[str, int, list[str]]:
         found = choose(config, model, mesh.pipe, layers, edge)
-        return found[0].schedule.policy, found[0].schedule.in_flight, [str(one) for one in found]
+        return found[0].schedule.policy, found[0].schedule.max_held, [str(one) for one in found]
 
     with generator.borrowed():
         exchange.agreed(measured)
     edge = _measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
-    policy, in_flight, candidates = exchange.agreed(decided)
+    policy, max_held, candidates = exchange.agreed(decided)
     schedule, job = _of(
-        replace(config.schedule, policy=policy, in_flight=in_flight), config, model, mesh.pipe
+        replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
     )
     return schedule, replace(job, replicas=mesh.data), candidates
 
@@ -123,7 +123,7 @@ def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
         return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
     refusal = None
     for name, placement in DEFAULTS.items():
-        takes_the_cap = not config.schedule.in_flight or name == "adaptive"
+        takes_the_cap = not config.schedule.max_held or name == "adaptive"
         if asked in ("", placement) and takes_the_cap:
             try:
                 return _of(replace(config.schedule, policy=name), config, model, ranks)
@@ -140,9 +140,9 @@ def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
     ]
     others = " or ".join(f"schedule.policy = {name!r}" for name in fitting)
     return ConfigError(
-        f"schedule.in_flight = {asked.in_flight} on schedule.placement = {asked.placement!r} with "
+        f"schedule.max_held = {asked.max_held} on schedule.placement = {asked.placement!r} with "
         "no policy named; expected "
-        "schedule.in_flight = 0, or "
+        "schedule.max_held = 0, or "
         f"{others or 'another placement: no policy of this one takes a cap'}"
     )
 
@@ -162,7 +162,7 @@ def choose(
     """All that fit the settings and the memory, the one to take first, then by their time.
 
     Args:
-        config: `schedule.placement`, `chunks` and `in_flight` narrow the choice where they are set;
+        config: `schedule.placement`, `chunks` and `max_held` narrow the choice where they are set;
             `memory.activations_mb` is the most that a rank may hold.
         model: for where it is cut.
         ranks: of a pipeline.
@@ -175,9 +175,9 @@ def choose(
         _predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
     ]
     limit = config.memory.activations_mb or float("inf")
-    fitting = sorted((one for one in found if one.stash_mib <= limit), key=lambda one: one.step_s)
+    fitting = sorted((one for one in found if one.held_mib <= limit), key=lambda one: one.step_s)
     if not fitting:
-        least = min(found, key=lambda one: one.stash_mib, default=None)
+        least = min(found, key=lambda one: one.held_mib, default=None)
         if least is None:
             raise ConfigError(
                 f"schedule.policy = 'auto' finds no schedule for {ranks} ranks that fits the model "
@@ -187,11 +187,11 @@ def choose(
         raise ConfigError(
             f"memory.activations_mb = {limit:g} is too little for any schedule on {ranks} ranks; "
             f"{least} holds least: set "
-            f"memory.activations_mb = {ceil(least.stash_mib + 0.1)}, {recompute}or start more ranks"
+            f"memory.activations_mb = {ceil(least.held_mib + 0.1)}, {recompute}or start more ranks"
         )
     best = min(
         (one for one in fitting if one.step_s <= _AS_FAST * fitting[0].step_s),
-        key=lambda one: one.stash_mib,
+        key=lambda one: one.held_mib,
     )
     return [best, *(one for one in fitting if one is not best)]
 
@@ -200,9 +200,9 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
     """Schedules that fit, each with its job."""
     asked = config.schedule
     for name in NAMES:
-        for cap in [asked.in_flight] if asked.in_flight else caps_of(name, ranks):
+        for cap in [asked.max_held] if asked.max_held else caps_of(name, ranks):
             try:
-                found = _of(replace(asked, policy=name, in_flight=cap), config, model, ranks)
+                found = _of(replace(asked, policy=name, max_held=cap), config, model, ranks)
             except ConfigError:
                 continue
             if (
@@ -246,9 +246,9 @@ def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge:
             sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
         )
 
-    step_s, stash_mib = _at(job.microbatches, job.ranks, simulated)
+    step_s, held_mib = _at(job.microbatches, job.ranks, simulated)
     return Candidate(
-        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, stash_mib
+        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held_mib
     )
 
 

@@ -176,7 +176,7 @@ class Parallel(_Section):
 
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
-    order: str = _key(
+    rank_order: str = _key(
         "pipe",
         "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage",
         choices=("pipe", "data"),
@@ -216,7 +216,7 @@ class Schedule(_Section):
         "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked",
         least=0,
     )
-    in_flight: int = _key(
+    max_held: int = _key(
         0,
         "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those "
         "in flight, until their backward begins; "
@@ -239,9 +239,9 @@ class Schedule(_Section):
             )
         try:
             if self.policy in NAMES:
-                policy_by_name(self.policy, self.in_flight)
+                policy_by_name(self.policy, self.max_held)
         except ValueError as error:
-            yield f"schedule.in_flight: {error}"
+            yield f"schedule.max_held: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +476,13 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
         keys[key] = value
 
 
+# Keys of former versions, by their present names.
+_RENAMED = {
+    "schedule.in_flight": "schedule.max_held",
+    "parallel.order": "parallel.rank_order",
+}
+
+
 def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
     """Sections that there are not, then keys."""
     sections = get_type_hints(Config)
@@ -491,7 +498,9 @@ def _strangers(
     what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str
 ) -> Iterator[str]:
     for name in found:
-        if name not in known:
+        if name not in known and prefix + name in _RENAMED:
+            yield f"{prefix}{name} is now {_RENAMED[prefix + name]}; expected the new name"
+        elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = (
                 f"did you mean {prefix}{near[0]}?"

@@ -282,7 +282,7 @@ class Engine:
             "microbatches": job.microbatches,
             "placement": job.placement.name,
             "chunks": of.chunks,
-            "in_flight": of.in_flight,
+            "max_held": of.max_held,
             "order": of.order,
             "replicas": job.replicas,
             "clips": job.votes,

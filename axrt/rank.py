@@ -64,7 +64,7 @@ class Rank:
             self.size,
             config.parallel.pipe,
             config.parallel.data,
-            config.parallel.order,
+            config.parallel.rank_order,
         )
         gpus = world.gathered_on_node(visible_gpus(config.run.device))
         self.device = device_of(config.run.device, world.node_rank, gpus, config.run.share_gpu)

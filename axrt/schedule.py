@@ -20,7 +20,7 @@ def job_of(settings: Schedule, ranks: int) -> Job:
             settings.microbatches,
             placement=settings.placement,
             chunks=settings.chunks,
-            in_flight=settings.in_flight,
+            max_held=settings.max_held,
             order=settings.order,
         )
     except ValueError as error:

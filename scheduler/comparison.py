@@ -114,7 +114,7 @@ def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
     """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest
     first."""
     of = run.line.schedule
-    now = _outcome(run, Option(of["name"], of["in_flight"], run.job), costs)
+    now = _outcome(run, Option(of["name"], of["max_held"], run.job), costs)
     others = [
         _outcome(run, one, _costs_on(one, costs, run))
         for one in options(of["ranks"], of["microbatches"])
@@ -122,7 +122,7 @@ def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
     fresh = [
         one
         for one in others
-        if (one["policy"], one["in_flight"]) != (now["policy"], now["in_flight"])
+        if (one["policy"], one["max_held"]) != (now["policy"], now["max_held"])
     ]
     for one in (now, *fresh):
         one["faster"] = now["step"] / one["step"]
@@ -134,7 +134,7 @@ def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
     lines = run.predicted(one.job, costs)
     return {
         "policy": one.name,
-        "in_flight": one.in_flight,
+        "max_held": one.max_held,
         "placement": where.name,
         "chunks": where.chunks,
         "step": statistics.fmean(line.makespan for line in lines) / run.steps,

@@ -28,7 +28,7 @@ def build_schedule(
     *,
     placement: str = "",
     chunks: int = 0,
-    in_flight: int = 0,
+    max_held: int = 0,
     order: str = "",
 ) -> Job:
     """The policy of that name, and where its stages are; one replica, and of no model yet.
@@ -38,7 +38,7 @@ def build_schedule(
         ranks: of a pipeline.
         microbatches: per step.
         placement, chunks: "" and 0 are the policy's own.
-        in_flight: cap in chunks; 0 is the policy's own.
+        max_held: cap in chunks; 0 is the policy's own.
         order: for "fixed": a CSV file (see `scheduler.order`), or a policy's name.
     Raises:
         ValueError: they do not go together, with the nearest that do; or the order cannot be read,
@@ -50,25 +50,25 @@ def build_schedule(
             f"{order!r}, or leave order away"
         )
     if name != FIXED:
-        policy = policy_by_name(name, in_flight)
+        policy = policy_by_name(name, max_held)
         where = placement_for(policy, ranks, microbatches, placement, chunks)
         least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
-        if 0 < in_flight < least:
+        if 0 < max_held < least:
             raise ValueError(
-                f"policy {name} holds {least} chunks on {ranks} ranks; set in_flight = {least} or "
+                f"policy {name} holds {least} chunks on {ranks} ranks; set max_held = {least} or "
                 "more, or 0"
             )
         return Job(where, policy, microbatches)
     if order in NAMES:
-        return _as_a_plan(order, ranks, microbatches, placement, chunks, in_flight)
-    return _from_file(order, ranks, microbatches, placement, chunks, in_flight)
+        return _as_a_plan(order, ranks, microbatches, placement, chunks, max_held)
+    return _from_file(order, ranks, microbatches, placement, chunks, max_held)
 
 
 class Option(NamedTuple):
     """A schedule that fits: the policy's name, its cap (0: its own), and what they come to."""
 
     name: str
-    in_flight: int
+    max_held: int
     job: Job
 
 
@@ -88,7 +88,7 @@ def options(
                     yield Option(
                         name,
                         cap,
-                        build_schedule(name, ranks, microbatches, chunks=count, in_flight=cap),
+                        build_schedule(name, ranks, microbatches, chunks=count, max_held=cap),
                     )
 
 
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
             "policy": self.option.name,
             "placement": where.name,
             "chunks": where.chunks,
-            "in_flight": self.option.in_flight,
+            "max_held": self.option.max_held,
             "copies": where.pipes,
             **{key: getattr(self, key) for key in ("makespan", "least", "held", "utilisation")},
         }
@@ -182,7 +182,7 @@ def _as_a_plan(
 def _check_cap(what: str, order: Order, cap: int) -> None:
     if 0 < cap < max(order.needs):
         raise ValueError(
-            f"{what} holds {max(order.needs)} chunks; set in_flight = {max(order.needs)} or more, "
+            f"{what} holds {max(order.needs)} chunks; set max_held = {max(order.needs)} or more, "
             "or 0"
         )
 

@@ -74,7 +74,7 @@ def test_mistakes_are_told_all_at_once_unknown_keys_first() -> None:
         "modle": {"layers": 3},
         "model": {"width": 100, "layer": 3},
         "memory": {"recompute": "half"},
-        "schedule": {"policy": "zb-v", "in_flight": 2, "global_batch": 7},
+        "schedule": {"policy": "zb-v", "max_held": 2, "global_batch": 7},
         "data": 3,
     }
     with pytest.raises(ConfigError) as caught:
@@ -86,7 +86,7 @@ def test_mistakes_are_told_all_at_once_unknown_keys_first() -> None:
         "there is no key model.layer; did you mean model.layers?",
         "[data] is an integer; expected a section of keys",
         "optimizer.lr = -1; expected at least 0",
-        "schedule.in_flight: policy zb-v has a bound of its own",
+        "schedule.max_held: policy zb-v has a bound of its own",
         "memory.recompute = ",
         "run.steps = 0; expected at least 1",
         "run.seed = 1.5 is a number; expected an integer",
@@ -128,8 +128,8 @@ def test_code_is_told_all_its_mistakes_too() -> None:
 
 
 def test_a_cap_is_for_policies_that_take_one() -> None:
-    with pytest.raises(ConfigError, match="schedule.in_flight: policy zb-v has a bound of its own"):
-        Config.read({}, ["schedule.policy=zb-v", "schedule.in_flight=2"])
+    with pytest.raises(ConfigError, match="schedule.max_held: policy zb-v has a bound of its own"):
+        Config.read({}, ["schedule.policy=zb-v", "schedule.max_held=2"])
 
 
 def test_a_schedule_that_has_no_steps_to_fall_is_refused() -> None:
@@ -227,3 +227,10 @@ def test_consecutive_ranks_are_one_pipeline_or_the_replicas_of_a_stage(
     for rank in range(6):
         other = Mesh(rank, 3, 2, order)
         assert mesh.rank_of(other.data_rank, other.pipe_rank) == rank
+
+
+def test_a_key_that_was_renamed_is_refused_with_its_new_name() -> None:
+    with pytest.raises(ConfigError, match="schedule.in_flight is now schedule.max_held"):
+        Config.read({"schedule": {"in_flight": 3}})
+    with pytest.raises(ConfigError, match="parallel.order is now parallel.rank_order"):
+        Config.read({}, ["parallel.order=data"])

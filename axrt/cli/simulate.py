@@ -55,7 +55,7 @@ _COSTS = (
     *(
         "--ranks",
         "--microbatches",
-        "--most-held",
+        "--memory",
         "--json",
         "--costs",
         "--latency",
@@ -97,7 +97,7 @@ _COSTS = (
     help="the best policy, placement, chunks and cap for these costs, and what bounds it",
 )
 @click.option(
-    "--most-held",
+    "--memory",
     default=0.0,
     type=click.FloatRange(0),
     help="with --search: microbatches of all its layers that a rank may hold, recomputed or not",
@@ -113,7 +113,7 @@ _COSTS = (
     "--chunks", default=0, type=click.IntRange(0), help="stages a rank, of placement looped"
 )
 @click.option(
-    "--in-flight",
+    "--max-held",
     default=0,
     type=click.IntRange(0),
     help="cap, for policies adaptive, axonn, dualpipe-v and fixed",
@@ -204,7 +204,7 @@ _COSTS = (
 @click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
 @click.option("--seed", default=0, type=int, help="of what varies")
 @click.option(
-    "--stash-mib",
+    "--held-mib",
     default=0.0,
     type=click.FloatRange(0),
     help="what a microbatch holds on a rank; a chunk holds 1/v",
@@ -234,7 +234,7 @@ def simulate_command(
     what_if: bool,
     searches: bool,
     as_json: bool,
-    stash_mib: float,
+    held_mib: float,
     **options: Any,
 ) -> None:
     """Simulate a schedule with the rules that the runtime itself follows.
@@ -243,10 +243,10 @@ def simulate_command(
     axrt simulate --policy 1f1b --ranks 4 --microbatches 8
     axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
-    axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --most-held 8
+    axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --memory 8
     axrt simulate --like runs/quickstart --what-if      after axrt train ... run.trace_steps=5
     """
-    most_held = options.pop("most_held")
+    memory = options.pop("memory")
     _check_picture(options["picture"])
     if like or what_if:
         _refuse_besides("--like", ("--what-if", "--picture", "--json"), context)
@@ -254,20 +254,20 @@ def simulate_command(
         return
     if not ((policy or searches) and options["ranks"] and options["microbatches"]):
         _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
-    if (policy and searches) or (most_held and not searches):
+    if (policy and searches) or (memory and not searches):
         _refuse(
-            "--search tries every policy, and --most-held narrows it; expected either --search or "
+            "--search tries every policy, and --memory narrows it; expected either --search or "
             "--policy"
         )
     _check(options)
     if searches:
         _refuse_besides("--search", _COSTS, context)
-        _search(options, most_held, as_json)
+        _search(options, memory, as_json)
     elif policy:
-        _simulate(policy, as_json, stash_mib, options)
+        _simulate(policy, as_json, held_mib, options)
 
 
-def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, Any]) -> None:
+def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, Any]) -> None:
     """One policy, or all of them."""
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
@@ -280,11 +280,11 @@ def _simulate(policy: str, as_json: bool, stash_mib: float, options: dict[str, A
     for name in NAMES if policy == "all" else (policy,):
         try:
             takes_the_cap = policy != "all" or name in CAPPED
-            job, line = _simulated(name, options if takes_the_cap else {**options, "in_flight": 0})
+            job, line = _simulated(name, options if takes_the_cap else {**options, "max_held": 0})
         except ValueError as error:
             misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
-        found.append(_figures(job, line, options, stash_mib))
+        found.append(_figures(job, line, options, held_mib))
         _write(files["picture"], lambda: _drawn(line))  # noqa: B023
         _write(files["timeline"], line.to_json)
         _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
@@ -349,17 +349,15 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
         show_comparison(found, tried, run)
 
 
-def _search(options: dict[str, Any], most_held: float, as_json: bool) -> None:
+def _search(options: dict[str, Any], memory: float, as_json: bool) -> None:
     def run(job: Job) -> tuple[Costs, Timeline]:
         costs = _costs(job, options)
         return costs, _run(job, costs, options)
 
-    found, least = search(
-        options["ranks"], options["microbatches"], options["steps"], most_held, run
-    )
+    found, least = search(options["ranks"], options["microbatches"], options["steps"], memory, run)
     if not found:
         _refuse(
-            f"--most-held {most_held:g}: no schedule on {options['ranks']} ranks holds so little; "
+            f"--memory {memory:g}: no schedule on {options['ranks']} ranks holds so little; "
             "expected more, or more ranks"
         )
     if as_json:
@@ -400,7 +398,7 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
         options["microbatches"],
         placement=options["placement"],
         chunks=options["chunks"],
-        in_flight=options["in_flight"],
+        max_held=options["max_held"],
         order=options["order"],
     )
     return job, _run(job, _costs(job, options), options)
@@ -435,7 +433,7 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
     return simulate(job, costs, steps=options["steps"], barrier=options["barrier"])
 
 
-def _figures(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) -> dict[str, Any]:
+def _figures(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> dict[str, Any]:
     return {
         "policy": job.policy.name,
         "placement": job.placement.name,
@@ -446,7 +444,7 @@ def _figures(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float
         "span": line.span,
         "in_flight": line.in_flight,
         "held": line.held,
-        "stash_mib": _stash(job, line, options, stash_mib),
+        "held_mib": _stash(job, line, options, held_mib),
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
@@ -454,11 +452,11 @@ def _figures(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float
     }
 
 
-def _stash(job: Job, line: Timeline, options: dict[str, Any], stash_mib: float) -> list[float]:
+def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
     """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is
     not counted."""
     again = _recomputed(job, options)
-    whole = stash_mib * job.placement.share
+    whole = held_mib * job.placement.share
     return line.stash(
         lambda stage: whole * (1 - again.get(stage, 0.0)),
         lambda stage: whole * again.get(stage, 0.0),

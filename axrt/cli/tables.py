@@ -29,7 +29,7 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
         "nothing left",
     ):
         table.add_column(column, justify="right", no_wrap=True)
-    in_mib = any(map(sum, (of["stash_mib"] for of in found)))
+    in_mib = any(map(sum, (of["held_mib"] for of in found)))
     if in_mib:
         table.add_column("held, MiB", justify="right", no_wrap=True)
     for of in sorted(found, key=lambda of: float(of["makespan"])):
@@ -43,7 +43,7 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
             str(max(of["in_flight"])),
             str(max(of["held"])),
             *[f"{cause:.2f}" for cause in causes],
-            *[f"{max(of['stash_mib']):.1f}"] * in_mib,
+            *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )
     Console(width=max(140, Console().width), highlight=False).print(table)
     click.echo(
@@ -61,7 +61,7 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
     for column in ("policy", "placement"):
         table.add_column(column, no_wrap=True)
     for column in (
-        "in_flight",
+        "max_held",
         "makespan",
         "utilisation",
         "held",
@@ -72,7 +72,7 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
     for one in found[:rows]:
         of = one.option
         counts = (
-            str(of.in_flight or ""),
+            str(of.max_held or ""),
             f"{one.makespan:.2f}",
             f"{one.utilisation:.3f}",
             f"{one.held:g}",
@@ -150,7 +150,7 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     for one in others:
         name = (
             one["policy"]
-            + (f" in_flight {one['in_flight']}" if one["in_flight"] else "")
+            + (f" max_held {one['max_held']}" if one["max_held"] else "")
             + (" (this run)" if one["is_this_run"] else "")
         )
         step, faster = f"{1e3 * one['step']:.2f}", f"{one['faster']:.3f}"
@@ -185,7 +185,7 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
     if best is now:
         click.echo("No other would be faster.")
     else:
-        cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
+        cap = f" with max_held {best['max_held']}" if best["max_held"] else ""
         click.echo(
             f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding "
             f"{best['held']:g} in place of {now['held']:g}."

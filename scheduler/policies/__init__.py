@@ -44,32 +44,32 @@ _PLAIN = (
     ZeroBubbleV(),
 )
 _CAPPED = (Adaptive, AxoNN, DualPipeV)
-CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take in_flight
+CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take max_held
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
 
 
 FIXED = Fixed.name  # follows an order that is given, see axrt.schedule
 
 
-def policy_by_name(name: str, in_flight: int = 0) -> Policy:
+def policy_by_name(name: str, max_held: int = 0) -> Policy:
     """The policy of that name.
 
     Args:
         name: one of `NAMES`.
-        in_flight: the cap, for policies that take one; 0 is the policy's own.
+        max_held: the cap, for policies that take one; 0 is the policy's own.
     Raises:
         ValueError: no such policy, or one that does not take a cap.
     """
     for kind in _CAPPED:
         if kind.name == name:
-            return kind(in_flight)
+            return kind(max_held)
     for policy in _PLAIN:
         if policy.name == name:
-            if in_flight:
+            if max_held:
                 takes = " or ".join(CAPPED)
                 raise ValueError(
-                    f"policy {name} has a bound of its own; in_flight = {in_flight} needs policy "
-                    f"{takes}, or set in_flight = 0"
+                    f"policy {name} has a bound of its own; max_held = {max_held} needs policy "
+                    f"{takes}, or set max_held = 0"
                 )
             return policy
     if name == FIXED:

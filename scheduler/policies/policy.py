@@ -11,8 +11,7 @@ backward (or input gradient), and the deepest stage s that has started it.
   and so everything before it is done there. It was refused; the policies that refuse by a cap admit
   a forward whenever in flight < cap with cap >= 1, and in flight is 0 there. (A cap on what is held
   is no hindrance either: with nothing in flight all that is held is weight gradients, which are
-  never refused.)
-      Contradiction.
+  never refused.) Contradiction.
 * s is the last: its backward needs nothing else. Only gpipe refuses backwards, and only until the
   forwards of that step are done here; they are refused by nothing, since in flight < m holds for
   the microbatches of the oldest step, and their activations come from stages of which the same is
@@ -43,6 +42,13 @@ first in that order: what it needs comes before it, so it is done. A due forward
 while weight gradients wait, which are never refused: the order itself needs so much, and no more
 than the cap leaves above that run ahead. An order that is given is acyclic if one simulation of it
 ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
+
+*Rows*. What is said of forwards and backwards here is said of rows of the table (`rules`) whose
+`admitted` asks the policy. Every other row is admitted always, and its head runs when its needs are
+met. So a row is stuck only behind another row, and what rows of one step need of each other is
+acyclic: forward, backward, sums of buckets, norms, vote, steps; only the gate of the weights leads
+from a step to the next. A feature that adds rows keeps the proof if its rows are always admitted
+and come between two of these.
 
 *Recomputation* adds a task between a forward and its backward that no policy is asked about. It is
 refused only while others of its stage are recomputed and wait, and the first of those wants nothing

@@ -39,7 +39,7 @@ def engines(ranks: int) -> Iterator[tuple[str, axrt.Engine]]:
                 "model": {"layers": 8, "width": 256, "heads": 4, "context": CONTEXT},
                 "schedule": {
                     "policy": name,
-                    "in_flight": cap,
+                    "max_held": cap,
                     "microbatches": MICROBATCHES,
                     "microbatch_size": SEQUENCES,
                 },

@@ -177,7 +177,7 @@ def reaction_us() -> list[float]:
     stamps = Stamps()
     model = axrt.PipelineModule([slow, slow], first)
     config = {
-        "schedule": {"microbatches": 50, "policy": "axonn", "in_flight": 1},
+        "schedule": {"microbatches": 50, "policy": "axonn", "max_held": 1},
         "run": {"device": "cpu"},
     }
     with axrt.initialize(model, config=config, observers=[stamps]) as engine:

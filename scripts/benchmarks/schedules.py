@@ -60,7 +60,7 @@ def ran(
     name: str, cap: int, ranks: int, costs: Costs, steps: int = 1, clips: bool = False
 ) -> Timeline:
     job = replace(
-        build_schedule(name, ranks, 2 * ranks, in_flight=cap),
+        build_schedule(name, ranks, 2 * ranks, max_held=cap),
         votes=clips,
         recomputed=dict.fromkeys(costs.recomputed, 1),
     )
@@ -78,7 +78,7 @@ def published(ranks: int) -> None:
             ran(name, cap, ranks, Costs()),
             ran(name, cap, ranks, Costs(edge=Edge(latency=0.25))),
         )
-        share = build_schedule(name, ranks, 2 * ranks, in_flight=cap).placement.share
+        share = build_schedule(name, ranks, 2 * ranks, max_held=cap).placement.share
         stash = f"{max(line.in_flight) * share:g} | {max(line.held) * share:g}"
         print(
             f"| {label} | {line.makespan:g} | {max(line.span):g} | {far.makespan:g} | {stash} |",

@@ -23,7 +23,7 @@ def simulate(*arguments: str) -> Result:
 
 def test_one_policy_as_json() -> None:
     result = simulate(
-        "--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--stash-mib", "10", "--json"
+        "--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--held-mib", "10", "--json"
     )
     found = json.loads(result.output)
     assert (
@@ -35,7 +35,7 @@ def test_one_policy_as_json() -> None:
     ) == ("zb-v", "vee", 4, 8, 2)
     assert (found["makespan"], found["utilisation"]) == (25.5, pytest.approx(24 / 25.5))
     assert found["in_flight"] == found["held"] == [8, 8, 8, 8]
-    assert found["stash_mib"] == [40, 40, 40, 40]
+    assert found["held_mib"] == [40, 40, 40, 40]
     assert found["idle"] == pytest.approx([1.5] * 4)
     assert found["tasks"] == 4 * 2 * 8 * (1 + 1 + 4)
     assert len(found["span"]) == 4
@@ -87,7 +87,7 @@ def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
     assert file.read_text().startswith("F0.0,F0.1,")
     assert (
         json.loads(
-            simulate("--policy", "fixed", "--order", "zb-h2", "--in-flight", "10", *size).output
+            simulate("--policy", "fixed", "--order", "zb-h2", "--max-held", "10", *size).output
         )["makespan"]
         <= 27
     )
@@ -99,8 +99,8 @@ def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
         ),
         (("--policy", "1f1b", "--order", str(file)), "set policy = 'fixed'"),
         (
-            ("--policy", "fixed", "--order", "zb-h2", "--in-flight", "2"),
-            "holds 8 chunks; set in_flight = 8 or more",
+            ("--policy", "fixed", "--order", "zb-h2", "--max-held", "2"),
+            "holds 8 chunks; set max_held = 8 or more",
         ),
         (
             ("--policy", "fixed", "--order", str(file), "--ranks", "3"),
@@ -230,7 +230,7 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
             "--picture is of one schedule",
         ),
         (
-            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--in-flight", "4"),
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--max-held", "4"),
             "zb-v has a bound of its own",
         ),
         (
@@ -280,7 +280,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "microbatches": 8,
         "placement": "linear",
         "chunks": 0,
-        "in_flight": 0,
+        "max_held": 0,
         "order": "",
     }
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "none"}
@@ -319,7 +319,7 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
     assert found[0]["faster"] > 1.2, "one that splits backwards, and cuts the model evenly"
     assert {one["policy"] for one in found} == set(NAMES)
     best = next(one for one in found if one["copies"] == 1)
-    cap = f" with in_flight {best['in_flight']}" if best["in_flight"] else ""
+    cap = f" with max_held {best['max_held']}" if best["max_held"] else ""
     assert f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast" in result.output
     assert (
         "What two copies of the weights cost to add up is not known from this run" in result.output
@@ -336,7 +336,7 @@ def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path:
         "microbatches": 8,
         "placement": "linear",
         "chunks": 0,
-        "in_flight": 0,
+        "max_held": 0,
         "order": "",
     }
     line.schedule |= {"replicas": 1, "clips": False, "recompute": "stage-aware:0.5"}
@@ -384,7 +384,7 @@ def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path:
             "expected either --search or --policy",
         ),
         (
-            ("--search", "--ranks", "4", "--microbatches", "8", "--most-held", "0.1"),
+            ("--search", "--ranks", "4", "--microbatches", "8", "--memory", "0.1"),
             "no schedule on 4 ranks holds so little",
         ),
         (
@@ -428,14 +428,14 @@ def test_the_search_says_how_far_the_best_is_from_the_bound() -> None:
     assert [one["makespan"] for one in found["found"]] == sorted(
         one["makespan"] for one in found["found"]
     )
-    little = json.loads(simulate(*case, "--most-held", "2", "--json").output)["found"]
-    assert {(one["policy"], one["in_flight"]) for one in little} == {
+    little = json.loads(simulate(*case, "--memory", "2", "--json").output)["found"]
+    assert {(one["policy"], one["max_held"]) for one in little} == {
         ("v-min", 0),
         ("axonn", 1),
         ("axonn", 2),
     }
     assert len(found["found"]) > len(NAMES), "several caps and chunks of some"
-    shown = simulate(*case, "--latency", "0.1", "--most-held", "4")
+    shown = simulate(*case, "--latency", "0.1", "--memory", "4")
     assert shown.exit_code == 0
     assert "No schedule on its placement can take less than" in shown.output
 
@@ -448,7 +448,7 @@ def test_recomputation_takes_a_forward_more() -> None:
     assert again["makespan"] > plain["makespan"]
     assert again["tasks"] == plain["tasks"] * 3 // 2
     plain, again = (
-        json.loads(simulate(*case, "--stash-mib", "10", *more).output)["stash_mib"]
+        json.loads(simulate(*case, "--held-mib", "10", *more).output)["held_mib"]
         for more in ((), ("--recompute", "full"))
     )
     assert plain == [80] * 4

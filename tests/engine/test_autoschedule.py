@@ -48,16 +48,16 @@ def chosen(
 
 def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those_as_fast() -> None:
     first, *others = chosen({})
-    assert (first.schedule.policy, first.schedule.in_flight) == ("adaptive", 0)
-    assert first.stash_mib == 8
+    assert (first.schedule.policy, first.schedule.max_held) == ("adaptive", 0)
+    assert first.held_mib == 8
     assert {one.schedule.policy for one in (first, *others)} == set(ONE_PIPE)
     assert [one.step_s for one in others] == sorted(one.step_s for one in others)
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:
     assert (
-        max(one.stash_mib for one in chosen({}))
-        > max(one.stash_mib for one in chosen({"memory": {"activations_mb": 8}}))
+        max(one.held_mib for one in chosen({}))
+        > max(one.held_mib for one in chosen({"memory": {"activations_mb": 8}}))
         == 8
     )
     looped = {one.schedule.policy for one in chosen({"schedule": {"placement": "looped"}})}
@@ -66,7 +66,7 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
         one.schedule.policy for one in chosen({"schedule": {"placement": "bidirectional"}})
     } == set(TWO_PIPES)
     assert {
-        one.schedule.in_flight for one in chosen({"schedule": {"policy": "auto", "in_flight": 5}})
+        one.schedule.max_held for one in chosen({"schedule": {"policy": "auto", "max_held": 5}})
     } == {5}
     said = (
         r"activations_mb = 1 is too little .* 4.0 MiB holds least: set memory.activations_mb = 5, "
@@ -87,8 +87,8 @@ def test_recomputation_counts() -> None:
         next(one for one in found if one.schedule.policy == "gpipe") for found in (plain, again)
     )
     assert after.step_s > before.step_s
-    assert before.stash_mib == 8 * 2
-    assert after.stash_mib == pytest.approx(2, abs=0.01), (
+    assert before.held_mib == 8 * 2
+    assert after.held_mib == pytest.approx(2, abs=0.01), (
         "one microbatch, and what came in of the others"
     )
 
@@ -117,19 +117,19 @@ def test_a_cap_alone_is_for_adaptive_and_elsewhere_the_policies_that_take_one_ar
         )
         return LocalWorld(2).run(with_engine)[0]
 
-    assert start(in_flight=6) == "adaptive"
+    assert start(max_held=6) == "adaptive"
     text = (
-        "schedule.in_flight = 8 on schedule.placement = '{}' with no policy named; expected "
-        "schedule.in_flight = 0, or {}"
+        "schedule.max_held = 8 on schedule.placement = '{}' with no policy named; expected "
+        "schedule.max_held = 0, or {}"
     )
     with pytest.raises(axrt.ConfigError, match=text.format("linear", "schedule.policy = 'axonn'")):
-        start(placement="linear", in_flight=8)
+        start(placement="linear", max_held=8)
     for placement in ("looped", "bidirectional"):
         with pytest.raises(
             axrt.ConfigError,
             match=text.format(placement, "another placement: no policy of this one takes a cap"),
         ):
-            start(placement=placement, in_flight=8)
+            start(placement=placement, max_held=8)
 
 
 def test_the_default_is_told_in_one_text() -> None:
@@ -265,8 +265,8 @@ def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
         (8, {"placement": "linear"}, "zb-h1"),
         (8, {"placement": "looped"}, "breadth-first"),
         (8, {"policy": "1f1b"}, "1f1b"),
-        (8, {"policy": "adaptive", "in_flight": 9}, "adaptive"),
-        (8, {"in_flight": 9}, "adaptive"),
+        (8, {"policy": "adaptive", "max_held": 9}, "adaptive"),
+        (8, {"max_held": 9}, "adaptive"),
     ],
 )
 def test_without_a_policy_the_first_that_the_model_has_layers_for_is_taken(
@@ -290,11 +290,11 @@ def test_one_rank_alone_has_one_stage() -> None:
 
 
 def test_a_cap_below_what_a_policy_needs_is_refused() -> None:
-    config = configured(MICROBATCHES, schedule={"policy": "adaptive", "in_flight": 3})
+    config = configured(MICROBATCHES, schedule={"policy": "adaptive", "max_held": 3})
     with pytest.raises(
         axrt.ConfigError,
         match=(
-            r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set in_flight = 4 or more, "
+            r"\[schedule\] policy adaptive holds 4 chunks on 2 ranks; set max_held = 4 or more, "
             r"or 0"
         ),
     ):
@@ -310,7 +310,7 @@ def test_long_steps_are_foretold_from_shorter_ones() -> None:
             one.schedule.policy: one
             for one in choose(Config.read(configured(m)), perceptron(), 2, EQUAL, Edge())
         }
-        assert found["gpipe"].stash_mib == m * 4
+        assert found["gpipe"].held_mib == m * 4
         assert found["1f1b"].step_s == pytest.approx((m + 1) * 4 * 0.03, rel=0.03)
 
 

@@ -91,7 +91,7 @@ def test_bits_depend_on_the_number_of_pipes_alone() -> None:
     assert on_ranks(4, steps=3, schedule={"policy": "fixed", "order": "chimera"}) == expected
     assert on_ranks(4, steps=3, memory={"recompute": "full"}) == expected
     two_replicas = on_ranks(4, 2, steps=3)
-    assert on_ranks(2, 2, steps=3, seed=3, parallel={"order": "data"}) == two_replicas
+    assert on_ranks(2, 2, steps=3, seed=3, parallel={"rank_order": "data"}) == two_replicas
 
 
 @pytest.mark.parametrize("policy", TWO_PIPES)

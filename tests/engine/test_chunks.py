@@ -162,15 +162,15 @@ class Joined(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("in_flight", [0, 6])
+@pytest.mark.parametrize("max_held", [0, 6])
 def test_what_passes_between_stages_of_one_rank_is_read_before_anything_is_added_to_it(
-    in_flight: int,
+    max_held: int,
 ) -> None:
     layers = [axrt.LayerSpec(Positions), axrt.LayerSpec(Joined), axrt.LayerSpec(nn.Linear, 16, 5)]
     model = axrt.PipelineModule(layers, functional.cross_entropy)
     config = configured(
         MICROBATCHES,
-        schedule={"policy": "adaptive", "in_flight": in_flight},
+        schedule={"policy": "adaptive", "max_held": max_held},
         parallel={"partition": [0, 0, 1, 2, 3]},
     )
     reference = train_in_plain_torch(model, BATCHES, STEPS)

@@ -106,7 +106,7 @@ def test_the_first_gradient_is_that_of_plain_torch(pipe: int, data: int) -> None
 def test_bits_depend_on_the_number_of_replicas_alone(data: int) -> None:
     expected = on_ranks(1, data, steps=3)
     assert on_ranks(3, data, seed=5, steps=3) == expected
-    assert on_ranks(2, data, steps=3, parallel={"order": "data"}) == expected
+    assert on_ranks(2, data, steps=3, parallel={"rank_order": "data"}) == expected
     assert on_ranks(2, data, steps=3, memory={"bucket_mb": 0}) == expected
     assert (
         on_ranks(2, data, steps=3, memory={"bucket_mb": 0.001}, schedule={"policy": "gpipe"})

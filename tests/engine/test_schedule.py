@@ -46,7 +46,7 @@ def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     reference, file = train_in_plain_torch(perceptron(), BATCHES, STEPS), tmp_path / "order.csv"
     file.write_text(str(order_of(Job(Vee(3), policy_by_name("zb-v"), MICROBATCHES))))
     assert on_ranks(3, {"policy": "fixed", "order": str(file)}) == reference
-    assert on_ranks(3, {"policy": "fixed", "order": "zb-v", "in_flight": 8}) == reference
+    assert on_ranks(3, {"policy": "fixed", "order": "zb-v", "max_held": 8}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "breadth-first", "chunks": 2}) == reference
 
 

@@ -333,9 +333,9 @@ def test_a_policy_is_found_by_name_and_a_wrong_one_is_refused_with_the_names() -
     with pytest.raises(ValueError, match="no policy '1f2b'; expected one of 1f1b, adaptive, axonn"):
         policy_by_name("1f2b")
     with pytest.raises(
-        ValueError, match="in_flight = 3 needs policy adaptive or axonn or dualpipe-v or fixed"
+        ValueError, match="max_held = 3 needs policy adaptive or axonn or dualpipe-v or fixed"
     ):
-        policy_by_name("gpipe", in_flight=3)
+        policy_by_name("gpipe", max_held=3)
 
 
 @pytest.mark.parametrize(

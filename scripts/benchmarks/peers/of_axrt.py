@@ -29,14 +29,14 @@ def contestant(
         batches: (inputs, target) of microbatches.
         settings: sections of the configuration.
         optimizer: of a bucket's named parameters; None: that of the settings.
-        cap: `schedule.in_flight`.
+        cap: `schedule.max_held`.
     """
     microbatches = settings["schedule"]["microbatches"]
-    job = build_schedule(name, MPI.COMM_WORLD.size, microbatches, in_flight=cap)
+    job = build_schedule(name, MPI.COMM_WORLD.size, microbatches, max_held=cap)
     pipeline = model(job.stages)
     config = {
         **settings,
-        "schedule": {**settings["schedule"], "policy": name, "in_flight": cap},
+        "schedule": {**settings["schedule"], "policy": name, "max_held": cap},
         "run": {"device": "cpu"},
     }
     engine = axrt.initialize(

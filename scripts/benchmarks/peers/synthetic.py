@@ -99,7 +99,7 @@ def _row(case: Case, contestant: Contestant, seed: int, took: Took, loop: Loop) 
 def _simulated(case: Case, name: str, seed: int, loop: Loop) -> float:
     policy_name, _, held = name.partition(", ")
     job = build_schedule(
-        policy_name, case.ranks, case.microbatches, in_flight=int(held.split()[0]) if held else 0
+        policy_name, case.ranks, case.microbatches, max_held=int(held.split()[0]) if held else 0
     )
     work = Work(RANK_S, RANK_S, RANK_S)
     costs = Costs(
