@@ -259,7 +259,7 @@ class Engine:
         calls it.
 
         A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of
-            different nodes are taken as they are.
+        different nodes are taken as they are.
         """
         mine = Timeline(
             self._job.ranks * self._job.replicas,
@@ -306,8 +306,7 @@ class Engine:
 
         When this returns the checkpoint is whole. If the job ends within, what was saved before
         stands. Whoever has gone back to an older checkpoint in the same directory saves anew from
-        there: what came after it is set
-            aside, and that is told.
+        there: what came after it is set aside, and that is told.
 
         Args:
             path: a directory that does not exist yet, in one that all ranks share.
@@ -385,6 +384,7 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._rank.leave()
+        self._model.release()
         self._world.left()
         self._checkpoints.close()
 

@@ -280,7 +280,7 @@ class MpiWorld(World):
         """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
 
         Returns if some rank does not come along: then it is not everyone's (a node without a GPU,
-            say); and whether it was said.
+        say); and whether it was said.
         """
         if self.rank == 0:
             print(text, file=sys.stderr, flush=True)
@@ -363,8 +363,7 @@ def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
     process instead.
 
     One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog
-        outside of Python
-    can end that, with the trace of this function.
+    outside of Python can end that, with the trace of this function.
     """
     if patience_s:
         faulthandler.dump_traceback_later(patience_s, exit=True, file=sys.__stderr__ or sys.stderr)

@@ -10,6 +10,7 @@ from torch import nn
 from axrt.config import Config
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
+from axrt.model.deferral import without_deferral
 from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
@@ -91,6 +92,11 @@ class LocalModel:
         finally:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
+
+    def release(self) -> None:
+        """Give the user's own modules back as they were, with their new weights."""
+        for _, layer in self.layers():
+            without_deferral(layer)
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""

@@ -11,8 +11,8 @@ def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps:
     """A lower bound on the time of so many steps under any policy, on a steady machine.
 
     For each rank: the way of the first activation to it, all its work, and then either nothing
-        (weight gradients may end it), or, weight
-    gradients aside, the way of its last input gradient to the first stage.
+    (weight gradients may end it), or, weight gradients aside, the way of its last input gradient to
+    the first stage.
     """
     bounds = []
     for rank in range(placement.ranks):

@@ -24,7 +24,7 @@ def recomputed_shares(
             holds.
         most: the share on the rank that holds most.
     Source: Lai et al., "Merak", TPDS 2023, section V: of p stages under 1f1b, stage r recomputes 1
-        - (1 - most)(p - 1) / (p - 1 - r).
+    - (1 - most)(p - 1) / (p - 1 - r).
     """
     besides = [
         policy.bounds(placement, rank, microbatches).held - 1 for rank in range(placement.ranks)

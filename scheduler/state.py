@@ -197,7 +197,7 @@ class RankState:
         0: one ahead of that stage.
 
         Of two pipes only one begins here, and the other is never to wait for this one: a whole step
-            is read ahead.
+        is read ahead.
         """
         if self.rank != self.placement.rank_of(0) or self.end is not None:
             return None

@@ -15,8 +15,7 @@ class Interrupt:
     ever.
 
     Every rank catches signals, and the main one acts on them: its batches end with a step, which
-        every rank is told as it is of
-    any end of data.
+    every rank is told as it is of any end of data.
     """
 
     def __init__(self) -> None:

@@ -232,7 +232,7 @@ class _Saves:
     """When and where this run saves.
 
     A save that fails is told, and training goes on: the next one may succeed. Only that of the last
-        step matters for how the run ends.
+    step matters for how the run ends.
 
     Args:
         engine: of the run.

@@ -26,8 +26,7 @@ class Compiler:
     yet differ are compiled apart.
 
     Shapes are compiled as they are: torch would else take for variable what has varied before, in
-        whatever layers the process holds, and
-    other code has other bits.
+    whatever layers the process holds, and other code has other bits.
 
     Args:
         backend: of `torch.compile`.

@@ -272,9 +272,8 @@ class Linear(nn.Linear):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        own = (
-            self._parameters
-        )  # as attributes they would take a search each, and this is called for every microbatch
+        # As attributes they would take a search each, and this is called for every microbatch.
+        own = self._parameters
         weight = own.get("weight")
         if (
             not torch.compiler.is_compiling()
@@ -325,14 +324,22 @@ def _is_looked_into(device: torch.device) -> bool:
 def with_deferral(layer: nn.Module) -> nn.Module:
     """The layer, in which every module that is exactly `torch.nn.Linear` may defer.
 
-    It is of another class from now on, in place, also where it is the user's (`PipelineModule` says
-    so): a copy would have to share hooks, attributes and parameters with the user's module,
-    whatever either of them sets later.
+    Such a module is of another class until `without_deferral`, in place, also where it is the
+    user's. Two other ways were tried. A copy would have to share hooks, attributes and parameters
+    with the user's module, whatever either of them sets later. A `forward` on the module itself is
+    a circle that only the garbage collector frees.
     """
     for module in layer.modules():
         if type(module) is nn.Linear:
             module.__class__ = Linear
     return layer
+
+
+def without_deferral(layer: nn.Module) -> None:
+    """Give modules the class back that they had before `with_deferral`."""
+    for module in layer.modules():
+        if type(module) is Linear:
+            module.__class__ = nn.Linear  # type: ignore[assignment]
 
 
 class _Product(torch.autograd.Function):

@@ -99,9 +99,8 @@ def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Mod
     names.
 
     The function is given the same module once more, an object that shares everything with it but
-        the class: called, it runs the
-    forward that the class had, without hooks, which are under way already. Made anew each time: a
-    copy of the layer is another module.
+    the class: called, it runs the forward that the class had, without hooks, which are under way
+    already. Made anew each time: a copy of the layer is another module.
     """
     kind = type(module)
     inner = type(kind.__name__, (kind,), {"__call__": kind.forward, "__module__": kind.__module__})

@@ -41,10 +41,9 @@ class PipelineModule:
             an option that is not taken.
 
     Modules that are given as they are run and are trained as they are: the user's own objects get
-        the new weights. Under a policy that
-    splits backwards each of their modules that is exactly `torch.nn.Linear` becomes a subclass of
-    it in place, `axrt.model.deferral.Linear`, which computes the same; a `LayerSpec` leaves the
-    user nothing to be changed.
+    the new weights. Under a policy that splits backwards each of their modules that is exactly
+    `torch.nn.Linear` is of a subclass that computes the same, `axrt.model.deferral.Linear`, until
+    the engine is closed.
     """
 
     def __init__(

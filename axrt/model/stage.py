@@ -464,7 +464,7 @@ def _edge(tensor: Tensor) -> GradientEdge:
     only where it must do more.
 
     That is for leaves, and for functions that are written in Python: those hold their part of the
-        graph only with a token.
+    graph only with a token.
     """
     made_by = tensor.grad_fn
     if made_by is None or isinstance(made_by, torch._C._FunctionBase):

@@ -140,7 +140,7 @@ class Bucket:
         none.
 
         An addition in place counts up the version of a view: so autograd is heard without a call
-            for each microbatch.
+        for each microbatch.
         """
         for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad

@@ -73,8 +73,7 @@ class Pinned:
     """Through pinned CPU memory, asynchronously.
 
     Called while the stream that computes is the current one: what goes out may have been laid out
-        anew there just now, and what
-    comes in will be used there.
+    anew there just now, and what comes in will be used there.
     """
 
     def __init__(self, device: torch.device) -> None:

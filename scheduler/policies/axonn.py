@@ -13,9 +13,9 @@ class AxoNN(Policy):
     `limit` are in flight.
 
     Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the
-        last.
+    last.
     Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to
-        G_inter).
+    G_inter).
     """
 
     limit: int = 0  # microbatches in the pipeline; 0: as many as there are ranks

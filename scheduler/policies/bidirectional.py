@@ -45,8 +45,7 @@ class DualPipe(Policy):
 
     Bound: p + 1, in flight and held.
     Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.1 (DualPipe); its overlap
-        of a forward with a backward is left to
-    the device.
+    of a forward with a backward is left to the device.
     """
 
     name = "dualpipe"

@@ -14,7 +14,7 @@ class Interleaved(Policy):
     after them, from the deepest chunk.
 
     Bound: min(m v, 2(p - 1 - r) + (v - 1) p + 1), the published warm-up and the one that follows. m
-        is a multiple of p.
+    is a multiple of p.
     Source: Narayanan et al., SC 2021, section 2.2 (interleaved 1F1B).
     """
 
@@ -46,7 +46,7 @@ class InterleavedZeroBubble(Policy):
 
     Bound: p v - r in flight and p v held. m is a multiple of p.
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024; as PyTorch has it interleaved
-        (ScheduleInterleavedZeroBubble).
+    (ScheduleInterleavedZeroBubble).
     """
 
     name = "interleaved-zb"
@@ -97,7 +97,8 @@ class BreadthFirst(Policy):
     round, after all forwards.
 
     Each stage's weights are used in one run, so that weights that are sharded are gathered once.
-    Bound: m v. Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
+    Bound: m v.
+    Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023.
     """
 
     name = "breadth-first"

@@ -21,7 +21,7 @@ class Nested(Policy):
     while fewer than 2p + c are in flight.
 
     The rule of evaluations, which have no backwards to compute: their news come back at once, and
-        no rank waits for room.
+    no rank waits for room.
     Bound: 2p + v - 1.
     """
 

@@ -19,7 +19,7 @@ class OneForwardOneBackward(Policy):
 
     Bound: p - r.
     Source: Fan et al., "DAPPLE", PPoPP 2021; Narayanan et al., SC 2021, section 2.2
-        (PipeDream-flush).
+    (PipeDream-flush).
     """
 
     name = "1f1b"
@@ -43,7 +43,7 @@ class EagerOneForwardOneBackward(Policy):
 
     Bound: 2(p - r) - 1; it hides a latency of up to half a forward and backward on every edge.
     Source: Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
-        (eager-1F1B).
+    (eager-1F1B).
     """
 
     name = "eager-1f1b"

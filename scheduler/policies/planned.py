@@ -37,7 +37,7 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     they take no forward's place.
 
     Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place
-        of nothing that the plan wants sooner.
+    of nothing that the plan wants sooner.
     """
     if (task.stage, task.kind) not in plan.due_lanes:
         return True

@@ -38,7 +38,7 @@ class Varuna(Policy):
     microbatches are in flight.
 
     Bound: 2p, on every rank: inputs of stages take little, and with p the first rank could not run
-        ahead of a late gradient.
+    ahead of a late gradient.
     Source: Athlur et al., "Varuna", EuroSys 2022, section 3.2 (opportunistic scheduling).
     """
 

@@ -15,7 +15,7 @@ class DualPipeV(Policy):
 
     Bound: `cap`, in flight and held.
     Source: the V-shaped cut of DualPipe, published with it by DeepSeek-AI, 2025 ("cut in half": one
-        copy of the weights).
+    copy of the weights).
     """
 
     cap: int = 0  # chunks held; never less than 2p + 1

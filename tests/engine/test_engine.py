@@ -439,3 +439,16 @@ def test_two_engines_live_in_one_process() -> None:
         first = [one.train_batch(iter(BATCHES(0))).loss, other.train_batch(iter(BATCHES(0))).loss]
     assert first[0] != first[1]
     assert first[0] == train_in_plain_torch(perceptron(), BATCHES, 1).losses[0]
+
+
+def test_the_users_own_linear_layers_have_their_class_again_after_close() -> None:
+    mine = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    layers = [mine[0], nn.Sequential(nn.ReLU(), mine[1])]
+    model = axrt.PipelineModule(layers, lambda out, target: (out - target).square().mean())
+    config = configured(2, schedule={"policy": "zb-h1"})
+    before = [layer.weight.detach().clone() for layer in mine]
+    with axrt.initialize(model, config=config, transport=LocalWorld(1).alone()) as engine:
+        engine.train_batch(iter([(torch.ones(2, 4, requires_grad=True), torch.zeros(2, 4))] * 2))
+        assert nn.Linear not in map(type, mine)
+    assert [type(layer) for layer in mine] == [nn.Linear, nn.Linear]
+    assert not any(torch.equal(now.weight, was) for now, was in zip(mine, before, strict=True))
