@@ -47,13 +47,14 @@ __all__ = [
     "seed_of",
 ]
 
+# the lightest first
 _HOMES = (
     "axrt.config",
     "axrt.errors",
     "axrt.engine",
     "axrt.model",
     "axrt.results",
-)  # the lightest first
+)
 
 
 def __getattr__(name: str) -> Any:

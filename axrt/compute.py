@@ -102,9 +102,8 @@ class OnCuda:
         return bool(self._running)
 
     def current(self) -> AbstractContextManager[Any]:
-        self._stream.wait_stream(
-            torch.cuda.current_stream()
-        )  # what the user has put there, weights above all
+        # what the user has put there, weights above all
+        self._stream.wait_stream(torch.cuda.current_stream())
         return torch.cuda.stream(self._stream)
 
     def start(self, task: Task, run: Run) -> Made:

@@ -113,13 +113,11 @@ class Engine:
             ]
             self._trainer.share_given_weights(given)
         trained = self._exchange.gathered(bool(self._model.named_parameters()))
-        self._trains_nothing = trained is not None and not any(
-            trained
-        )  # the main rank knows; an evaluation needs nothing trained
+        # the main rank knows; an evaluation needs nothing trained
+        self._trains_nothing = trained is not None and not any(trained)
         if compiler:
-            self._precompile(
-                model, sample
-            )  # last: a faster rank may be training, and tells this one
+            # last: a faster rank may be training, and tells this one
+            self._precompile(model, sample)
 
     @property
     def rank(self) -> int:

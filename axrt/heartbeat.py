@@ -123,9 +123,8 @@ class Heartbeat(Silence):
         before = time.monotonic()
         while not self._stopped.wait(self._tick_s):
             now = time.monotonic()
-            self._beat(
-                min(now - before, 3 * self._tick_s)
-            )  # it may have been stopped itself, like everyone
+            # it may have been stopped itself, like everyone
+            self._beat(min(now - before, 3 * self._tick_s))
             before = now
 
     def _beat(self, seconds: float) -> None:

@@ -123,9 +123,8 @@ class World:
 
     def __init__(self) -> None:
         self.rank, self.size, self.node_rank = 0, 1, 0
-        self.where: Callable[[], str] = lambda: (
-            "the start, before any step"
-        )  # what this rank is at, for a failure's text
+        # what this rank is at, for a failure's text
+        self.where: Callable[[], str] = lambda: "the start, before any step"
 
     def gathered_on_node(self, mine: T) -> list[T]:
         """What each rank of this node says, in order."""
@@ -262,9 +261,8 @@ class MpiWorld(World):
 
     def fail(self, error: BaseException) -> NoReturn:
         if self._failed not in (None, threading.current_thread()):
-            time.sleep(
-                _ALL_AGREE_S
-            )  # another thread has failed before and is ending the job, with its code
+            # another thread has failed before and is ending the job, with its code
+            time.sleep(_ALL_AGREE_S)
         if self._failed is None:  # the first failure speaks; ending may raise others
             self._failed = threading.current_thread()
             leave_code(exit_code_of(error))

@@ -15,7 +15,7 @@ from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
-from axrt.scheduler.bucket import Holder, Holders
+from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.store.assign import buckets_of
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
@@ -43,9 +43,9 @@ class LocalModel:
         )
 
     @property
-    def holders(self) -> dict[int, tuple[Holders, ...]]:
+    def copies(self) -> dict[int, tuple[Copies, ...]]:
         return {
-            stage: tuple(bucket.holders for bucket in buckets)
+            stage: tuple(bucket.copies for bucket in buckets)
             for stage, buckets in self.buckets.items()
         }
 
@@ -160,7 +160,7 @@ def local_model(
             Bucket(
                 one,
                 [places[name] for name, _ in one.named],
-                Holder(pipes[stage], stage, number),
+                BucketCopy(pipes[stage], stage, number),
                 factory,
                 lr_schedule,
                 generator.device,

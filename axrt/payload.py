@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slot:
     """Stands in a skeleton where tensor number `index` belongs."""
 
     index: int
 
 
-_ONLY = Place(0)
+_ONLY = Slot(0)
 
 
 def flatten(payload: object) -> tuple[object, list[Tensor]]:
@@ -36,7 +36,7 @@ def flatten(payload: object) -> tuple[object, list[Tensor]]:
 
 def unflatten(skeleton: object, tensors: list[Any]) -> Any:
     """The payload again, with these values where its tensors were."""
-    if isinstance(skeleton, Place):
+    if isinstance(skeleton, Slot):
         return tensors[skeleton.index]
     if isinstance(skeleton, tuple):
         return tuple([unflatten(part, tensors) for part in skeleton])
@@ -77,9 +77,8 @@ def _copy(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return tensor.clone()
     shape, strides = tensor.shape, tensor.stride()
-    once = [
-        1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)
-    ]  # what a stride of 0 repeats
+    # what a stride of 0 repeats
+    once = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
     copy = torch.empty_strided(once, strides, dtype=tensor.dtype, device=tensor.device).copy_(
         tensor.as_strided(once, strides)
     )
@@ -89,7 +88,7 @@ def _copy(tensor: Tensor) -> Tensor:
 def _strip(value: object, tensors: list[Tensor]) -> object:
     if isinstance(value, Tensor) and value.layout is torch.strided:
         tensors.append(value)
-        return Place(len(tensors) - 1)
+        return Slot(len(tensors) - 1)
     # Exact types: a subclass (a named tuple, a default dict) would arrive as something else.
     if type(value) is tuple:
         return tuple([_strip(part, tensors) for part in value])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from axrt.errors import PeerLeftError
 from axrt.heartbeat import Silence
-from axrt.scheduler.state import Lack, Place
+from axrt.scheduler.state import Coordinates, Lack
 
 # news that explain why a rank has gone, such as an END, come from another rank, and may come after
 # it
@@ -32,7 +32,7 @@ class Peers:
 
     def __init__(
         self,
-        rank_of: Callable[[Place], int],
+        rank_of: Callable[[Coordinates], int],
         heartbeat: Silence,
         now: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -124,7 +124,7 @@ class Trainer:
             self._job,
             mesh.pipe_rank,
             replica=mesh.data_rank,
-            buckets=model.holders,
+            buckets=model.copies,
             first_step=step,
         )
         self._stepping = stepping

@@ -43,9 +43,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
             "whole steps"
         )
     jitter = _jitter(took)
-    usual = {
-        lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times
-    }  # the median of a lognormal with that mean
+    # the median of a lognormal with that mean
+    usual = {lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times}
     between = fmean(_between_tasks(line) or [0.0])
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),

@@ -120,9 +120,8 @@ class Lane:
         """Set every counter as if the first `step` steps had been done."""
         for counter in self.count:
             self.count[counter] += step * self._per_step[counter]
-        self.finished.update(
-            {kind: self.count[kind] for kind in self.finished}
-        )  # in place: needs refer to it
+        # in place: needs refer to it
+        self.finished.update({kind: self.count[kind] for kind in self.finished})
 
     # Messages.
 

@@ -12,7 +12,7 @@ class Load(Enum):
 
     WORD = "a few bytes"
     ACTIVATIONS = "what a stage sends on, or the gradient of it"
-    SHARD = "a holder's shard of a bucket; the message is addressed to the bucket"
+    SHARD = "a copy's shard of a bucket; the message is addressed to the bucket"
 
 
 class Meaning(Vocabulary):
@@ -35,9 +35,9 @@ class Meaning(Vocabulary):
     GRADIENT = "gradient", Counts.MICROBATCHES, Load.ACTIVATIONS
     # A pipe's last stage knows the losses of a step.
     LOSS = "loss", Counts.STEPS, Load.WORD, True
-    # A holder of the bucket has its part of this shard's gradient.
+    # A copy of the bucket has its part of this shard's gradient.
     PART = "part", Counts.STEPS, Load.SHARD
-    # A holder has added up its shard.
+    # A copy has added up its shard.
     SUM = "sum", Counts.STEPS, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True

@@ -38,9 +38,8 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
     yield from times(r, up[0], down[0])
     yield from times(p - r, *up)
     yield from times(m - p, *down, *up)
-    yield from times(
-        r, down[1], up[1]
-    )  # from here on others wait for every input gradient, and weight gradients for the end
+    # from here on others wait for every input gradient, and weight gradients for the end
+    yield from times(r, down[1], up[1])
     yield from times(p - r, *down[1:])
     yield from times(m, up[2])
     yield from times(m, down[2])

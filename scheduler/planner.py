@@ -14,11 +14,12 @@ from .policies import FIXED, NAMES, Fixed, placement_for, policy_by_name
 from .simulator import Costs, order_of, simulate
 from .timeline import Timeline
 
+# those that a search tries; 0 is the placement's own, which is 2 where there is a choice
 _CHUNKS = (
     0,
     3,
     4,
-)  # those that a search tries; 0 is the placement's own, which is 2 where there is a choice
+)
 
 
 def build_schedule(

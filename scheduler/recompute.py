@@ -26,9 +26,10 @@ def recomputed_shares(
     Source: Lai et al., "Merak", TPDS 2023, section V: of p stages under 1f1b, stage r recomputes 1
     - (1 - most)(p - 1) / (p - 1 - r).
     """
+    # besides the one that runs
     besides = [
         policy.bounds(placement, rank, microbatches).held - 1 for rank in range(placement.ranks)
-    ]  # besides the one that runs
+    ]
     kept = {
         rank: min(1.0, (1 - most) * max(besides) / others)
         for rank, others in enumerate(besides)

@@ -63,7 +63,7 @@ class Costs:
 
     Args:
         work: of a rank: each of its chunks does the part that their number says; or of each stage.
-        reduce: adding up a holder's part of a bucket; only where there are replicas.
+        reduce: adding up a copy's part of a bucket; only where there are replicas.
         step: of the optimizer on a bucket.
         others: of other kinds of work that come once a step; 0 where nothing is said.
         task: added to every forward and backward, for the loop itself.

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .bucket import Holders, held_by_pipes
+from .bucket import Copies, copies_by_pipe
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
@@ -43,7 +43,7 @@ UNLIMITED = sys.maxsize
 CAUSES = INPUT, ROOM, END = "input", "room", "end"
 
 
-class Place(NamedTuple):
+class Coordinates(NamedTuple):
     """A rank by its coordinates."""
 
     replica: int
@@ -65,7 +65,7 @@ class Lack:
 
     task: Task
     what: str
-    owed_by: Place | None
+    owed_by: Coordinates | None
 
     def __str__(self) -> str:
         owner = "" if self.owed_by is None else f" from {self.owed_by}"
@@ -79,7 +79,7 @@ class RankState:
         job: what runs, alike on every rank.
         rank: this rank's place in its pipeline.
         replica: of the pipeline, this rank's.
-        buckets: for each stage of this rank the holders of its buckets, at least one bucket; None:
+        buckets: for each stage of this rank the copies of its buckets, at least one bucket; None:
             one a stage, held by every pipe.
         first_step: the step to begin with; its number only, no history is needed.
         features: the rules to go by; None: those of the job.
@@ -95,7 +95,7 @@ class RankState:
         rank: int,
         *,
         replica: int = 0,
-        buckets: Mapping[int, Sequence[Holders]] | None = None,
+        buckets: Mapping[int, Sequence[Copies]] | None = None,
         first_step: int = 0,
         features: Sequence[Feature] | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class RankState:
         self._table = Table(
             job,
             [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()],
-            buckets or {stage: (held_by_pipes(stage, 0, job.pipes),) for stage in stages},
+            buckets or {stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in stages},
             features or features_of(job),
             job.microbatches if job.trains else UNLIMITED,
         )
@@ -212,9 +212,9 @@ class RankState:
         """The message is addressed to a stage of this rank."""
         return self.pipe_of.get(message.stage) == message.pipe
 
-    def place_of(self, message: Message) -> Place:
+    def place_of(self, message: Message) -> Coordinates:
         """Which rank a message is for."""
-        return Place(*self.placement.place_of(message.pipe, message.stage))
+        return Coordinates(*self.placement.place_of(message.pipe, message.stage))
 
     def deliver(self, message: Message) -> None:
         """Take in what became true elsewhere."""
@@ -369,10 +369,10 @@ class RankState:
         """Something has happened for which what is done once a step may have waited."""
         self._look = dict.fromkeys(self.queues, True)
 
-    def _owner(self, lane: Lane, counter: Counter) -> Place | None:
+    def _owner(self, lane: Lane, counter: Counter) -> Coordinates | None:
         """Who owes the next of what is counted; None where it is this rank."""
         seat = lane.owner(counter)
-        place = None if seat is None else Place(*self.placement.place_of(*seat))
+        place = None if seat is None else Coordinates(*self.placement.place_of(*seat))
         return None if place == (self.replica, self.rank) else place
 
     # Refusals.
@@ -399,7 +399,7 @@ class RankState:
         meaning, stage, number = message.meaning, message.stage, message.number
         lane = self._table.lane_of(message) if self.is_here(message) else None
         if lane is None:
-            place = Place(self.replica, self.rank)
+            place = Coordinates(self.replica, self.rank)
             raise IllegalMove(f"{message}: {place} holds stages {sorted(self._lanes)}")
         if refusal := lane.refusal(meaning, number):
             raise IllegalMove(f"{message} {refusal}: {lane}")

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from .bucket import Holders
+from .bucket import Copies
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane, Passed
 from .message import Meaning, Message
@@ -35,7 +35,7 @@ class Table:
     Args:
         job: of the run.
         seats: the stages of this rank, each with its pipe.
-        holders: of each stage the holders of its buckets.
+        copies: of each stage the copies of its buckets.
         features: make the rows.
         open_to: the weights are in place for the microbatches before this one.
     Attributes:
@@ -51,7 +51,7 @@ class Table:
         self,
         job: Job,
         seats: Sequence[Seat],
-        holders: Mapping[int, Sequence[Holders]],
+        copies: Mapping[int, Sequence[Copies]],
         features: Sequence[Feature],
         open_to: int,
     ) -> None:
@@ -63,7 +63,7 @@ class Table:
         self._listening: dict[tuple[Lane, Counter], set[Queue]] = defaultdict(set)
         self._opening: dict[tuple[int, Gate], list[Passed]] = {}
         for seat in seats:
-            here = StageHere(job, seat, tuple(holders[seat.stage]) if job.trains else ())
+            here = StageHere(job, seat, tuple(copies[seat.stage]) if job.trains else ())
             rows = [row for feature in features for row in feature(here)]
             self._add_lanes(here, open_to)
             self._add_rows(seat.stage, rows)

@@ -72,7 +72,7 @@ class Kind(AnyKind):
     BACKWARD = "B", "backward", Counts.MICROBATCHES, Part.PIECE  # whole; or in two:
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
-    REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all holders' gradients
+    REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all copies' gradients
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET

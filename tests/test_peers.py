@@ -5,10 +5,13 @@ import pytest
 from axrt import PeerLeftError
 from axrt.heartbeat import Silence
 from axrt.peers import Peers
-from axrt.scheduler.state import Lack, Place
+from axrt.scheduler.state import Coordinates, Lack
 from axrt.scheduler.task import Task
 
-OWED = [Lack(Task.parse("B1.3"), "gradient", Place(0, 2)), Lack(Task.parse("F1.4"), "room", None)]
+OWED = [
+    Lack(Task.parse("B1.3"), "gradient", Coordinates(0, 2)),
+    Lack(Task.parse("F1.4"), "room", None),
+]
 
 
 class Clock:

@@ -108,9 +108,8 @@ class Bytes:
         return list(text.encode())
 
     def decode(self, token: int) -> str:
-        return (
-            self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"
-        )  # a vocabulary larger than bytes
+        # a vocabulary larger than bytes
+        return self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"
 
 
 class Numbers:

@@ -248,9 +248,8 @@ class _Saves:
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
-        directory = engine.broadcast(
-            str(record.directory) if record else None
-        )  # a number may have been added to its name
+        # a number may have been added to its name
+        directory = engine.broadcast(str(record.directory) if record else None)
         self.folder = Path(directory, self._config.dir) if self._config.dir else None
         self.newest: Path | None = None
         self.failed = False
@@ -259,9 +258,8 @@ class _Saves:
             self.newest = loaded
         if self.folder is not None:
             _on_main(engine, partial(check_writable, self.folder))
-            engine.own_checkpoints(
-                self.folder
-            )  # last: whatever is refused before leaves it as it was
+            # last: whatever is refused before leaves it as it was
+            engine.own_checkpoints(self.folder)
         if record and self.newest is not None:
             name_latest(self.newest)
 

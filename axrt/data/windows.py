@@ -49,9 +49,8 @@ class Windows:
             yield self._items([int(start) for start in block])
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {
-            key: value for key, value in self.__dict__.items() if key != "_order"
-        }  # a cache; a copy begins with its own
+        # a cache; a copy begins with its own
+        kept = {key: value for key, value in self.__dict__.items() if key != "_order"}
         return {**kept, "_tokens": Mapped.of(self._tokens) or self._tokens}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

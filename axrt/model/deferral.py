@@ -355,9 +355,8 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.set_materialize_grads(False)
         ctx.parameter = weight  # itself: what a checkpointed layer unpacks is another tensor
-        out = x.new_empty(
-            *x.shape[:-1], weight.shape[0]
-        )  # no view, which the next layer could not change in place
+        # no view, which the next layer could not change in place
+        out = x.new_empty(*x.shape[:-1], weight.shape[0])
         flat_out = out.view(-1, weight.shape[0])
         if bias is None:
             torch.mm(_flat(x), weight.t(), out=flat_out)

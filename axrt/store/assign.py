@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import nn
 
 from axrt.model.layers import Layer, TiedLayerSpec, places_of, tied_layer
-from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
+from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -17,14 +17,14 @@ class BucketSpec(NamedTuple):
     """One bucket of a stage.
 
     Args:
-        holders: in the order in which their gradients are added up.
+        copies: in the order in which their gradients are added up.
         named: its parameters.
         called: what the user's factory knows them as: tied weights by the name that the first layer
             gives them, in every copy.
         counts: its norms count; those of tied weights count once a pipe, with the first layer.
     """
 
-    holders: Holders
+    copies: Copies
     named: Named
     called: list[str]
     counts: bool
@@ -55,7 +55,7 @@ def buckets_of(
     if not rest and not tied:
         rest = [[]]  # a stage without parameters has a step to take, too
     ordinary = [
-        BucketSpec(held_by_pipes(stage, number, pipes), pairs, [name for name, _ in pairs], True)
+        BucketSpec(copies_by_pipe(stage, number, pipes), pairs, [name for name, _ in pairs], True)
         for number, pairs in enumerate(rest, len(tied))
     ]
     return tied + ordinary
@@ -75,13 +75,15 @@ def _tied(
     layer = tied_layer(layers, place)
     places = places_of(layers, layer.key)
     seats = [_seat(layers, cuts, other) for other in places]
-    holders = tuple(Holder(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats)
+    copies = tuple(
+        BucketCopy(pipe, stage, bucket) for pipe in range(pipes) for stage, bucket in seats
+    )
     firsts = {
         f"{place}.{name}": f"{places[0]}.{first}"
         for name, first in zip(layer.tied, tied_layer(layers, places[0]).tied, strict=True)
     }
     pairs = [pair for pair in named if pair[0] in firsts]
-    return BucketSpec(holders, pairs, [firsts[name] for name, _ in pairs], place == places[0])
+    return BucketSpec(copies, pairs, [firsts[name] for name, _ in pairs], place == places[0])
 
 
 def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:

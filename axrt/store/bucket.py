@@ -3,13 +3,13 @@
 Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are
 views of them. Gradients add up in place over the microbatches of a step (gradient accumulation).
 
-Where several ranks (or several layers, of tied weights) hold a bucket, each holder sends every
-other its *part* of the gradient, cut into one *shard* a holder (reduce-scatter). Who owns a shard
-adds the parts up in the order of holders, in float32 or better, and sends the *sum* back
+Where several ranks (or several layers, of tied weights) hold a bucket, each copy sends every
+other its *part* of the gradient, cut into one *shard* a copy (reduce-scatter). Who owns a shard
+adds the parts up in the order of copies, in float32 or better, and sends the *sum* back
 (all-gather), which arrives where the gradient is. That is the volume of a ring, needs no operator
 of MPI, and has one order of summation whatever the timing, the sizes of buckets and the library.
 
-No memory is written to while the network may still read it. A holder writes to its gradient again
+No memory is written to while the network may still read it. A copy writes to its gradient again
 after its own step, for which it needed a sum from everyone to whom it had sent a part; and it adds
 up again when everyone has sent a part of the next step, for which they needed its sum.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import ModelError
-from axrt.scheduler.bucket import Holder
+from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
 from .flat import FlatBuffer, by_dtype, can_be_flat
@@ -29,13 +29,11 @@ from .state import ParameterState, restore_state, saved_state
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
-Shards = tuple[Tensor, ...]  # of a holder, one a type of parameters; each shape (elements,)
-Part = tuple[
-    Shards, list[bool] | None
-]  # a holder's shards of a gradient; which parameters have one, None where all do
-Norms = tuple[
-    Tensor, Tensor
-]  # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
+Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
+# a copy's shards of a gradient; which parameters have one, None where all do
+Part = tuple[Shards, list[bool] | None]
+# places of parameters in the model, int64; the norms of their gradients; each shape (number,)
+Norms = tuple[Tensor, Tensor]
 
 
 def constant(step: int) -> float:
@@ -47,9 +45,9 @@ class Bucket:
     """Parameters, who holds them, and the optimizer that the user's factory made for them.
 
     Args:
-        spec: the parameters and their holders.
+        spec: the parameters and their copies.
         places: of each parameter in the model, rising numbers.
-        me: which of the holders this one is.
+        me: which of the copies this one is.
         factory: makes the optimizer; parameter groups may carry learning rates of their own.
         schedule: `schedule(step)` is the factor on every group's learning rate.
         device: of the parameters.
@@ -59,13 +57,13 @@ class Bucket:
         self,
         spec: BucketSpec,
         places: Sequence[int],
-        me: Holder,
+        me: BucketCopy,
         factory: OptimizerFactory,
         schedule: LrSchedule,
         device: torch.device,
     ) -> None:
         self.named, self.called = spec.named, spec.called
-        self.holders, self.me = spec.holders, me
+        self.copies, self.me = spec.copies, me
         self._counts = spec.counts
         self._parameters = [parameter for _, parameter in spec.named]
         self._places = torch.tensor(places, dtype=torch.int64)
@@ -92,7 +90,7 @@ class Bucket:
     @property
     def shared(self) -> bool:
         """There is someone to add up with."""
-        return len(self.holders) > 1
+        return len(self.copies) > 1
 
     @property
     def groups(self) -> list[dict[str, Any]]:
@@ -136,7 +134,7 @@ class Bucket:
         self._untouched = [view._version for view in self._views]
 
     def close(self) -> None:
-        """The gradient is complete on this holder; a parameter that no microbatch has used keeps
+        """The gradient is complete on this copy; a parameter that no microbatch has used keeps
         none.
 
         An addition in place counts up the version of a view: so autograd is heard without a call
@@ -199,22 +197,22 @@ class Bucket:
 
     # Adding up.
 
-    def part_for(self, to: Holder) -> Part:
-        """This holder's gradient of the shards that another one owns; lent until that one's sums
+    def part_for(self, to: BucketCopy) -> Part:
+        """This copy's gradient of the shards that another one owns; lent until that one's sums
         have come."""
         mask = None if all(self._used) else list(self._used)
-        return self._shards_of(self.holders.index(to)), mask
+        return self._shards_of(self.copies.index(to)), mask
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
-        """The sums of the parts of this holder's shards, in the order of holders; lent until the
+        """The sums of the parts of this copy's shards, in the order of copies; lent until the
         next step's parts have come."""
-        shards = [of_holder for of_holder, _ in parts]
+        shards = [of_copy for of_copy, _ in parts]
         if not self._totals:
             self._totals = [
                 torch.empty_like(shard, dtype=_wide(shard.dtype)) for shard in shards[0]
             ]
-        for total, *of_holders in zip(self._totals, *shards, strict=True):
-            _add_up(of_holders, total)
+        for total, *of_copies in zip(self._totals, *shards, strict=True):
+            _add_up(of_copies, total)
         masks = [mask for _, mask in parts if mask is not None]
         self._used = [
             len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)
@@ -224,23 +222,23 @@ class Bucket:
         )
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
-        """(number of a holder, memory for the sums that it sends), for every other holder."""
-        mine = self.holders.index(self.me)
-        for holder in range(len(self.holders)):
-            if holder != mine:
-                yield holder, self._shards_of(holder)
+        """(number of a copy, memory for the sums that it sends), for every other copy."""
+        mine = self.copies.index(self.me)
+        for copy in range(len(self.copies)):
+            if copy != mine:
+                yield copy, self._shards_of(copy)
 
     def take_sums(self, sums: Sequence[Shards]) -> None:
-        """Make the sums of all holders the gradient; a parameter that no holder has used keeps
+        """Make the sums of all copies the gradient; a parameter that no copy has used keeps
         none."""
-        for holder, of_holder in enumerate(sums):
-            for shard, total in zip(self._shards_of(holder), of_holder, strict=True):
+        for copy, of_copy in enumerate(sums):
+            for shard, total in zip(self._shards_of(copy), of_copy, strict=True):
                 if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
                     shard.copy_(total)
         self._show_gradients()
 
-    def _shards_of(self, holder: int) -> Shards:
-        return tuple(gradient.shards(len(self.holders))[holder] for gradient in self._gradients)
+    def _shards_of(self, copy: int) -> Shards:
+        return tuple(gradient.shards(len(self.copies))[copy] for gradient in self._gradients)
 
     # Norms, factors and the step.
 

@@ -188,9 +188,8 @@ def _received(one: _UnderWay, landings: Landings) -> Parcel:
     for room, sent in zip(arriving.large, beside, strict=True):
         _row(room).copy_(_row(sent))
         if sent.is_cuda:
-            sent.record_stream(
-                torch.cuda.current_stream(sent.device)
-            )  # its memory belongs to the sender's stream
+            # its memory belongs to the sender's stream
+            sent.record_stream(torch.cuda.current_stream(sent.device))
     arriving.tensors = [
         room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)
     ]

@@ -109,9 +109,8 @@ class Pinned:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:
-                    source.record_stream(
-                        self._stream
-                    )  # its memory may be handed out again only when this copy is done
+                    # its memory may be handed out again only when this copy is done
+                    source.record_stream(self._stream)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
 

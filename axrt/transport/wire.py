@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.payload import Place
+from axrt.payload import Slot
 
 # Quantized types keep a scale beside their numbers, and torch has no copies of integers of less
 # than a byte.
@@ -88,9 +88,8 @@ class Layout:
         self.spec = spec
         self._wire_shape = _without_repetition(spec.shape, spec.strides)
         order = _memory_order(self._wire_shape, spec.strides)
-        self._to_shape = sorted(
-            range(len(order)), key=order.__getitem__
-        )  # from the order of memory back to that of the shape
+        # from the order of memory back to that of the shape
+        self._to_shape = sorted(range(len(order)), key=order.__getitem__)
         self._in_memory = tuple([self._wire_shape[d] for d in order])
         self._plain = spec.strides == _contiguous(spec.shape)
         self._packed = _same_memory(
@@ -125,8 +124,8 @@ class Layout:
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot
     copy."""
-    only_tensors = isinstance(skeleton, Place) or (
-        isinstance(skeleton, tuple) and all(isinstance(p, Place) for p in skeleton)
+    only_tensors = isinstance(skeleton, Slot) or (
+        isinstance(skeleton, tuple) and all(isinstance(p, Slot) for p in skeleton)
     )
     # Only these may share a cache entry: elsewhere True, 1 and 1.0 would be taken for each other.
     return _described_once(skeleton, specs) if only_tensors else _described(skeleton, specs)

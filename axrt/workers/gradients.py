@@ -1,7 +1,7 @@
-"""Follows the gradients of buckets through a step, and adds them up over holders: an all-reduce by
+"""Follows the gradients of buckets through a step, and adds them up over copies: an all-reduce by
 messages.
 
-Parts are the reduce-scatter: each holder sends every other its shard of the gradient. Sums are the
+Parts are the reduce-scatter: each copy sends every other its shard of the gradient. Sums are the
 all-gather: who owns a shard sends its sum back. A bucket's parts leave when its own gradient is
 complete, which may be before its stage's is.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from axrt.scheduler.bucket import Holder
+from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
@@ -34,16 +34,16 @@ class GradientWorker(Worker):
 
     def __init__(self, buckets: Mapping[int, Sequence[Bucket]], mail: Mail, land: Land) -> None:
         self._buckets, self._mail, self._land = buckets, mail, land
-        # By the holder that a part is for, and the number of the holder that sends it: tied weights
+        # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
-        self._senders: dict[tuple[Holder, int], Bucket] = {
-            (to, bucket.holders.index(bucket.me)): bucket
+        self._senders: dict[tuple[BucketCopy, int], Bucket] = {
+            (to, bucket.copies.index(bucket.me)): bucket
             for of in buckets.values()
             for bucket in of
-            for to in bucket.holders
+            for to in bucket.copies
         }
-        self._holders: dict[Holder, int] = {
-            to: len(bucket.holders) for (to, _), bucket in self._senders.items()
+        self._copies: dict[BucketCopy, int] = {
+            to: len(bucket.copies) for (to, _), bucket in self._senders.items()
         }
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
 
@@ -97,31 +97,31 @@ class GradientWorker(Worker):
             closed.clear()
 
     def part(self, message: Message) -> Any:
-        """What the message brings to a holder: its shards of this rank's gradient of the bucket."""
-        to = Holder(message.pipe, message.stage, message.bucket)
-        return self._senders[to, message.number % self._holders[to]].part_for(to)
+        """What the message brings to a copy: its shards of this rank's gradient of the bucket."""
+        to = BucketCopy(message.pipe, message.stage, message.bucket)
+        return self._senders[to, message.number % self._copies[to]].part_for(to)
 
     def _await_sums(self, bucket: Bucket, step: int) -> None:
         """Sums from other ranks arrive where the gradient is."""
         pipe, stage, number = bucket.me
-        for holder, rooms in bucket.rooms_for_sums():
+        for copy, rooms in bucket.rooms_for_sums():
             self._land(
-                Message(Meaning.SUM, stage, step * len(bucket.holders) + holder, pipe, number),
+                Message(Meaning.SUM, stage, step * len(bucket.copies) + copy, pipe, number),
                 rooms,
             )
 
     def run(self, task: Task) -> Made:
-        total = self._buckets[task.stage][task.part].add_up(self._from_holders(Meaning.PART, task))
+        total = self._buckets[task.stage][task.part].add_up(self._from_copies(Meaning.PART, task))
         return lambda message: total
 
     def take_sums(self, task: Task) -> None:
-        """Put the sums of all holders into the bucket of a task."""
+        """Put the sums of all copies into the bucket of a task."""
         bucket = self._buckets[task.stage][task.part]
         if bucket.shared:
-            bucket.take_sums(self._from_holders(Meaning.SUM, task))
+            bucket.take_sums(self._from_copies(Meaning.SUM, task))
 
-    def _from_holders(self, meaning: Meaning, task: Task) -> list[Any]:
-        """What each holder of the task's bucket has sent for it, in the order of holders."""
-        holders = len(self._buckets[task.stage][task.part].holders)
-        numbers = range(task.microbatch * holders, (task.microbatch + 1) * holders)
+    def _from_copies(self, meaning: Meaning, task: Task) -> list[Any]:
+        """What each copy of the task's bucket has sent for it, in the order of copies."""
+        copies = len(self._buckets[task.stage][task.part].copies)
+        numbers = range(task.microbatch * copies, (task.microbatch + 1) * copies)
         return [self._mail.take(meaning, task.stage, number, task.part) for number in numbers]

@@ -139,7 +139,7 @@ class SteppingWorker(Worker):
         return nothing
 
     def _complete(self, task: Task) -> Bucket:
-        """The bucket of a task, with the gradient of all microbatches of all holders."""
+        """The bucket of a task, with the gradient of all microbatches of all copies."""
         bucket, record = self._buckets[task.stage][task.part], self._records[task.microbatch]
         if (task.stage, task.part) not in record.complete:
             record.complete.add((task.stage, task.part))

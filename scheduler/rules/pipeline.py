@@ -7,7 +7,7 @@
                                                            stage of every pipe
     B s.n  F s.n has started, or R s.n where the stage     gradient n to stage s-1; the last of a
            recomputes; gradient n but on the last stage    step: a part of each shared bucket to
-                                                           each of its holders
+                                                           each of its copies
     I s.n  as B                                            gradient n to stage s-1
     W s.n  I s.n has started                               as B without the gradient
 

@@ -1,20 +1,20 @@
-"""Steps, and the sums before them where a bucket has several holders (data parallelism).
+"""Steps, and the sums before them where a bucket has several copies (data parallelism).
 
     head          needs                                   then
     ------------  --------------------------------------  -------------------------------------
-    reduce s.t/b  a part from each holder; only of        a sum to each holder
+    reduce s.t/b  a part from each copy; only of        a sum to each copy
                   buckets that are shared
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
                   pipes; the vote where there is one      buckets of the stage have stepped
 
 Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
-is *whole* when a sum has come from each holder; where it has one holder, when the last B or W of
+is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
 the step has started. The losses say by what the gradient is to be divided, and that all went well.
 """
 
 from collections.abc import Callable, Iterator
 
-from ..bucket import Holder, Holders
+from ..bucket import BucketCopy, Copies
 from ..job import Seat
 from ..lane import Gate
 from ..message import Meaning, Message
@@ -23,25 +23,25 @@ from .row import Need, Row, StageHere, numbered, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:
-    """The rows of each bucket of a stage; every holder keeps all of the optimizer's state."""
-    for bucket, holders in enumerate(here.buckets):
-        if len(holders) > 1:
-            parts_of_all = Need(Meaning.PART, seats_of(holders), bucket)
+    """The rows of each bucket of a stage; every copy keeps all of the optimizer's state."""
+    for bucket, copies in enumerate(here.buckets):
+        if len(copies) > 1:
+            parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket=bucket)
         needs = (whole(here, bucket), losses_of_all(here), *voted(here))
         yield Row(Kind.STEP, needs, urgent(3), bucket=bucket, opens=Gate.WEIGHTS)
 
 
-def seats_of(holders: Holders) -> tuple[Seat, ...]:
-    return tuple(Seat(holder.pipe, holder.stage) for holder in holders)
+def seats_of(copies: Copies) -> tuple[Seat, ...]:
+    return tuple(Seat(copy.pipe, copy.stage) for copy in copies)
 
 
 def whole(here: StageHere, bucket: int) -> Need:
-    """The bucket has the gradient of all microbatches of all its holders."""
-    holders = here.buckets[bucket]
-    if len(holders) == 1:
+    """The bucket has the gradient of all microbatches of all its copies."""
+    copies = here.buckets[bucket]
+    if len(copies) == 1:
         return Need(here.completes)
-    return Need(Meaning.SUM, seats_of(holders), bucket)
+    return Need(Meaning.SUM, seats_of(copies), bucket)
 
 
 def losses_of_all(here: StageHere) -> Need:
@@ -56,22 +56,22 @@ def voted(here: StageHere) -> tuple[Need, ...]:
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
-    """With a step's last microbatch, to the holders of a shared bucket: a part of its gradient is
+    """With a step's last microbatch, to the copies of a shared bucket: a part of its gradient is
     there."""
     if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
     step, _ = here.job.step_of(task.microbatch)
-    return to_holders(Meaning.PART, here, bucket, step)
+    return to_copies(Meaning.PART, here, bucket, step)
 
 
 def sums(here: StageHere) -> Callable[[Task], list[Message]]:
-    """After a reduce, to the holders of its bucket: a shard has been added up."""
-    return lambda task: to_holders(Meaning.SUM, here, task.part, task.microbatch)
+    """After a reduce, to the copies of its bucket: a shard has been added up."""
+    return lambda task: to_copies(Meaning.SUM, here, task.part, task.microbatch)
 
 
-def to_holders(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
-    """The same news of a bucket for each holder, this one included; each has its own shard of
+def to_copies(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
+    """The same news of a bucket for each copy, this one included; each has its own shard of
     it."""
-    holders = here.buckets[bucket]
-    number = numbered(step, holders, Holder(*here.seat, bucket))
-    return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in holders]
+    copies = here.buckets[bucket]
+    number = numbered(step, copies, BucketCopy(*here.seat, bucket))
+    return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

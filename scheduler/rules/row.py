@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ..bucket import Holders
+from ..bucket import Copies
 from ..job import Job, Seat
 from ..lane import Counter, Gate
 from ..message import Message
@@ -121,7 +121,7 @@ class StageHere:
 
     job: Job
     seat: Seat
-    buckets: tuple[Holders, ...] = ()
+    buckets: tuple[Copies, ...] = ()
 
     @property
     def is_first(self) -> bool:

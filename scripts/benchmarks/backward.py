@@ -40,9 +40,8 @@ class Pair:
         self.plain, self.split = Block(WIDTH, HEADS, CONTEXT), Block(WIDTH, HEADS, CONTEXT)
         for parameter in self.plain.parameters():
             if parameter.dim() > 1:
-                nn.init.normal_(
-                    parameter, std=WIDTH**-0.5
-                )  # fresh blocks end in zeros, which no training has for long
+                # fresh blocks end in zeros, which no training has for long
+                nn.init.normal_(parameter, std=WIDTH**-0.5)
         self.split.load_state_dict(self.plain.state_dict())
         self.deferral = Deferral(with_deferral(self.split).parameters())
         self.features, self.gradient = (

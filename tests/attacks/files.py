@@ -156,9 +156,8 @@ def attempt(
     whole: Path, random: Random, files: tuple[str, ...], damages: Any, check: Callable[[str], str]
 ) -> tuple[str, str]:
     """One file of a copy is damaged and used; (file, what came of it)."""
-    name = random.choice(
-        [name for name in files if (whole / name).stat().st_size]
-    )  # an empty file has no bit to flip
+    # an empty file has no bit to flip
+    name = random.choice([name for name in files if (whole / name).stat().st_size])
     copy = whole.with_name("copy")
     shutil.copytree(whole, copy)
     try:

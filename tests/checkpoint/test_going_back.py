@@ -33,12 +33,13 @@ def test_what_came_after_is_set_aside_by_the_first_save_and_told(
         train_and_save(engine, tmp_path, 4)
     with engine_on() as engine:
         engine.load_checkpoint(tmp_path / "step-2")
+        # who only looks changes nothing
         assert [one.step for one in candidates_in(tmp_path)] == [
             4,
             3,
             2,
             1,
-        ]  # who only looks changes nothing
+        ]
         engine.train_batch(iter(BATCHES(0)))
         engine.save_checkpoint(tmp_path / "step-3")
         mine = weights_of(engine)
@@ -201,24 +202,23 @@ time.sleep(60)
 def test_a_directory_that_another_process_writes_to_is_refused_by_its_name_until_it_dies(
     tmp_path: Path,
 ) -> None:
-    holder = subprocess.Popen(
+    copy = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
+    assert copy.stdout is not None
+    assert copy.stdout.readline() == "held\n"
     with engine_on() as engine:
         engine.train_batch(iter(BATCHES(0)))
         with pytest.raises(
             axrt.ConfigError,
-            match=f"is written to by process {holder.pid} on {os.uname().nodename}",
+            match=f"is written to by process {copy.pid} on {os.uname().nodename}",
         ):
             engine.save_checkpoint(tmp_path / "a")
         assert not (tmp_path / "a.partial").exists()
-        holder.kill()
-        holder.communicate()
-        assert (
-            json.loads((tmp_path / ".lock").read_text())["pid"] == holder.pid
-        )  # it is stale, and taken over
+        copy.kill()
+        copy.communicate()
+        # it is stale, and taken over
+        assert json.loads((tmp_path / ".lock").read_text())["pid"] == copy.pid
         engine.save_checkpoint(tmp_path / "a")
 
 

@@ -92,11 +92,12 @@ def of_floats(path: Path) -> None:
 def negative(path: Path) -> None:
     write_megatron(path, [[1, 2, 3], [4]])
     index = path.with_suffix(".idx")
+    # their sum is right
     head, lengths, rest = (
         index.read_bytes()[:34],
         [6, -2],
         index.read_bytes()[42:],
-    )  # their sum is right
+    )
     index.write_bytes(head + np.array(lengths, np.int32).tobytes() + rest)
 
 

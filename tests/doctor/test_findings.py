@@ -161,9 +161,8 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_facts_of_this_machine_can_be_looked_up_without_mpi(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        "axrt.doctor.facts._mpi", lambda environment: (None, "not asked")
-    )  # this process must not start MPI
+    # this process must not start MPI
+    monkeypatch.setattr("axrt.doctor.facts._mpi", lambda environment: (None, "not asked"))
     facts = look({"OMP_NUM_THREADS": "3", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
     assert facts.cores
     assert facts.memory_gib > facts.free_gib > 0

@@ -17,9 +17,8 @@ from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
-ONE_PIPE = tuple(
-    name for name in NAMES if policy_by_name(name).placements != ("bidirectional",)
-)  # they have the bits of plain torch
+# they have the bits of plain torch
+ONE_PIPE = tuple(name for name in NAMES if policy_by_name(name).placements != ("bidirectional",))
 TWO_PIPES = tuple(name for name in NAMES if name not in ONE_PIPE)
 CPU = torch.device("cpu")
 Item = tuple[Any, Any]

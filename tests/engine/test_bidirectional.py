@@ -104,7 +104,7 @@ def test_clipping_votes_once_for_both_pipes(policy: str) -> None:
 
 @pytest.mark.parametrize("data", [1, 2])
 def test_tied_weights_are_summed_over_both_pipes(data: int) -> None:
-    """Four holders a replica: two layers in two pipes."""
+    """Four copies a replica: two layers in two pipes."""
     reference = train_in_plain_torch(tied(), tied_batches(data), STEPS)
     config = configured(TIED_MICROBATCHES, parallel={"data": data}, schedule={"policy": "chimera"})
     outcomes = LocalWorld(4 * data, 3).run(

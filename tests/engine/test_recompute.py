@@ -90,9 +90,8 @@ def test_structured_activations_and_layers_that_work_in_place() -> None:
         layers = [axrt.LayerSpec(Block, 16), linear, leaky, axrt.LayerSpec(nn.Linear, 16, 5)]
         return axrt.PipelineModule(layers, functional.cross_entropy)
 
-    whole = {
-        "parallel": {"partition": [0, 2, 4]}
-    }  # the second stage begins with one that works in place
+    # the second stage begins with one that works in place
+    whole = {"parallel": {"partition": [0, 2, 4]}}
     assert on_ranks(2, "full", "gpipe", in_place, **whole) == train_in_plain_torch(
         in_place(), BATCHES, STEPS
     )

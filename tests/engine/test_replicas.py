@@ -164,9 +164,10 @@ def test_a_parameter_without_a_gradient_stays_as_plain_torch_leaves_it(
     reference = train_in_plain_torch(model, batches_for(data), 3)
     outcome = on_ranks(pipe, data, model, steps=3)
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
+    # weight decay would change it
     assert torch.equal(
         outcome.parameters["0.never.weight"], model.sequential(7).get_parameter("0.never.weight")
-    )  # weight decay would change it
+    )
 
 
 def test_a_gradient_that_only_one_replica_has_reaches_both() -> None:
@@ -309,9 +310,8 @@ def test_modules_given_as_they_are_take_the_values_of_the_first_replica_as_they_
             model, config=configured(MICROBATCHES, parallel={"data": 2}), transport=transport
         ) as engine:
             weights = [float(p.detach().sum()) for _, p in engine.named_parameters()]
-            mean = float(
-                means.sum()
-            )  # forwards will change the first replica's while the network may still be reading
+            # forwards will change the first replica's while the network may still be reading
+            mean = float(means.sum())
             mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
             return [*weights, mean, engine.train_batch(iter(batches(0)[mine])).loss]
 

@@ -516,7 +516,7 @@ def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") 
 
 
 def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
-    """Parts that are larger than an envelope, and a holder that is late."""
+    """Parts that are larger than an envelope, and a copy that is late."""
     model = axrt.PipelineModule(
         [axrt.LayerSpec(torch.nn.Linear, 16, 4000), axrt.LayerSpec(torch.nn.Linear, 4000, 5)],
         cross_entropy,

@@ -28,10 +28,11 @@ def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
 
 
 def _variables(device: str) -> dict[str, str]:
+    # with which cuBLAS repeats itself
     return {
         DEVICE: device,
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }  # with which cuBLAS repeats itself
+    }
 
 
 def said(module: str, ranks: int, case: str, device: str = "cpu") -> str:

@@ -160,11 +160,12 @@ def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, 
     assert is_open_mpi() or ended.code == 69
 
 
+# as between nodes
 OVER_THE_NETWORK = {
     "OMPI_MCA_btl": "self,tcp",
     "OMPI_MCA_pml": "ob1",
     "MPIR_CVAR_NOLOCAL": "1",
-}  # as between nodes
+}
 
 
 def test_a_rank_that_is_stopped_while_a_large_tensor_comes_from_it_is_found() -> None:

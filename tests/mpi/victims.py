@@ -218,9 +218,8 @@ def a_rank_forks() -> None:
     with engine() as e:
         if e.rank == 1 and os.fork() == 0:
             os._exit(0)
-        subprocess.run(
-            ["true"], check=True
-        )  # no fork in our sense: nothing of this process runs in it
+        # no fork in our sense: nothing of this process runs in it
+        subprocess.run(["true"], check=True)
         train(e, 1)
 
 

@@ -4,7 +4,7 @@ properties."""
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
-from axrt.scheduler.bucket import Holder, Holders, held_by_pipes
+from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.placement import Placement
@@ -79,7 +79,7 @@ class Pipeline:
         )
         stages, pipes = self.placement.stages, self.job.pipes
         self.buckets = {
-            stage: held_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
+            stage: copies_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
         }
         self.states = [
             RankState(
@@ -127,17 +127,17 @@ class Pipeline:
         return all(state.finished for state in self.states)
 
 
-def held_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Holders]:
+def copies_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Copies]:
     """The buckets of a stage: those that are its own, and those of a layer tied from the first to
     the last stage."""
     both = {0: [buckets], stages - 1: [buckets]} if stages > 1 else {0: [buckets, buckets + 1]}
-    holders = tuple(
-        Holder(pipe, stage, bucket)
+    copies = tuple(
+        BucketCopy(pipe, stage, bucket)
         for pipe in range(pipes)
         for stage in both
         for bucket in both[stage]
     )
-    return [held_by_pipes(stage, bucket, pipes) for bucket in range(buckets)] + [holders] * (
+    return [copies_by_pipe(stage, bucket, pipes) for bucket in range(buckets)] + [copies] * (
         len(both.get(stage, ())) if tied else 0
     )
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from axrt.scheduler.bucket import held_by_pipes
+from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
 from axrt.scheduler.reader_messages import has_read
@@ -67,7 +67,7 @@ def test_a_pause_keeps_its_own_steps_waiting_and_nothing_else() -> None:
 def test_a_pause_runs_beside_the_work_of_another_bucket() -> None:
     policy = policy_by_name("1f1b")
     job = Job(placement_for(policy, 1, 1), policy, 1)
-    two = {0: [held_by_pipes(0, bucket, 1) for bucket in range(2)]}
+    two = {0: [copies_by_pipe(0, bucket, 1) for bucket in range(2)]}
     state = RankState(job, 0, buckets=two, features=features(job))
     assert {queue.value for queue in state.queues} == {"compute", "pauses"}
     state.ask_step()

@@ -101,9 +101,8 @@ def test_the_loop_is_what_lies_between_tasks_and_a_message_what_is_waited_beyond
         Timeline(2, 2, spans=sorted(spans, key=lambda one: one.start), pauses=pauses), Linear(2)
     )
     assert found.task == 1
-    assert (
-        found.edge.latency == 3 - 1
-    )  # twice 3 after the end of what was waited for, once 3: F1.0, B0.0, B0.1
+    # twice 3 after the end of what was waited for, once 3: F1.0, B0.0, B0.1
+    assert found.edge.latency == 3 - 1
 
 
 def test_steps_are_cut_out_with_their_pauses() -> None:
@@ -195,9 +194,8 @@ def test_the_bound_is_met_where_nothing_can_be_better() -> None:
 
 def test_the_bound_counts_the_way_there_and_back_and_slow_ranks() -> None:
     costs = Costs(Work(1, 1, 0.1), edge=Edge(0.5))
-    assert least_makespan(Linear(3), costs, 1) == (2 + 2 * 0.5) + 2 + (
-        2 + 2 * 0.5
-    )  # of the last rank
+    # of the last rank
+    assert least_makespan(Linear(3), costs, 1) == (2 + 2 * 0.5) + 2 + (2 + 2 * 0.5)
     assert least_makespan(Linear(2), Costs(stragglers={0: 0.5, 1: 0.5}), 4) == 0.5 * least_makespan(
         Linear(2), Costs(), 4
     )

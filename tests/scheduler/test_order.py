@@ -123,10 +123,11 @@ def test_the_order_of_a_policy_is_as_good_as_the_policy(name: str) -> None:
 
 def test_a_pipe_may_run_a_whole_step_before_the_other() -> None:
     """The reader on the other pipe's first rank is no hindrance."""
+    # of each rank, first a stage of pipe 1, then one of pipe 0
     lanes = (
         ((1, 1), (0, 0)),
         ((0, 1), (1, 0)),
-    )  # of each rank, first a stage of pipe 1, then one of pipe 0
+    )
     rows = [
         [
             f"{kind}{stage}.{n}"

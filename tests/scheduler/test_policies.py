@@ -165,9 +165,9 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
-            for bucket, holders in enumerate(pipeline.buckets[stage]):
+            for bucket, copies in enumerate(pipeline.buckets[stage]):
                 of_step |= {(Kind.STEP, bucket)} | (
-                    {(Kind.REDUCE, bucket)} if len(holders) > 1 else set()
+                    {(Kind.REDUCE, bucket)} if len(copies) > 1 else set()
                 )
             everything |= {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             everything |= {

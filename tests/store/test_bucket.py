@@ -5,20 +5,20 @@ import torch
 from torch import nn
 
 import axrt
-from axrt.scheduler.bucket import held_by_pipes
+from axrt.scheduler.bucket import copies_by_pipe
 from axrt.store.assign import BucketSpec, buckets_of
 from axrt.store.bucket import Bucket, clip_factor, constant, total_norm
 
 CPU = torch.device("cpu")
 
 
-def bucket_of(*parameters: nn.Parameter, holders: int = 2) -> Bucket:
+def bucket_of(*parameters: nn.Parameter, copies: int = 2) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
-    held = BucketSpec(held_by_pipes(0, 0, holders), named, [name for name, _ in named], True)
+    held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
     return Bucket(
         held,
         range(len(named)),
-        held.holders[0],
+        held.copies[0],
         lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
         constant,
         CPU,
@@ -26,13 +26,13 @@ def bucket_of(*parameters: nn.Parameter, holders: int = 2) -> Bucket:
 
 
 def with_gradients(
-    *gradients: list[float] | None, holders: int = 2, dtype: torch.dtype = torch.float32
+    *gradients: list[float] | None, copies: int = 2, dtype: torch.dtype = torch.float32
 ) -> Bucket:
     """A bucket whose gradient is complete; None: of a parameter that no microbatch has used."""
     parameters = [
         nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients
     ]
-    bucket = bucket_of(*parameters, holders=holders)
+    bucket = bucket_of(*parameters, copies=copies)
     bucket.open()
     for parameter, values in zip(parameters, gradients, strict=True):
         if values is not None:
@@ -46,10 +46,10 @@ def gradients_of(bucket: Bucket) -> list[list[float] | None]:
 
 
 def added_up(*buckets: Bucket) -> list[tuple[torch.Tensor, ...]]:
-    """What each of the holders adds up of its shards."""
+    """What each of the copies adds up of its shards."""
     return [
         owner.add_up([bucket.part_for(to) for bucket in buckets])
-        for owner, to in zip(buckets, buckets[0].holders, strict=True)
+        for owner, to in zip(buckets, buckets[0].copies, strict=True)
     ]
 
 
@@ -57,14 +57,14 @@ def test_a_bucket_without_parameters_has_nothing_to_step() -> None:
     def never(named: object) -> torch.optim.Optimizer:
         raise AssertionError("no optimizer is wanted here")
 
-    holders = held_by_pipes(0, 0, 2)
-    empty = Bucket(BucketSpec(holders, [], [], True), [], holders[0], never, constant, CPU)
+    copies = copies_by_pipe(0, 0, 2)
+    empty = Bucket(BucketSpec(copies, [], [], True), [], copies[0], never, constant, CPU)
     empty.open()
     empty.close()
     empty.step(0)
     assert empty.lr is None
     assert total_norm([empty.norms()]) == 0.0
-    assert empty.add_up([empty.part_for(holder) for holder in holders]) == ()
+    assert empty.add_up([empty.part_for(copy) for copy in copies]) == ()
 
 
 def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
@@ -77,7 +77,7 @@ def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
     assert used.grad is None
 
 
-def test_holders_add_up_their_shards_in_order_and_sums_make_the_gradient() -> None:
+def test_copies_add_up_their_shards_in_order_and_sums_make_the_gradient() -> None:
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
     sums = added_up(one, other)
     for bucket in (one, other):
@@ -88,14 +88,14 @@ def test_holders_add_up_their_shards_in_order_and_sums_make_the_gradient() -> No
 def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
     one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
     (mine,), (theirs,) = added_up(one, other)
-    ((holder, (room,)),) = one.rooms_for_sums()
-    assert holder == 1
+    ((copy, (room,)),) = one.rooms_for_sums()
+    assert copy == 1
     room.copy_(theirs)
     one.take_sums([(mine,), (room,)])
     assert gradients_of(one) == [[11, 22, 33], [44] * 20]
 
 
-def test_what_only_one_holder_has_used_is_used_and_what_none_has_is_not() -> None:
+def test_what_only_one_copy_has_used_is_used_and_what_none_has_is_not() -> None:
     one, other = with_gradients([1], None, None), with_gradients([2], [3], None)
     sums = added_up(one, other)
     for bucket in (one, other):
@@ -105,7 +105,7 @@ def test_what_only_one_holder_has_used_is_used_and_what_none_has_is_not() -> Non
 
 def test_half_precision_is_added_up_in_single() -> None:
     small = [2.0**-8]
-    buckets = [with_gradients(of, holders=3, dtype=torch.bfloat16) for of in ([1.0], small, small)]
+    buckets = [with_gradients(of, copies=3, dtype=torch.bfloat16) for of in ([1.0], small, small)]
     for bucket in buckets:
         bucket.take_sums(added_up(*buckets))
     assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], (
@@ -135,11 +135,11 @@ def test_weights_gradients_and_moments_are_views_of_flat_memory_and_stay_the_sam
     ]
     before = [parameter.detach().clone() for parameter in parameters]
     named = [(f"0.{number}", parameter) for number, parameter in enumerate(parameters)]
-    spec = BucketSpec(held_by_pipes(0, 0, 1), named, [name for name, _ in named], True)
+    spec = BucketSpec(copies_by_pipe(0, 0, 1), named, [name for name, _ in named], True)
     bucket = Bucket(
         spec,
         range(2),
-        spec.holders[0],
+        spec.copies[0],
         lambda named: torch.optim.Adam([p for _, p in named], lr=0.0),
         constant,
         CPU,
@@ -237,7 +237,7 @@ def test_buckets_take_whole_parameters_in_model_order() -> None:
         ["0.huge"],
         ["0.c", "0.d"],
     ]
-    assert [[holder.pipe for holder in one.holders] for one in held] == [[0, 1, 2]] * 3
+    assert [[copy.pipe for copy in one.copies] for one in held] == [[0, 1, 2]] * 3
 
 
 def test_double_precision_keeps_its_norm() -> None:
