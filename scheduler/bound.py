@@ -1,5 +1,5 @@
-"""What no schedule can beat: every rank waits for its first activation, does its work, and others
-wait for its last gradient."""
+"""A bound that no schedule can beat: every rank waits for its first activation, does its work, and
+other ranks wait for its last gradient."""
 
 from itertools import pairwise
 
@@ -8,11 +8,17 @@ from .simulator import Costs, Work
 
 
 def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps: int = 1) -> float:
-    """A lower bound on the time of so many steps under any policy, on a steady machine.
+    """A lower bound on the duration of some steps under any policy, on a steady machine.
 
-    For each rank: the way of the first activation to it, all its work, and then either nothing
-    (weight gradients may end it), or, weight gradients aside, the way of its last input gradient to
-    the first stage.
+    For each rank it adds the way of the first activation to the rank, all its work, and then the
+    larger of two: nothing more than its weight gradients, or, weight gradients aside, the way of
+    its last input gradient to the first stage.
+
+    Args:
+        placement: placement of the stages.
+        costs: durations; jitter and hiccups do not count.
+        microbatches: number of microbatches of a step and replica.
+        steps: number of steps.
     """
     bounds = []
     for rank in range(placement.ranks):
@@ -31,7 +37,8 @@ def least_makespan(placement: Placement, costs: Costs, microbatches: int, steps:
 
 
 def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: bool) -> float:
-    """Of the first activation to a stage, or of its last input gradient to the first stage."""
+    """The duration of the way of the first activation to a stage, or of its last input gradient to
+    the first stage."""
     work = [_on(placement, costs, one, pipe) for one in range(stage)]
     return sum(of.forward if forward else of.input for of in work) + costs.edge.latency * _hops(
         placement, stage, pipe
@@ -39,13 +46,13 @@ def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: boo
 
 
 def _on(placement: Placement, costs: Costs, stage: int, pipe: int) -> Work:
-    """What a stage costs on its rank, in the first replica."""
+    """The cost of a microbatch on a stage of the first replica, stragglers included."""
     slow = costs.stragglers.get(placement.rank_of(stage, pipe), 1.0)
     forward, back, weight, sent = costs.of_stage(placement, stage)
     return Work(slow * forward, slow * back, slow * weight, sent)
 
 
 def _hops(placement: Placement, stage: int, pipe: int) -> int:
-    """How often a microbatch changes ranks on its way to a stage."""
+    """Number of times that a microbatch changes ranks on its way to a stage."""
     ranks = [placement.rank_of(one, pipe) for one in range(stage + 1)]
     return sum(one != after for one, after in pairwise(ranks))

@@ -12,9 +12,9 @@ class BucketCopy(NamedTuple):
     """One place where a bucket is held.
 
     Args:
-        pipe: numbered over all replicas.
-        stage: of the model.
-        bucket: its number on that stage.
+        pipe: pipe index over all replicas, from 0.
+        stage: stage index over the whole model, from 0.
+        bucket: index of the bucket on that stage, from 0.
     """
 
     pipe: int

@@ -20,12 +20,12 @@ _SEEDS = 5
 
 @dataclass(frozen=True)
 class Run:
-    """What was measured, and under which schedule.
+    """A measured run and the schedule that it had.
 
     Args:
-        line: some whole steps.
-        job: of the run.
-        recompute: `memory.recompute` of the run.
+        line: timeline of some whole steps.
+        job: schedule of the run.
+        recompute: value of `memory.recompute` in the run.
     """
 
     line: Timeline
@@ -34,10 +34,12 @@ class Run:
 
     @classmethod
     def read(cls, path: Path) -> "Run":
-        """From the directory of a run, or its timeline.
+        """Read the timeline of a run.
 
+        Args:
+            path: directory of the run, or its timeline file.
         Raises:
-            ValueError: there is no timeline of a run; with what to do.
+            ValueError: there is no timeline of a run; the text says what to do.
         """
         file = path / "timeline.json" if path.is_dir() else path
         try:
@@ -69,7 +71,10 @@ class Run:
         return len({self.job.step_of(span.task.microbatch)[0] for span in self.line.computing()})
 
     def predicted(self, job: Job, costs: Costs) -> list[Timeline]:
-        """As many steps, after one that warms up, for a few seeds of what varies."""
+        """Simulated timelines of a schedule, one for each of a few seeds of what varies.
+
+        Each has as many steps as the run, after one that warms up and is left out.
+        """
         job = replace(
             job,
             replicas=self.job.replicas,
@@ -85,7 +90,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
     """Figures measured and predicted, the fitted costs, and a predicted timeline.
 
     Raises:
-        ValueError: the timeline is not of whole steps.
+        ValueError: some stage has no forwards or no backwards in the timeline.
     """
     costs = fit_costs(run.line, run.job.placement)
     lines = run.predicted(run.job, costs)
@@ -111,8 +116,8 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
 
 
 def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
-    """Every other schedule that fits the ranks and microbatches, on the same costs, the fastest
-    first."""
+    """One dict of figures for the run's schedule and for every other that fits the ranks and
+    microbatches, on the same costs, the fastest first."""
     of = run.line.schedule
     now = _outcome(run, Option(of["name"], of["max_held"], run.job), costs)
     others = [
@@ -145,8 +150,8 @@ def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
 
 
 def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
-    """The costs of the run's model where it is cut as another schedule wants it; where the run
-    recomputed, so does that."""
+    """The costs of the run's model where another schedule cuts it; a run that recomputed does so
+    there too."""
     assert not isinstance(costs.work, Work)
     where, share = one.job.placement, one.job.placement.share / run.job.placement.share
     again = recomputed_shares(
@@ -154,7 +159,7 @@ def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
     )
     if isinstance(
         run.recompute, int
-    ):  # so many layers: what they are of a stage is known of this run only
+    ):  # a number of layers: their share of a stage is known for this run's cut only
         again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
     return replace(
         costs,
@@ -166,8 +171,8 @@ def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
 
 
 def _figures(lines: Sequence[Timeline], of_the_loop: float, steps: int) -> dict[str, Any]:
-    """Means over timelines, in the timelines' unit; in predictions a task's time has the loop's in
-    it, which is taken out."""
+    """Means over timelines, in their unit. Predicted tasks include the loop's time, which is taken
+    out."""
 
     def mean(of: Callable[[Timeline], list[float]]) -> list[float]:
         return [statistics.fmean(values) for values in zip(*map(of, lines), strict=True)]

@@ -1,9 +1,9 @@
-"""The cost table of a run, taken from its timeline: what each stage took, what the loop took
-between tasks, what a message took.
+"""The cost table of a run, taken from its timeline: the durations of stages, of the loop between
+tasks, and of messages.
 
 The simulator adds the loop's cost to every task and the latency to every message, so both are
-measured as what is left: the loop's where a rank had something else to do at once, a message's
-where its receiver was waiting for it.
+measured as the time that is left over: the loop's where a rank had another task to run at once, a
+message's where its receiver was waiting for it.
 """
 
 from collections import Counter, defaultdict
@@ -22,14 +22,17 @@ _Took = dict[tuple[AnyKind, int], list[float]]
 
 
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
-    """The costs with which a simulation should come to the timeline of a run.
+    """The costs with which a simulation should reproduce the timeline of a run.
 
     Args:
-        line: of a run: spans and pauses of some whole steps.
-        placement: of its stages.
-        seed: of the jitter that the simulation draws.
+        line: timeline of a run, with the spans and pauses of some whole steps.
+        placement: placement of its stages.
+        seed: seed of the jitter that the simulation draws.
+    Returns:
+        Costs in the unit of the timeline. `step` and `reduce` are of all buckets of a stage
+        together, and `bandwidth` stays infinite.
     Raises:
-        ValueError: a stage has no forwards or backwards in it.
+        ValueError: some stage has no forwards or no backwards in the timeline.
     """
     took = _took(line)
     lacking = [
@@ -64,8 +67,12 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
 
 
 def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
-    """The same model in another number of stages, as if each stage's layers could be cut
-    anywhere."""
+    """The same model in another number of stages, as if each stage's layers could be cut anywhere.
+
+    Args:
+        work: cost of each stage of the model as it was run.
+        stages: number of stages wanted.
+    """
     have = len(work)
     found = []
     for stage in range(stages):
@@ -77,7 +84,7 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
 
 
 def _took(line: Timeline) -> _Took:
-    """Of each kind and stage, what each microbatch took, its pieces together."""
+    """By kind and stage, the duration of each microbatch, its pieces together."""
     whole: dict[tuple[int, AnyKind, int, int], float] = defaultdict(float)
     for rank, (kind, stage, number, _), start, end in line.computing():
         whole[rank, kind, stage, number] += end - start
@@ -88,7 +95,8 @@ def _took(line: Timeline) -> _Took:
 
 
 def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
-    """Of whole backwards half is taken to be the input's gradient: nothing in them says which."""
+    """The cost of a stage. Of whole backwards half is taken to be the input's gradient: nothing in
+    them tells the two apart."""
     whole = usual.get((Kind.BACKWARD, stage), 0.0)
     back, weight = (
         usual.get((Kind.INPUT, stage), whole / 2),
@@ -98,8 +106,8 @@ def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
 
 
 def _jitter(took: _Took) -> float:
-    """Sigma of the logarithm of what forwards and input gradients take, over lanes; whole backwards
-    are sums, and vary less."""
+    """Sigma of the logarithm of the durations of forwards and input gradients, averaged over lanes;
+    whole backwards are sums, and vary less."""
     lanes = [
         times
         for (kind, _), times in took.items()
@@ -117,8 +125,8 @@ def _by_rank(line: Timeline) -> Iterator[list[Span]]:
 
 
 def _between_tasks(line: Timeline) -> list[float]:
-    """From the end of a task to the start of the next within a step, where the rank did not
-    wait."""
+    """The times from the end of a task to the start of the next within a step, where the rank did
+    not wait."""
     waits = defaultdict(list)
     for rank, _, start, _ in line.pauses:
         waits[rank].append(start)
@@ -132,7 +140,8 @@ def _between_tasks(line: Timeline) -> list[float]:
 
 
 def _waited_for(line: Timeline, placement: Placement) -> list[float]:
-    """From the end of a task to the start of the one on another rank that waited for it."""
+    """The times from the end of a task to the start of the task on another rank that waited for
+    it."""
     ended = {(span.task.kind, span.task.stage, span.task.microbatch): span for span in line.spans}
     found = []
     for spans in _by_rank(line):
@@ -157,7 +166,7 @@ def _step(line: Timeline, task: Task) -> int:
 
 
 def _once_a_step(line: Timeline, kind: AnyKind) -> float:
-    """What a stage's tasks of that kind take in a step, all its buckets together."""
+    """The mean duration of a stage's tasks of a kind in a step, all its buckets together."""
     whole: dict[tuple[int, int, int], float] = defaultdict(float)
     for rank, task, start, end in line.spans:
         if task.kind is kind:

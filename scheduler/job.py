@@ -1,4 +1,4 @@
-"""A job: what is decided once, before anything runs, and is the same on every rank."""
+"""A job: the schedule that is decided once before anything runs, the same on every rank."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,8 +12,8 @@ class Seat(NamedTuple):
     """A stage in one copy of the pipeline.
 
     Args:
-        pipe: which copy, numbered over all replicas.
-        stage: of the model.
+        pipe: pipe (copy of the pipeline) index over all replicas, from 0.
+        stage: stage index over the whole model, from 0.
     """
 
     pipe: int
@@ -22,20 +22,24 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The schedule of a training or of an evaluation; the only place that divides by microbatches.
+    """The schedule of a training or of an evaluation.
+
+    Only a job divides numbers of microbatches into steps.
 
     Args:
-        placement: which rank of a pipeline holds which stage.
-        policy: what runs first, and which forward may start.
-        microbatches: per step and replica, at least 1.
-        replicas: copies of the pipeline (data parallelism).
-        cuts: layers at which stages begin, and the number of layers; () where no model is known.
-        recomputed: how many layers of a stage run again before its backward (activation
-            checkpointing), the first ones; stages with none are left out.
-        votes: optimizer steps wait for the norm of all gradients.
-        trains: False for an evaluation. It has any number of microbatches, which the reader's END
-            tells, and no steps; its backwards carry nothing, but keep order, caps and bounds those
-            of training.
+        placement: map from stages to the ranks of a pipeline.
+        policy: rule that says what runs first and which forward may start.
+        microbatches: number of microbatches of a step and replica (gradient accumulation), at least
+            1.
+        replicas: number of copies of the pipeline (data parallelism), at least 1.
+        cuts: indices of the layers at which stages begin, then the number of layers; () where no
+            model is known.
+        recomputed: number of first layers of a stage that run forward again before a backward
+            (activation checkpointing), by stage; stages without any are left out.
+        votes: True if optimizer steps wait for the norm of all gradients (gradient clipping).
+        trains: False for an evaluation, which has no steps and any number of microbatches: the
+            reader's END says how many. Its backwards carry nothing; they keep the order, caps and
+            bounds of training.
     """
 
     placement: Placement
@@ -49,17 +53,17 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """Of a pipeline."""
+        """Number of ranks of a pipeline."""
         return self.placement.ranks
 
     @property
     def pipes(self) -> int:
-        """Copies of the sequence of stages, over all replicas."""
+        """Number of copies of the sequence of stages, over all replicas."""
         return self.replicas * self.placement.pipes
 
     @property
     def stages(self) -> int:
-        """Of a pipe."""
+        """Number of stages of a pipe."""
         return self.placement.stages
 
     @property
@@ -69,17 +73,17 @@ class Job:
 
     @property
     def splits(self) -> bool:
-        """Backwards are input gradients and weight gradients."""
+        """Backwards are split into input gradients and weight gradients."""
         return self.trains and self.policy.splits
 
     @property
     def microbatches_a_pipe(self) -> int:
-        """Per step."""
+        """Number of microbatches of a step that go through one pipe."""
         return self.microbatches // self.placement.pipes
 
     def evaluation(self) -> "Job":
-        """Forwards alone, along the first pipe; microbatches run ahead of each other as its caps
-        allow."""
+        """The evaluation that belongs to this training: forwards along the first pipe, under nested
+        caps."""
         return replace(
             self, placement=self.placement.first_pipe, policy=Nested(), votes=False, trains=False
         )
@@ -115,10 +119,10 @@ class Job:
                 yield Seat(pipe, stage)
 
     def pipe_of(self, replica: int, rank: int, stage: int) -> int:
-        """Which pipe it is of which that rank of a replica holds the stage."""
+        """The pipe whose copy of a stage a rank of a replica holds."""
         return replica * self.placement.pipes + self.placement.pipe_of(rank, stage)
 
     def reader_of(self, pipe: int) -> Seat:
-        """The seat on whose rank the pipe's batches are read: of its replica's first pipe the first
-        stage."""
+        """The seat on whose rank the pipe's batches are read: stage 0 of the first pipe of its
+        replica."""
         return Seat(pipe - pipe % self.placement.pipes, 0)

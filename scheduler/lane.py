@@ -1,11 +1,11 @@
-"""A lane is a row of counters: how far everything has come, of a stage on this rank or of a bucket
-of that stage.
+"""A lane is a row of counters: how far all work has come on a stage of this rank, or on a bucket of
+that stage.
 
 Microbatches of all steps are numbered on (n = step * m + k), so "how far" says everything, and no
-task objects or graphs are kept. A lane of one pipe of several counts that pipe's microbatches only,
-which are as many apart as there are pipes. Within a kind and a lane tasks run in order; the *head*
-of a kind is the first that has not started. It is ready when every counter that it needs has passed
-its number.
+task objects or graphs are kept. Where a replica has several pipes, a lane counts only the
+microbatches of its own pipe; the stride between them is the number of pipes. Within a kind and a
+lane tasks run in order; the *head* of a kind is the first that has not started. It is ready when
+every counter that it needs has passed its number.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ class Passed(NamedTuple):
     """A need that a lane can check.
 
     Args:
-        numbers: of a lane, `count` or `finished`.
-        counter: whose number must have passed the head.
-        lane: that keeps it.
+        numbers: the lane's `count` (started) or `finished`.
+        counter: key of the number that must have passed the head.
+        lane: the lane that keeps `numbers`.
     """
 
     numbers: Mapping[Counter, int]
@@ -46,15 +46,14 @@ class Lane:
     """One row of counters; `RankState` adds what the rules name.
 
     Args:
-        name: how it is called in the story of an error.
-        microbatches: in a step, of all pipes of the replica.
-        pipe, pipes: which one of how many pipes of its replica it counts.
+        name: name of the lane in the story of an error.
+        microbatches: number of microbatches of a step, over all pipes of the replica.
+        pipe, pipes: index of the counted pipe within its replica, and number of pipes there.
     Attributes:
-        count: of each counter the number that is next.
-        finished: of each kind the number that finishes next.
-        part: of each kind what the last number of its head is: a bucket or a piece.
-        needs: of each kind what its head needs: numbers that must have passed it, and whose they
-            are.
+        count: number of the next task to start or message to come, by counter.
+        finished: number of the task that finishes next, by kind.
+        part: `Task.part` of the head, a bucket or a piece, by kind.
+        needs: numbers that must have passed the head, each with the lane that keeps it, by kind.
     """
 
     __slots__ = (
@@ -97,7 +96,7 @@ class Lane:
     def count_messages(
         self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None
     ) -> None:
-        """Messages of a meaning come to this lane, from these; see `rules.row.Need`."""
+        """Messages of a meaning come to this lane from these senders; see `rules.row.Need`."""
         self._count(meaning, len(senders) if meaning.counts_steps else None)
         self._early.setdefault(meaning, set())
         self._senders[meaning] = senders
@@ -110,7 +109,7 @@ class Lane:
         self.count[gate] = count
 
     def _count(self, counter: Counter, per_step: int | None) -> None:
-        """So many of each step; None: microbatches."""
+        """Add a counter with `per_step` numbers a step; None means that it counts microbatches."""
         of_microbatches = per_step is None
         self.count.setdefault(counter, self._pipe if of_microbatches else 0)
         self._stride[counter] = self._pipes if of_microbatches else 1
@@ -143,7 +142,7 @@ class Lane:
         return ""
 
     def arrive(self, meaning: Meaning, number: int) -> None:
-        """Messages may overtake each other; the counter is the part that has come without a gap."""
+        """Count a message. Messages may overtake each other; the counter stops at the first gap."""
         early = self._early[meaning]
         if number > self.count[meaning]:
             early.add(number)
@@ -154,7 +153,8 @@ class Lane:
             self.count[meaning] += self._stride[meaning]
 
     def owner(self, counter: Counter) -> Seat | None:
-        """Who owes the next of what is counted; None where it is work of this rank."""
+        """The sender that owes the next message of a counter; None where the counter is this rank's
+        work."""
         senders = self._senders.get(counter) if isinstance(counter, Meaning) else None
         return senders[self.count[counter] % len(senders)] if senders else None
 
@@ -175,15 +175,24 @@ class Lane:
         return True
 
     def missing(self, kind: AnyKind) -> Iterator[tuple["Lane", Counter]]:
-        """What the head of a kind still needs: past its own microbatch, or past all that belong to
-        its step."""
+        """The counters that keep the head of a kind from running, each with its lane.
+
+        A kind of once a step needs the counters to have passed all numbers of its step.
+        """
         past = self.count[kind] + 1
         for numbers, counter, lane in self.needs[kind]:
             if numbers[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):
                 yield lane, counter
 
     def start(self, kind: AnyKind, more: bool) -> bool:
-        """The head has started; False where it was a piece and more of the same are to come."""
+        """Count the head as started.
+
+        Args:
+            kind: kind of the head.
+            more: the head is a piece, and not the last of its task.
+        Returns:
+            False if more pieces of the task are to come.
+        """
         if kind.in_pieces:
             self.part[kind] = self.part[kind] + 1 if more else 0
             if more:
@@ -192,7 +201,7 @@ class Lane:
         return True
 
     def finish(self, kind: AnyKind) -> None:
-        """The first that has not finished has."""
+        """Count the first unfinished task of a kind as finished."""
         self.finished[kind] += self._stride[kind]
 
     def __str__(self) -> str:

@@ -2,9 +2,9 @@
 (`RankState.is_early`).
 
 A message that is late by a hair's breadth would else find its receiver in a task that nobody waits
-for. The moment is a share of what that task takes, and only where it comes in one piece: a piece of
-many is not long in the way. Making the moment shorter after one that was in vain was tried: it
-loses more where some are than it saves where all are (docs/schedules.md).
+for. The moment is a share of that task's duration, and only where the task comes in one piece: a
+piece of many is not long in the way. A shorter moment after one in vain was tried: it loses more
+where some moments are in vain than it saves where all are (docs/schedules.md).
 """
 
 from collections.abc import Callable
@@ -17,12 +17,13 @@ LINGER = 0.2
 
 
 class Linger:
-    """What a rank starts, as its brain picks it, and when; any unit of time.
+    """The choice of the task that a rank starts now, which may be to wait; times are in any one
+    unit.
 
     Args:
-        share: the moment, as a share of what the weight gradient takes; 0: nobody waits.
+        share: longest wait, as a share of the duration of the weight gradient; 0: nobody waits.
     Attributes:
-        until: when the rank stops waiting; None where it does not wait.
+        until: time at which the rank stops waiting; None where it does not wait.
     """
 
     def __init__(self, share: float = LINGER) -> None:
@@ -42,10 +43,10 @@ class Linger:
 
         Args:
             state: the brain of the rank.
-            queue: has room for a task.
-            now: the time.
-            has_more: a task is a piece, and not the last.
-            usual: how long a task takes; None: as long as it `took`.
+            queue: queue that has room for a task.
+            now: time of the call.
+            has_more: function that says whether a task is a piece, and not the last.
+            usual: function that gives the duration of a task; None: as `took` was told.
         """
         task = state.pick(queue)
         if task is None or not self._share:
@@ -57,18 +58,23 @@ class Linger:
         return task
 
     def defers(self, now: float, takes: float) -> bool:
-        """Something early could start now, and does not yet; it takes so long."""
+        """An early task must still wait.
+
+        Args:
+            now: time of the call.
+            takes: expected duration of the task.
+        """
         if self.until is None:
             self.until = now + self._share * takes
         return now < self.until
 
     def end(self) -> None:
-        """Something starts, or the rank is in another call."""
+        """Stop waiting: a task starts, or the rank is in another call."""
         self.until = None
 
     def took(self, task: Task, duration: float) -> None:
-        """How long a task of a kind took on a stage. One that was held up counts no more than twice
-        the one before."""
+        """Note the duration of a task of a kind on a stage. One that was held up counts at most
+        twice the one before."""
         self._took[task.kind, task.stage] = min(
             duration, 2 * self._took.get((task.kind, task.stage), duration)
         )

@@ -8,7 +8,7 @@ from .task import Counts, Vocabulary
 
 
 class Load(Enum):
-    """What travels with a message, as far as it takes time on the way."""
+    """The payload of a message, as far as it takes time on the way."""
 
     WORD = "a few bytes"
     ACTIVATIONS = "what a stage sends on, or the gradient of it"
@@ -20,11 +20,13 @@ class Meaning(Vocabulary):
 
     Args:
         notation: how the meaning prints.
-        counts: what its numbers count. Of microbatches each has one. Of steps each sender has one:
-            step t of sender i of n is number t * n + i (see `rules.row.Need`).
-        load: what travels with it.
-        for_the_host: the host reads its value. It is true when its task has finished, also on the
-            rank of the sender, where other news are true as soon as the task has started.
+        counts: what the message's number counts. A message about a microbatch has the microbatch's
+            number. A message about a step is numbered by its sender too: step t of sender i of n is
+            number t * n + i (see `rules.row.Need`).
+        load: payload of the message, by which its time on the way is simulated.
+        for_the_host: True where the host reads the message's value. Such a message is true when its
+            task has finished, also on the sender's rank; others are true there once the task has
+            started.
     """
 
     # The stage before has finished its forward; for stage 0: the reader has read.
@@ -56,14 +58,14 @@ class Meaning(Vocabulary):
 
 
 class Message(NamedTuple):
-    """One fact.
+    """One fact, addressed to a stage of a pipe.
 
     Args:
         meaning: what became true.
         stage: the stage that it is addressed to.
-        number: which one, as `meaning` counts.
-        pipe: that it is addressed to, numbered over all replicas.
-        bucket: of the stage, where it concerns one.
+        number: number of the microbatch, or of the step and sender, as `meaning` counts.
+        pipe: pipe that the message is addressed to, numbered from 0 over all replicas.
+        bucket: index of the bucket on the stage; 0 where the message concerns no bucket.
     """
 
     meaning: Meaning

@@ -6,8 +6,8 @@ microbatches numbered within the step:
 
     F0.0,F0.1,B0.0,B0.1 F1.0,B1.0,F1.1,B1.1
 
-Weight gradients may be left out: then they go wherever there is time. Lines that begin with # say
-nothing.
+Weight gradients may be left out: then they go wherever there is time. Lines that begin with # are
+comments.
 """
 
 import csv
@@ -27,9 +27,9 @@ class Order:
     """A checked order.
 
     Args:
-        placement: of its stages.
-        microbatches: per step.
-        rows: of each rank, its tasks.
+        placement: placement of its stages.
+        microbatches: number of microbatches of a step and replica.
+        rows: tasks of one step in order, one tuple a rank.
     """
 
     placement: Placement
@@ -42,17 +42,20 @@ class Order:
 
     @property
     def splits(self) -> bool:
-        """Backwards are input gradients and weight gradients."""
+        """Backwards are split into input gradients and weight gradients."""
         return any(task.kind is Kind.INPUT for row in self.rows for task in row)
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """The most that each rank must hold so that none gets stuck: in flight where weight
-        gradients go anywhere, else held."""
+        """By rank, the number of chunks that it must be able to hold so that no rank gets stuck.
+
+        Where the order names weight gradients, a chunk counts until its weight gradient; else until
+        its backward or input gradient.
+        """
         return tuple(map(_most_held, self.rows))
 
     def without_weights(self) -> "Order":
-        """The same with weight gradients that go wherever there is time."""
+        """The same order without weight gradients, which then go wherever there is time."""
         rows = tuple(
             tuple(task for task in row if task.kind is not Kind.WEIGHT) for row in self.rows
         )
@@ -66,11 +69,12 @@ class Order:
         """Read and check an order.
 
         Args:
-            text: as in the head of this file.
-            placement, chunks: where the stages are; "", 0: as the first of all placements in which
-                every rank holds its own tasks.
+            text: one line of tasks for each rank, as in the head of this file.
+            placement, chunks: name of a placement, and number of stages that a rank holds; "" and
+                0: the first of all placements in which every rank holds its own tasks.
         Raises:
-            ValueError: the text is no order; it names the line and what was expected there.
+            ValueError: the text is no order; the message names the line and what was expected
+                there.
         """
         lines = [
             (number, _words(line))
@@ -99,7 +103,8 @@ class Order:
 
 
 def _words(line: str) -> list[str]:
-    """The cells of a line, as spreadsheets write it too: quoted, and with empty ones at the end."""
+    """The cells of a line. Spreadsheets quote cells and add empty ones at the end; both are
+    understood."""
     cells = [cell.strip() for row in csv.reader([line]) for cell in row]
     while cells and not cells[-1]:
         cells.pop()
@@ -121,7 +126,7 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
 
 
 def _placement(rows: list[tuple[Task, ...]], name: str, chunks: int) -> Placement:
-    """One in which every rank holds the stages that its line names."""
+    """The first placement in which every rank holds the stages that its line names."""
     stages = [tuple(sorted({task.stage for task in row})) for row in rows]
     for one in (
         [placement_by_name(name, len(rows), chunks)]

@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Placement(Protocol):
-    """Where the stages are; the only thing that knows how stages and pipes map to ranks."""
+    """The map from stages and pipes to ranks; nothing else knows it."""
 
     __slots__ = ()
     pipes: int = 1
@@ -23,44 +23,53 @@ class Placement(Protocol):
     def ranks(self) -> int: ...
     @property
     def chunks(self) -> int:
-        """Stages a rank, over all pipes."""
+        """Number of stages that a rank holds, over all pipes."""
         ...
 
     @property
     def stages(self) -> int:
-        """Of one pipe."""
+        """Number of stages of one pipe."""
         ...
 
     @abstractmethod
     def rank_of(self, stage: int, pipe: int = 0) -> int: ...
     @abstractmethod
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """From the shallowest to the deepest; no rank holds one stage of two pipes."""
+        """The stages that a rank holds, from the shallowest to the deepest.
+
+        No rank holds the same stage for two pipes.
+        """
         ...
 
     def pipe_of(self, rank: int, stage: int) -> int:
-        """Which pipe it is of which the rank holds the stage."""
+        """The pipe, within a replica, whose copy of the stage the rank holds."""
         return 0
 
     def place_of(self, pipe: int, stage: int) -> tuple[int, int]:
-        """The replica, and the rank in it, that hold a stage of a pipe; numbered over all
-        replicas."""
+        """The replica, and the rank in it, that hold a stage of a pipe.
+
+        Args:
+            pipe: pipe index over all replicas.
+            stage: stage index over the whole model.
+        """
         replica, of_replica = divmod(pipe, self.pipes)
         return replica, self.rank_of(stage, of_replica)
 
     @property
     def share(self) -> float:
-        """What part of a rank's work on a microbatch, evenly divided, a stage does."""
+        """The share of a rank's work on one microbatch that one stage does, if all stages cost the
+        same."""
         return self.ranks / self.stages
 
     @property
     def first_pipe(self) -> "Placement":
-        """Where the stages of the first pipe are: for what needs no other, such as an
+        """The placement of the first pipe alone, for work that needs one copy, such as an
         evaluation."""
         return self
 
     def seats(self) -> Iterator[tuple[int, int]]:
-        """For each rank a pipe and a stage that it holds."""
+        """For each rank, the pipe and stage of the shallowest stage that it holds: an address of
+        the rank."""
         for rank in range(self.ranks):
             stage = self.stages_of(rank)[0]
             yield self.pipe_of(rank, stage), stage
@@ -137,8 +146,9 @@ class Vee(Placement):
 
 @dataclass(frozen=True, slots=True)
 class Bidirectional(Placement):
-    """Two pipes: stage s of the first on rank s, of the second on rank p-1-s. Every stage is held
-    twice; p is even.
+    """Two pipes: stage s is on rank s for the first pipe and on rank p-1-s for the second.
+
+    Every stage is held twice, and p is even.
 
     >>> Bidirectional(ranks=4).stages_of(1)
     (1, 2)
@@ -176,10 +186,10 @@ def placement_by_name(name: str, ranks: int, chunks: int = 0) -> Placement:
 
     Args:
         name: one of `PLACEMENTS`.
-        ranks: of a pipeline.
-        chunks: stages a rank; 0: the placement's own, 2 for looped.
+        ranks: number of ranks of a pipeline; even for "bidirectional".
+        chunks: number of stages that a rank holds; 0 is the placement's own, 2 for "looped".
     Raises:
-        ValueError: no such placement, or one with another number of chunks or ranks.
+        ValueError: there is no such placement, or it takes no such number of chunks or ranks.
     """
     if name not in PLACEMENTS:
         raise ValueError(f"there is no placement {name!r}; expected one of {', '.join(PLACEMENTS)}")

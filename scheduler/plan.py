@@ -8,9 +8,15 @@ from .task import AnyKind, Kind, Task
 
 
 def zb_v(ranks: int, rank: int, microbatches: int) -> list[Task]:
-    """The order of zb-v on a rank. For m < 2p that for 2p, without the microbatches that there are
-    not and without weight gradients: it says nothing of where those are then best.
+    """The order of zb-v on a rank.
 
+    For m < 2p it is the order for 2p, without the microbatches that do not exist and without weight
+    gradients: it does not say where those are then best.
+
+    Args:
+        ranks: number of ranks of the pipeline, p.
+        rank: index of the rank.
+        microbatches: number of microbatches of a step, m.
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (ZB-V).
     """
     order = _zb_v(ranks, rank, max(microbatches, 2 * ranks))
@@ -46,8 +52,8 @@ def _zb_v(p: int, r: int, m: int) -> Iterator[Task]:
 
 
 def v_min(ranks: int, rank: int, microbatches: int) -> list[Task]:
-    """The order of v-min on a rank: each microbatch as the one before, six slots later; without
-    weight gradients.
+    """The order of v-min on a rank: each microbatch repeats the one before, six slots later. Weight
+    gradients are left out.
 
     Source: Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024 (V-Min).
     """
@@ -65,13 +71,15 @@ class Plan:
     """A due order of one rank, looked up both ways. Kinds that it does not name go wherever there
     is time.
 
+    A place is an index into the order of all steps, from 0.
+
     Args:
         order: the tasks of a step, each once.
-        floating: kinds whose place says when one is early, and never that it is due.
+        floating: kinds whose place says only when a task is early, and never that it is due.
     Attributes:
-        lanes: the (stage, kind) that it orders, each with the places of its microbatches in order.
-        due_lanes: those of kinds that do not float.
-        length: how many tasks it has.
+        lanes: places of the microbatches within a step, in order, by (stage, kind).
+        due_lanes: the lanes of kinds that do not float.
+        length: number of tasks of a step.
     """
 
     def __init__(self, order: Sequence[Task], floating: Collection[AnyKind] = ()) -> None:
@@ -93,29 +101,31 @@ class Plan:
         self._kinds = [task.kind for task in order]
 
     def place(self, kind: AnyKind, stage: int, before: int) -> int:
-        """Of the task of a kind and stage that has so many before it, in the order of all steps;
-        pieces of a weight gradient have one."""
+        """The place of the task of a kind and stage that has `before` such tasks before it.
+
+        All pieces of a weight gradient have one place.
+        """
         places = self.lanes[stage, kind]
         step, within = divmod(before, len(places))
         return step * self.length + places[within]
 
     def kind_at(self, place: int) -> AnyKind:
-        """Of the task at a place in the order of all steps."""
+        """The kind of the task at a place."""
         return self._kinds[place % self.length]
 
     def forwards_before(self, place: int, stage: int) -> int:
-        """How many forwards of a stage stand before a place in the order of all steps."""
+        """Number of forwards of a stage that stand before a place."""
         step, within = divmod(place, self.length)
         return step * len(self.lanes[stage, Kind.FORWARD]) + self._before[within][stage]
 
 
 @lru_cache(maxsize=4096)
 def zb_v_plan(ranks: int, rank: int, microbatches: int) -> Plan:
-    """The due order of zb-v; the same object for the same numbers."""
+    """The due order of zb-v; the same object for the same arguments."""
     return Plan(zb_v(ranks, rank, microbatches), floating=(Kind.WEIGHT,))
 
 
 @lru_cache(maxsize=4096)
 def v_min_plan(ranks: int, rank: int, microbatches: int) -> Plan:
-    """The due order of v-min; the same object for the same numbers."""
+    """The due order of v-min; the same object for the same arguments."""
     return Plan(v_min(ranks, rank, microbatches))

@@ -1,5 +1,5 @@
-"""Schedules by name: the job that a policy's settings come to, all that fit, and what each would do
-on given costs."""
+"""Schedules by name: the job that a policy's settings give, all schedules that fit, and what each
+would do on given costs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -32,18 +32,21 @@ def build_schedule(
     max_held: int = 0,
     order: str = "",
 ) -> Job:
-    """The policy of that name, and where its stages are; one replica, and of no model yet.
+    """The job of a policy by name: one replica, and of no model yet.
 
     Args:
-        name: of a policy, or "fixed".
-        ranks: of a pipeline.
-        microbatches: per step.
-        placement, chunks: "" and 0 are the policy's own.
-        max_held: cap in chunks; 0 is the policy's own.
-        order: for "fixed": a CSV file (see `scheduler.order`), or a policy's name.
+        name: name of a policy, or "fixed".
+        ranks: number of ranks of a pipeline.
+        microbatches: number of microbatches of a step and replica.
+        placement, chunks: name of a placement and number of stages that a rank holds; "" and 0 are
+            the policy's own.
+        max_held: cap on what a rank has begun, in chunks (microbatches of one stage); 0 is the
+            policy's own.
+        order: path of a CSV file (see `scheduler.order`) or a policy's name, for "fixed"; "" for
+            all other policies.
     Raises:
-        ValueError: they do not go together, with the nearest that do; or the order cannot be read,
-            or gets stuck.
+        ValueError: the settings do not go together, and the text names the nearest that do; or the
+            order cannot be read, or gets stuck.
     """
     if order and name != FIXED:
         raise ValueError(
@@ -66,7 +69,13 @@ def build_schedule(
 
 
 class Option(NamedTuple):
-    """A schedule that fits: the policy's name, its cap (0: its own), and what they come to."""
+    """A schedule that fits.
+
+    Args:
+        name: name of the policy.
+        max_held: cap in chunks; 0 is the policy's own.
+        job: the schedule itself.
+    """
 
     name: str
     max_held: int
@@ -76,11 +85,15 @@ class Option(NamedTuple):
 def options(
     ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False
 ) -> Iterator[Option]:
-    """Every policy that fits so many ranks and microbatches, those that take a cap under several.
+    """Every policy that fits the ranks and microbatches; policies that take a cap come with
+    several.
 
     Args:
-        chunks: to be tried where the placement leaves the choice; 0 is its own.
-        thorough: more caps.
+        ranks: number of ranks of a pipeline.
+        microbatches: number of microbatches of a step and replica.
+        chunks: numbers of stages of a rank to try where the placement leaves the choice; 0 is its
+            own.
+        thorough: True to try the caps of `all_caps_of` in place of those of `caps_of`.
     """
     for name in NAMES:
         for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
@@ -94,13 +107,16 @@ def options(
 
 
 def caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The caps that are worth a try."""
+    """The caps of a policy that are worth a try, in chunks; 0 is its own."""
     return (0, 3 * ranks, 4 * ranks) if name in ("adaptive", "dualpipe-v") else (0,)
 
 
 def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
-    """The policy's own cap, and others from the least that it can do with to twice its own, half a
-    round of the ranks apart."""
+    """The caps of a policy for a thorough search, in chunks: 0, which is its own, and others from
+    the least that it can do with to twice its own.
+
+    They are p // 2 apart, of axonn p // 4, and at least 1. A policy without a cap has only 0.
+    """
     own = {"adaptive": 2 * ranks, "axonn": ranks, "dualpipe-v": 2 * ranks + 1}.get(name, 0)
     least, apart = (
         1 if name == "axonn" else own,
@@ -110,14 +126,14 @@ def all_caps_of(name: str, ranks: int) -> tuple[int, ...]:
 
 
 class Outcome(NamedTuple):
-    """What came of a schedule in a simulation.
+    """The figures of a schedule in a simulation, times in the unit of the costs.
 
     Args:
         option: the schedule.
-        makespan: of all steps.
-        least: what no schedule on its placement can beat.
-        held: the most that a rank holds, in microbatches of all its layers.
-        utilisation: the busiest rank's work over the makespan.
+        makespan: duration of all steps.
+        least: duration that no schedule on its placement can beat.
+        held: largest amount that a rank holds, in microbatches of all its layers.
+        utilisation: work of the busiest rank over the makespan, 0 to 1.
     """
 
     option: Option
@@ -127,7 +143,7 @@ class Outcome(NamedTuple):
     utilisation: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The figures and the schedule's settings, for JSON."""
         where = self.option.job.placement
         return {
             "policy": self.option.name,
@@ -146,14 +162,17 @@ def search(
     most_held: float,
     run: Callable[[Job], tuple[Costs, Timeline]],
 ) -> tuple[list[Outcome], float]:
-    """All that fit, the fastest first; and what no schedule on any of their placements can beat.
+    """Simulate every schedule that fits.
 
     Args:
-        ranks: of a pipeline.
-        microbatches: per step.
-        steps: that are simulated.
-        most_held: microbatches of all its layers that a rank may hold; 0: any number.
-        run: simulates a job, and says on which costs.
+        ranks: number of ranks of a pipeline.
+        microbatches: number of microbatches of a step and replica.
+        steps: number of steps that `run` simulates.
+        most_held: limit on what a rank holds, in microbatches of all its layers; 0: no limit.
+        run: function that simulates a job and returns the costs that it used and the timeline.
+    Returns:
+        The schedules within the limit, the fastest first; and the duration that no schedule on any
+        of the tried placements can beat, 0 if there is none.
     """
     found = []
     for option in options(ranks, microbatches, _CHUNKS, thorough=True):
@@ -172,8 +191,8 @@ def search(
 def _as_a_plan(
     name: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int
 ) -> Job:
-    """The order of a policy on a steady machine; weight gradients float, and the cap says how far
-    ahead anything runs."""
+    """The order of a policy on a steady machine, as a plan: weight gradients float, and the cap
+    says how far ahead anything runs."""
     job = build_schedule(name, ranks, microbatches, placement=placement, chunks=chunks)
     order = order_of(job)
     _check_cap(f"the order of {name}", order, cap)

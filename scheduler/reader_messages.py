@@ -1,4 +1,4 @@
-"""What the reader of a replica says: a microbatch has been read, or there are no more."""
+"""The messages of a replica's reader: a microbatch has been read, or there are no more."""
 
 from collections.abc import Iterable
 
@@ -7,8 +7,8 @@ from .placement import Placement
 
 
 def has_read(placement: Placement, replica: int, number: int) -> tuple[Message, Message]:
-    """Inputs for the first stage and targets for the last, of the pipe that the microbatch goes
-    through."""
+    """The messages for a microbatch that has been read: inputs for the first stage and targets for
+    the last, in the pipe that it goes through."""
     pipe = replica * placement.pipes + number % placement.pipes
     return Message(Meaning.ACTIVATION, 0, number, pipe), Message(
         Meaning.TARGET, placement.stages - 1, number, pipe
@@ -16,7 +16,13 @@ def has_read(placement: Placement, replica: int, number: int) -> tuple[Message, 
 
 
 def has_ended(placement: Placement, replicas: Iterable[int], number: int) -> list[Message]:
-    """After so many there are no more: for every rank of these replicas."""
+    """The messages that the data has ended, one to every rank of these replicas.
+
+    Args:
+        placement: placement of the stages.
+        replicas: indices of the replicas.
+        number: number of microbatches there are in all.
+    """
     return [
         Message(Meaning.END, stage, number, replica * placement.pipes + pipe)
         for replica in replicas

@@ -1,5 +1,5 @@
-"""How much of a stage's forward runs again before its backward, so that it need not keep what that
-part computed."""
+"""Recomputation (activation checkpointing): how much of a stage's forward runs again before its
+backward, so that the stage need not keep the activations of that part."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,16 +13,16 @@ from .policies.policy import Policy
 def recomputed_shares(
     policy: Policy, placement: Placement, microbatches: int, most: float = 1.0
 ) -> dict[int, float]:
-    """Of each stage that recomputes anything the share of its layers, so that all ranks keep about
-    as much.
+    """The share of layers that run again, by stage, so that all ranks keep about as much; stages
+    without any are left out.
 
     A rank that holds at most one microbatch saves nothing by it and recomputes nothing; with `most`
-    = 1 every other recomputes all.
+    = 1 every other rank recomputes all.
 
     Args:
         policy, placement, microbatches: the schedule; its bounds say how many microbatches a rank
             holds.
-        most: the share on the rank that holds most.
+        most: share on the rank that holds most, 0 to 1.
     Source: Lai et al., "Merak", TPDS 2023, section V: of p stages under 1f1b, stage r recomputes 1
     - (1 - most)(p - 1) / (p - 1 - r).
     """
@@ -42,8 +42,14 @@ def recomputed_shares(
 
 
 def recomputing(job: Job, recompute: str | int) -> Job:
-    """The job with its recomputed layers, as `memory.recompute` says; its cuts say how many layers
-    a stage has."""
+    """The job with the recomputed layers that `memory.recompute` asks for.
+
+    Args:
+        job: schedule whose `cuts` are known: they say how many layers a stage has.
+        recompute: a number of layers, or a word that `most_recomputed` takes.
+    Raises:
+        ValueError: `recompute` is no such setting.
+    """
     shares = recomputed_shares(
         job.policy, job.placement, job.microbatches, most_recomputed(recompute)
     )
@@ -54,13 +60,14 @@ def recomputing(job: Job, recompute: str | int) -> Job:
 def recomputed_layers(
     recompute: str | int, shares: dict[int, float], layers: dict[int, int]
 ) -> dict[int, int]:
-    """How many layers of each stage run again, the first ones; at least what the share says.
+    """The number of first layers of a stage that run again, by stage, at least 1; stages without
+    any are left out.
 
     Args:
-        recompute: a number of layers of each stage that recomputes at all; or a word: then the
-            share says.
-        shares: of the stages that recompute.
-        layers: of each stage.
+        recompute: largest number of layers of each stage that recomputes at all; or a word: then
+            the share decides, rounded up to whole layers.
+        shares: share of layers that run again, by stage, for the stages that recompute.
+        layers: number of layers, by stage.
     """
     if isinstance(recompute, int):
         counts = {stage: min(recompute, layers[stage]) for stage in shares}
@@ -70,9 +77,11 @@ def recomputed_layers(
 
 
 def most_recomputed(recompute: str | int) -> float:
-    """The share on the rank that holds most, by the setting: "none", "full", "stage-aware" (a
-    half), "stage-aware:SHARE", or a number.
+    """The share of layers that the rank with most microbatches recomputes, 0 to 1.
 
+    Args:
+        recompute: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", or a number of
+            layers, which counts as all unless it is 0.
     Raises:
         ValueError: none of these.
     """

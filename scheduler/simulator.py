@@ -1,11 +1,9 @@
-"""What a schedule would do: discrete events that drive the very brains and policies that the
-runtime runs.
+"""The simulator: discrete events that drive the very brains and policies that the runtime runs.
 
 A rank runs one task of a queue at a time. Everything that happens at one instant is delivered
 before any rank picks. A message with a tensor waits for those before it on the same edge, takes its
-size over the bandwidth, and then, like any message, the latency. What varies (jitter, hiccups) is
-drawn for each stage and kind in the order of microbatches, so that every policy meets the same
-durations.
+size over the bandwidth, and then, like any message, the latency. Jitter and hiccups are drawn for
+each stage and kind in the order of microbatches, so that every policy meets the same durations.
 """
 
 import heapq
@@ -29,11 +27,13 @@ from .timeline import Pause, Span, Timeline
 
 
 class Work(NamedTuple):
-    """What a microbatch costs on a stage.
+    """The cost of one microbatch on a stage.
 
     Args:
-        forward, input, weight: durations; a whole backward takes both gradients.
-        sent: the size of what the stage sends on, and gets a gradient of.
+        forward, input, weight: durations in the unit of `Costs`; a whole backward takes input +
+            weight.
+        sent: size of the activation that the stage sends on, and of its gradient that comes back,
+            in the unit of `Edge.bandwidth` x time.
     """
 
     forward: float = 1.0
@@ -43,11 +43,11 @@ class Work(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """From one rank to another.
+    """The link from one rank to another.
 
     Args:
-        latency: of a message.
-        bandwidth: size per time; infinite by default.
+        latency: duration of any message on the way.
+        bandwidth: size per time; infinity (the default) makes size free.
     """
 
     latency: float = 0.0
@@ -59,26 +59,33 @@ _UNIT, _AT_ONCE = Work(), Edge()
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Durations, in any unit.
+    """Durations and sizes, each in any one unit.
 
     Args:
-        work: of a rank: each of its chunks does the part that their number says; or of each stage.
-        reduce: adding up a copy's part of a bucket; only where there are replicas.
-        step: of the optimizer on a bucket.
-        others: of other kinds of work that come once a step; 0 where nothing is said.
-        task: added to every forward and backward, for the loop itself.
-        edge: between ranks; `edges` has those that differ, by (from, to), numbered over all
+        work: cost of a rank, divided evenly over its chunks; or a tuple with the cost of each
+            stage.
+        reduce: duration of adding up one copy's shard of a bucket; used only where there are
             replicas.
-        bucket: the size of a bucket's gradient.
-        jitter: sigma of a lognormal factor on every duration; its median is 1.
-        hiccups: (share, factor): so many tasks take so much longer.
-        stragglers: factor on the forwards and backwards of a rank, numbered over all replicas.
-        recomputed: for stages that run again before a backward, the share of the forward that does;
-            1 where nothing is said.
-        pieces: of a weight gradient.
-        linger: how long a rank waits, at most, before a weight gradient that is early, as a share
-            of that; where it has one piece.
-        seed: of all that varies.
+        step: duration of the optimizer step on a bucket.
+        others: duration of other kinds of work that are done once a step, by kind; a missing kind
+            takes 0.
+        task: duration added to every forward, recomputation and backward, and to each piece of one,
+            for the loop itself.
+        edge: link between any two ranks.
+        edges: links that differ from `edge`, by (from, to), with ranks numbered over all replicas.
+        bucket: size of a bucket's gradient.
+        jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
+            backwards, whose median is 1; 0 is none.
+        hiccups: (share, factor): that share of forwards, recomputations and backwards takes
+            `factor` times as long; share 0 is none.
+        stragglers: factor on the forwards, recomputations and backwards of a rank, by rank numbered
+            over all replicas; a missing rank has 1.
+        recomputed: share of a forward that runs again before a backward, by stage; a missing stage
+            that recomputes has 1.
+        pieces: number of pieces of a weight gradient.
+        linger: longest wait before an early weight gradient (anticipation), as a share of its
+            duration; 0: nobody waits. A weight gradient in several pieces never waits.
+        seed: seed of jitter and hiccups.
     """
 
     work: Work | tuple[Work, ...] = _UNIT
@@ -98,7 +105,7 @@ class Costs:
     seed: int = 0
 
     def of_stage(self, placement: Placement, stage: int) -> Work:
-        """What a microbatch costs there."""
+        """The cost of one microbatch on a stage."""
         if not isinstance(self.work, Work):
             return self.work[stage]
         forward, back, weight, sent = self.work
@@ -107,8 +114,10 @@ class Costs:
         )
 
     def of_busiest(self, placement: Placement) -> float:
-        """What a microbatch costs on the rank that has most to do; of several pipes on average,
-        since it goes through one."""
+        """The duration of one microbatch on the rank with most work.
+
+        A microbatch goes through one pipe, so of several pipes it is the average.
+        """
         of_ranks = [
             sum(sum(self.of_stage(placement, stage)[:3]) for stage in placement.stages_of(rank))
             for rank in range(placement.ranks)
@@ -117,7 +126,8 @@ class Costs:
 
 
 class _Durations:
-    """How long tasks take on a pipe, drawn once for each stage, kind and microbatch."""
+    """Durations of tasks of one pipe, with factors drawn once for each stage, kind and
+    microbatch."""
 
     def __init__(self, costs: Costs, placement: Placement, pipe: int) -> None:
         self._costs = costs
@@ -157,7 +167,7 @@ class _Durations:
         return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
 
     def usual(self, piece: Task) -> float:
-        """What a piece of a weight gradient takes where nothing varies."""
+        """The duration of a piece of a weight gradient where nothing varies."""
         return self._costs.task + self._base[piece.kind, piece.stage] / self._costs.pieces
 
     def _factor(self, kind: AnyKind, stage: int) -> float:
@@ -177,8 +187,10 @@ class _Durations:
 
 
 class _Simulation:
-    """The brains, the clock, and what is under way. A place is a rank of the job: those of replica
-    0, then those of replica 1, ..."""
+    """The brains, the clock, and the events under way.
+
+    A place is a rank of the job: the ranks of replica 0 come first, then those of replica 1.
+    """
 
     def __init__(self, job: Job, costs: Costs, features: Sequence[Feature] | None) -> None:
         self._placement, self._costs = job.placement, costs
@@ -200,7 +212,8 @@ class _Simulation:
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
 
     def run(self, asked: int, barrier: bool) -> Timeline:
-        """So many steps; under a barrier a step begins when all ranks have done the one before."""
+        """Run `asked` steps; under a barrier a step begins when all ranks have done the one
+        before."""
         now = 0.0
         for _ in range(asked if barrier else 1):
             for state in self.states:
@@ -276,7 +289,7 @@ class _Simulation:
         return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1
 
     def _finish(self, place: int, task: Task, now: float) -> set[int]:
-        """The places that have heard of it at once."""
+        """Finish a task. Returns the places that have heard of it at once."""
         self._running.remove((place, self.states[place].queue_of(task)))
         heard = set()
         for message in self.states[place].finish(task):
@@ -333,15 +346,14 @@ def simulate(
     Args:
         job: a training, or an evaluation of one step's microbatches.
         costs: how long everything takes.
-        steps: one after the other; 1 of an evaluation.
-        barrier: a step begins when all ranks have done the one before.
-        features: the rules to go by; None: those of the job.
+        steps: number of steps to run; of an evaluation 1.
+        barrier: True if a step begins only when all ranks have done the one before.
+        features: functions that make the rows of the table; None: those of the job.
     Returns:
-        A row for each rank of each replica.
+        A timeline with a row for each rank of each replica.
     Raises:
-        ValueError: a stage recomputes by its costs and not by the job.
-        RuntimeError: no rank can move and something is left to do; the text names what is missing
-            where.
+        ValueError: the costs say that a stage recomputes, and the job does not.
+        RuntimeError: no rank can move and some work is left; the text names what each rank lacks.
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
         raise ValueError(
@@ -364,7 +376,11 @@ def simulate(
 
 def order_of(job: Job) -> Order:
     """The order in which a job runs on a steady machine where forward, input gradient and weight
-    gradient take equally long."""
+    gradient take equally long.
+
+    Raises:
+        RuntimeError: the schedule is stuck.
+    """
     rows: list[list[Task]] = [[] for _ in range(job.ranks)]
     for span in simulate(job, Costs(pieces=1)).computing():
         rows[span.rank].append(span.task)

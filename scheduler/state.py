@@ -1,19 +1,18 @@
-"""What one rank knows, what it may do next, and what follows when it has done it.
+"""The state of one rank: what it knows, what it may do next, and what follows from that.
 
 The table of work (`rules`) says of every kind what its head needs, whose turn it is, and which
-messages follow. Here rows are counted, picked and refused, every kind alike. What is known is kept
+messages follow. Here rows are counted, picked and refused, every kind alike. All knowledge is kept
 in lanes of counters (`lane.py`), one for each stage on this rank and one for each bucket of such a
 stage.
 
-A need on the same rank and queue is met when its task has *started*: what runs on one queue runs in
-the order in which it was started. Between queues it is met when the task has *finished*, and so is
-what a message says to another rank. News for the host wait for the end even on their own rank,
+A need on the same rank and queue is met when its task has *started*: tasks of one queue run in the
+order in which they were started. Between queues a need is met when the task has *finished*, and a
+message to another rank is true then. News for the host wait for the end even on their own rank,
 since the host needs their values. On a CPU with one queue the two moments coincide.
 
-`deliver`, `start` and `finish` are the only moves. An illegal one (a message twice, a gradient
-before its forward, a step that is neither this one nor the next, a task that is not a ready head)
-raises
-`IllegalMove` with the lane's story and changes nothing.
+`deliver`, `start` and `finish` are the only moves. An illegal one raises `IllegalMove` with the
+lane's story and changes nothing. Examples are a message that comes twice, a gradient before its
+forward, a step that is neither this one nor the next, a task that is not a ready head.
 
 Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
 steps are alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox
@@ -35,7 +34,7 @@ from .task import AnyKind, Kind, Task
 
 
 class IllegalMove(AssertionError):
-    """An event that cannot happen; nothing was changed. The text tells the lane's story."""
+    """An event that cannot happen. Nothing was changed, and the text tells the lane's story."""
 
 
 UNLIMITED = sys.maxsize
@@ -44,7 +43,7 @@ CAUSES = INPUT, ROOM, END = "input", "room", "end"
 
 
 class Coordinates(NamedTuple):
-    """A rank by its coordinates."""
+    """The replica of a rank, and its index within the pipeline."""
 
     replica: int
     rank: int
@@ -58,9 +57,10 @@ class Lack:
     """Something that keeps a head from running.
 
     Args:
-        task: the head.
-        what: the counter that has not come far enough, or "room" where the policy's cap says no.
-        owed_by: who owes it; None where it is this rank itself.
+        task: the head that cannot run.
+        what: name of the counter that has not come far enough, or "room" where the policy's cap
+            refuses.
+        owed_by: rank that owes the next of what is counted; None for this rank itself.
     """
 
     task: Task
@@ -76,17 +76,17 @@ class RankState:
     """The brain of one rank.
 
     Args:
-        job: what runs, alike on every rank.
-        rank: this rank's place in its pipeline.
-        replica: of the pipeline, this rank's.
-        buckets: for each stage of this rank the copies of its buckets, at least one bucket; None:
-            one a stage, held by every pipe.
-        first_step: the step to begin with; its number only, no history is needed.
-        features: the rules to go by; None: those of the job.
+        job: the schedule, alike on every rank.
+        rank: index of this rank in its pipeline, 0 <= rank < job.ranks.
+        replica: index of the replica that this rank belongs to, 0 <= replica < job.replicas.
+        buckets: copies of each bucket of a stage, by stage of this rank, at least one bucket a
+            stage; None: one bucket a stage, held by every pipe.
+        first_step: number of the step to begin with, at least 0; no history is needed.
+        features: functions that make the rows of the table; None: those of the job.
     Attributes:
-        queues: those on which some work of this rank runs.
-        asked: microbatches up to this number are wanted.
-        end: how many microbatches there are, once a reader has said so.
+        queues: the queues on which some work of this rank runs.
+        asked: number of microbatches that are wanted, counted from the first step of the run.
+        end: number of microbatches there are, once a reader has said so; None before.
     """
 
     def __init__(
@@ -126,8 +126,8 @@ class RankState:
             lane.begin_at(first_step)
 
     def _entered(self) -> Iterator[tuple[Lane, Meaning]]:
-        """Where this rank sees how far its reader has come: of each pipe the first or the last
-        stage is here."""
+        """For each pipe whose first or last stage is here, the lane and meaning by which this rank
+        sees how far its reader has come."""
         last = self.job.last_stage
         for pipe in range(self.placement.pipes):
             stage, meaning = (0, Meaning.ACTIVATION) if pipe == 0 else (last, Meaning.TARGET)
@@ -138,38 +138,38 @@ class RankState:
 
     @property
     def in_flight(self) -> int:
-        """Microbatches under way here, over all stages: forward started, backward (or input
-        gradient) not.
+        """Number of microbatches under way here, over all stages: forward started, backward (or
+        input gradient) not.
 
-        A backward that runs still counts for memory, but whatever is started now runs after it on
-        the same device; counting it would leave a stream idle between the last backward and the
+        A backward that runs still counts for memory, but work that is started now runs after it on
+        the same device. Counting it would leave a stream idle between the last backward and the
         next forward.
         """
         return self._in_flight
 
     @property
     def held(self) -> int:
-        """Microbatches that hold memory here, over all stages: forward started, weight gradient
-        not."""
+        """Number of microbatches that hold memory here, over all stages: forward started, weight
+        gradient not."""
         return self._held
 
     def started(self, kind: AnyKind, stage: int) -> int:
-        """How many of a kind have started on a stage of this rank."""
+        """Number of tasks of a kind that have started on a stage of this rank."""
         return self._lanes[stage].count[kind] // self.placement.pipes
 
     def in_flight_of(self, stage: int) -> int:
-        """Of those in flight, the ones of a stage."""
+        """Number of microbatches in flight on one stage of this rank."""
         back = Kind.INPUT if self.job.splits else Kind.BACKWARD
         return self.started(Kind.FORWARD, stage) - self.started(back, stage)
 
     def forwards_left(self, task: Task) -> bool:
-        """Some forwards of the task's step have not started on its lane."""
+        """Some forwards of the task's step have not started on the task's stage."""
         end = UNLIMITED if self.end is None else self.end
         step, _ = self.job.step_of(task.microbatch)
         return self._lanes[task.stage].count[Kind.FORWARD] < min(self.job.first_of(step + 1), end)
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
-        """Every message of that meaning up to that number is here."""
+        """Every message of that meaning up to and including that number is here."""
         return self._lanes[stage].count[meaning] > number
 
     # Where the job stands.
@@ -193,11 +193,10 @@ class RankState:
         return self.job.trains and self.end is not None and self.end < self.asked
 
     def microbatch_to_read(self) -> int | None:
-        """The number that this rank's reader should read now, within the step that is open at stage
-        0: one ahead of that stage.
+        """The number of the microbatch that this rank's reader should read now, or None.
 
-        Of two pipes only one begins here, and the other is never to wait for this one: a whole step
-        is read ahead.
+        It lies within the step that is open at stage 0, one ahead of that stage. Of two pipes only
+        one begins here, and the other must never wait for this one, so a whole step is read ahead.
         """
         if self.rank != self.placement.rank_of(0) or self.end is not None:
             return None
@@ -213,11 +212,15 @@ class RankState:
         return self.pipe_of.get(message.stage) == message.pipe
 
     def place_of(self, message: Message) -> Coordinates:
-        """Which rank a message is for."""
+        """The coordinates of the rank that a message is for."""
         return Coordinates(*self.placement.place_of(message.pipe, message.stage))
 
     def deliver(self, message: Message) -> None:
-        """Take in what became true elsewhere."""
+        """Take in a message: a fact that became true elsewhere.
+
+        Raises:
+            IllegalMove: the message cannot be true here.
+        """
         if message.meaning is Meaning.END:
             self._hear_end(message)
             return
@@ -226,7 +229,12 @@ class RankState:
             self._look_again()
 
     def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
-        """The head of a queue whose turn it is, of those that may run now."""
+        """The task that starts next on a queue: of all heads that may run now, the one with the
+        least turn.
+
+        Returns:
+            None where no head of the queue may run. Nothing changes until `start`.
+        """
         ready: list[tuple[Row, Task]] = []
         for row, lane, stage in self._table.often[queue]:
             if lane.is_ready(row.kind):
@@ -244,24 +252,29 @@ class RankState:
         return min(ready, key=lambda one: one[0].turn(one[1], self))[1]
 
     def queue_of(self, task: Task) -> Queue:
-        """Where a task of this rank runs."""
+        """The queue on which a task of this rank runs.
+
+        Raises:
+            IllegalMove: this rank has no such task.
+        """
         return self._entry_of(task, "run").row.queue
 
     def is_early(self, task: Task, more: bool) -> bool:
-        """Of what has been picked: by the policy's plan other things come before it, which should
-        be here any moment.
+        """By the policy's plan other work comes before a picked task, and should be here any
+        moment.
 
         Args:
-            task: may start.
-            more: it is a piece, and not the last. A piece is not long in the way, and never early.
+            task: a task that may start.
+            more: the task is a piece, and not the last. A piece is not long in the way, and never
+                early.
         """
         if task.kind.in_pieces and (more or task.part > 0):
             return False
         return self._entry_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
-        """Why nothing starts where `pick` has found nothing, or something early; one of
-        `CAUSES`."""
+        """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
+        something early."""
         for row, lane, _ in self._table.entries:
             if row.kind.once_a_step or row.fills or lane.count[row.kind] >= self.asked:
                 continue
@@ -272,14 +285,17 @@ class RankState:
     def start(
         self, task: Task, more: bool = False, completes: Collection[int] = ()
     ) -> list[Message]:
-        """The task runs from now on; what it makes true on this rank holds at once, and is
-        returned.
+        """Count a task as started; it runs from now on.
 
         Args:
             task: a ready head.
-            more: it is a piece, and not the last.
-            completes: buckets of the stage whose gradient is complete with this piece; all others
-                are with the last one.
+            more: the task is a piece, and not the last.
+            completes: indices of the buckets of the stage whose gradient is complete with this
+                piece; the last piece completes all others.
+        Returns:
+            The messages that are true on this rank from now on; they have been delivered.
+        Raises:
+            IllegalMove: the task is not a ready head.
         """
         row, lane, stage = self._entry_of(task, "start")
         head = lane.head(task.kind, stage)
@@ -319,8 +335,14 @@ class RankState:
             done.clear()
 
     def finish(self, task: Task) -> list[Message]:
-        """The task has run; what follows that was not true at its start: on other ranks, and for
-        the host."""
+        """Count a started task as finished.
+
+        Returns:
+            The messages that were not true at its start: those to other ranks, and those for the
+            host.
+        Raises:
+            IllegalMove: the task has not started, or one before it has not finished.
+        """
         row, lane, stage = self._entry_of(task, "finish")
         if task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
@@ -336,20 +358,20 @@ class RankState:
         return later
 
     def _open(self, row: Row, stage: int) -> None:
-        """The gate of the next step, if this was the last that it waited for."""
+        """Open the gate of the next step if this was the last task that it waited for."""
         if row.opens is not None:
             steps = self._table.steps_through(stage, row.opens)
             self._lanes[stage].count[row.opens] = self.job.first_of(steps + 1)
 
     def _holds_at_once(self, message: Message, row: Row) -> bool:
-        """What follows from a task of the row is true when it starts, and not only when it has
-        finished."""
+        """A message that follows from a task of the row is true already when the task starts."""
         if message.meaning.for_the_host or not self.is_here(message):
             return False
         return len(self.queues) == 1 or self._table.hears_at_once(message, row)
 
     def waiting_for(self) -> list[Lack]:
-        """For every head that was asked for and may not run now: what it lacks, and who owes it."""
+        """For every head that was asked for and may not run now: what it lacks, and which rank owes
+        it."""
         wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks: list[Lack] = []
         for entry in self._table.entries:
@@ -366,11 +388,11 @@ class RankState:
         return lacks
 
     def _look_again(self) -> None:
-        """Something has happened for which what is done once a step may have waited."""
+        """Note an event for which work of once a step may have waited."""
         self._look = dict.fromkeys(self.queues, True)
 
     def _owner(self, lane: Lane, counter: Counter) -> Coordinates | None:
-        """Who owes the next of what is counted; None where it is this rank."""
+        """The coordinates of the rank that owes the next of what is counted; None for this rank."""
         seat = lane.owner(counter)
         place = None if seat is None else Coordinates(*self.placement.place_of(*seat))
         return None if place == (self.replica, self.rank) else place
@@ -385,8 +407,8 @@ class RankState:
         return entry
 
     def _hear_end(self, message: Message) -> None:
-        """Training ends where the first reader ends; an evaluation's replicas end each for
-        itself."""
+        """Take in the end of the data: training ends where the first reader ends, and in an
+        evaluation each replica ends by itself."""
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
             raise IllegalMove(

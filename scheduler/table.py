@@ -18,7 +18,7 @@ from .task import Task
 
 
 class Entry(NamedTuple):
-    """A row, and the lane that counts it."""
+    """A row of the table, the lane that counts it, and its stage."""
 
     row: Row
     lane: Lane
@@ -33,18 +33,19 @@ class Table:
     """Rows and lanes of a rank.
 
     Args:
-        job: of the run.
+        job: schedule of the run.
         seats: the stages of this rank, each with its pipe.
-        copies: of each stage the copies of its buckets.
-        features: make the rows.
-        open_to: the weights are in place for the microbatches before this one.
+        copies: copies of each bucket of a stage, by stage.
+        features: functions that make the rows of a stage.
+        open_to: number of the first microbatch for which the weights are not yet in place.
     Attributes:
         entries: all rows, in the order in which the features make them.
-        queues: those that some row runs on.
-        often: by queue, what may run at any moment.
-        once: by queue, what may run only when something of a step is done.
-        lanes: by stage.
-        buckets: by stage, the lanes of its buckets.
+        queues: the queues that some row runs on.
+        often: rows whose work may become ready at any moment, by queue.
+        once: rows of kinds of once a step, by queue; they become ready only after some event that
+            ends a step.
+        lanes: lane of each stage, by stage.
+        buckets: lanes of the buckets of a stage, by stage.
     """
 
     def __init__(
@@ -143,20 +144,20 @@ class Table:
         return buckets[message.bucket] if message.bucket < len(buckets) else None
 
     def hears_at_once(self, message: Message, row: Row) -> bool:
-        """All that waits for the message here runs on the row's own queue, behind the row's
-        task."""
+        """The message may count when the row's task starts: all that waits for it here runs on the
+        row's own queue, behind that task."""
         lane = self.lane_of(message)
         return lane is None or self._listening[lane, message.meaning] <= {row.queue}
 
     def steps_through(self, stage: int, gate: Gate) -> int:
-        """For so many steps everything that opens the gate has been done."""
+        """The number of steps for which all work that opens the gate of a stage has been done."""
         return min(numbers[kind] for numbers, kind, _ in self._opening[stage, gate])
 
     def steps_finished(self) -> int:
-        """So many steps have finished on this rank: everything that opens a gate has."""
+        """The number of steps for which all work that opens a gate has finished on this rank."""
         opening = (passed for of in self._opening.values() for passed in of)
         return min(lane.finished[kind] for _, kind, lane in opening)
 
     def story(self, stage: int) -> str:
-        """How far everything of a stage has come."""
+        """How far all work of a stage has come, as text for an error."""
         return "; ".join(str(lane) for lane in (self.lanes[stage], *self.buckets[stage]))

@@ -2,13 +2,10 @@
 
 It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
 microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a
-run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. What comes
-once
-a step counts steps instead. Some tasks are done part by part: ``step2.5`` is the first bucket of
-stage 2
-being stepped at the end of step 5, ``step2.5/1`` the next bucket; ``W2.7`` is the first piece of a
-weight gradient,
-``W2.7/1`` the next.
+run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. Work that
+is done once a step counts steps instead. Some tasks are done part by part. ``step2.5`` is the
+optimizer step of the first bucket of stage 2 at the end of step 5, and ``step2.5/1`` that of the
+next bucket. ``W2.7`` is the first piece of a weight gradient, and ``W2.7/1`` the next piece.
 """
 
 import re
@@ -34,7 +31,8 @@ class Part(Enum):
 
 
 class Vocabulary(Enum):
-    """Words with the facts about them as columns; the first column is how a word prints."""
+    """Base of enums whose members carry facts as columns; the first column is how a member
+    prints."""
 
     # Members are singletons, and Enum's own hash, written in Python, is a third of the cost of a
     # pick.
@@ -51,9 +49,9 @@ class AnyKind(Vocabulary):
 
     Args:
         notation: how the kind prints.
-        label: its name in words.
-        counts: what its numbers count.
-        part: what its last number says.
+        label: name of the kind in words, for texts.
+        counts: what `Task.microbatch` counts, microbatches or steps.
+        part: what `Task.part` says: nothing, a bucket or a piece.
     """
 
     def __init__(self, notation: str, label: str, counts: Counts, part: Part = Part.NONE) -> None:
@@ -65,7 +63,7 @@ class AnyKind(Vocabulary):
 
 
 class Kind(AnyKind):
-    """What a task does. What it needs and what follows from it stands in `rules`."""
+    """What a task does. `rules` say what each kind needs and what follows from it."""
 
     FORWARD = "F", "forward", Counts.MICROBATCHES
     RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
@@ -83,10 +81,10 @@ class Task(NamedTuple):
 
     Args:
         kind: what is done.
-        stage: 0 holds the first layers; numbered over the whole model.
-        microbatch: the running number over all steps; for what comes once a step the number of the
-            step.
-        part: which bucket of the stage, for work on a bucket; which piece, of a weight gradient.
+        stage: stage index over the whole model, from 0; stage 0 holds the first layers.
+        microbatch: running number over all steps, from 0; for a kind of once a step, the step.
+        part: index of the bucket on the stage, for work on a bucket; index of the piece, for a
+            whole backward or a weight gradient in pieces; else 0.
     """
 
     kind: AnyKind
@@ -101,7 +99,11 @@ class Task(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the short notation back; ``ValueError`` names what it could not read."""
+        """Read the short notation back.
+
+        Raises:
+            ValueError: the text is no task; the message quotes it.
+        """
         match = _NOTATION.fullmatch(text)
         kinds = {kind.value: kind for kind in Kind}
         if match is None or match[1] not in kinds:

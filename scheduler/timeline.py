@@ -1,4 +1,4 @@
-"""A timeline: which rank has run what, and when; of a simulation or of a real run, kept in one
+"""A timeline: which rank has run which task, and when. Simulations and real runs share one
 format."""
 
 import json
@@ -21,7 +21,8 @@ class Span(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A rank with nothing to run, and why when that began: one of `state.CAUSES`."""
+    """A time in which a rank had nothing to run; `cause` is the reason when it began, one of
+    `state.CAUSES`."""
 
     rank: int
     cause: str
@@ -35,17 +36,20 @@ def _start(span: Span) -> float:
 
 @dataclass
 class Timeline:
-    """What has run when; not to be changed once one of its figures has been asked for.
+    """The tasks that ran on each rank, with their times; not to be changed once one of its figures
+    has been asked for.
 
     Args:
-        ranks: how many; rows.
-        microbatches: per step; tasks number them on over the steps.
-        ideal: what a rank must compute, by which utilisation is measured; 0 where nobody knows.
-        unit: of time.
-        title: what it is of.
-        schedule: of a run: what `axrt.schedule.scheduled` takes, and replicas, clips.
-        spans: by start.
-        pauses: where nothing could run.
+        ranks: number of rows, one for each rank of each replica.
+        microbatches: number of microbatches of a step; tasks number them on over the steps.
+        ideal: duration of the work that a rank must compute, by which utilisation is measured; 0
+            where it is not known.
+        unit: name of the unit of time; "" where there is none.
+        title: heading for pictures.
+        schedule: settings of a run: the arguments of `axrt.schedule.scheduled`, and replicas and
+            clips; {} for a simulation.
+        spans: tasks that ran, by start.
+        pauses: times in which a rank could run nothing.
     """
 
     ranks: int
@@ -58,7 +62,7 @@ class Timeline:
     pauses: list[Pause] = field(default_factory=list)
 
     def computing(self) -> Iterator[Span]:
-        """Forwards and backwards."""
+        """The spans of forwards and backwards: all but the work of once a step."""
         return (span for span in self.spans if not span.task.kind.once_a_step)
 
     @cached_property
@@ -68,17 +72,18 @@ class Timeline:
 
     @property
     def span(self) -> list[float]:
-        """For each rank, from its first start to its last end."""
+        """By rank, the time from its first start to its last end."""
         first, last = [float("inf")] * self.ranks, [0.0] * self.ranks
         for rank, _, start, end in self.computing():
             first[rank], last[rank] = min(first[rank], start), max(last[rank], end)
         return [end - start for start, end in zip(first, last, strict=True)]
 
     def idle(self, cause: str = "") -> list[float]:
-        """For each rank the time without a task until the makespan; or as much of it as has that
-        cause.
+        """By rank, the time until the makespan in which it ran nothing.
 
-        In real runs causes add up to less: what the loop itself takes between tasks has none.
+        Args:
+            cause: one of `state.CAUSES`, to count only pauses with that cause; "" counts all. In
+                real runs the causes add up to less: the loop's own time between tasks has none.
         """
         makespan = self.makespan
         if cause:
@@ -109,7 +114,7 @@ class Timeline:
 
     @property
     def in_flight(self) -> list[int]:
-        """The most on each rank, in microbatches of a stage: forward started, backward (or input
+        """By rank, the largest number of chunks in flight: forward started, backward (or input
         gradient) not finished."""
         return [
             int(most)
@@ -118,7 +123,8 @@ class Timeline:
 
     @property
     def held(self) -> list[int]:
-        """The same until the weight gradient has finished: what memory sees."""
+        """By rank, the largest number of chunks that hold memory: forward started, weight gradient
+        not finished."""
         return [int(most) for most in self._most(self.ends_a_backward)]
 
     def stash(
@@ -126,8 +132,13 @@ class Timeline:
         of_stage: Callable[[int], float],
         recomputed: Callable[[int], float] = lambda stage: 0.0,
     ) -> list[float]:
-        """The most that each rank holds, where a microbatch holds so much on a stage; and from when
-        it is recomputed so much more."""
+        """By rank, the most memory that its microbatches hold at one time.
+
+        Args:
+            of_stage: function that gives what a microbatch holds on a stage, from its forward on,
+                in any unit.
+            recomputed: function that gives what it holds in addition once it has been recomputed.
+        """
         return self._most(self.ends_a_backward, of_stage, recomputed)
 
     def ends_a_backward(self, span: Span) -> bool:
@@ -166,7 +177,7 @@ class Timeline:
         return most
 
     def from_step(self, step: int) -> Self:
-        """The same without the steps before that one, from the start of its first task on."""
+        """The same timeline from a step on; time begins with the first task of that step."""
         first = step * self.microbatches
         spans = [
             span
@@ -186,8 +197,10 @@ class Timeline:
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
-        """Those of the ranks of one run as one that begins at 0; the busiest rank's work, what is
-        done again aside, is its ideal."""
+        """The timelines of the ranks of one run as one that begins at 0.
+
+        Its ideal is the work of the busiest rank, recomputation aside.
+        """
         zero = min((span.start for part in parts for span in part.spans), default=0.0)
         spans = sorted(
             (
@@ -210,7 +223,8 @@ class Timeline:
         return whole
 
     def to_json(self) -> str:
-        """One object; spans are [rank, task, start, end], pauses [rank, cause, start, end]."""
+        """The timeline as one JSON object; spans are [rank, task, start, end], pauses [rank, cause,
+        start, end]."""
         told = asdict(self) | {
             "spans": [[rank, str(task), start, end] for rank, task, start, end in self.spans],
             "pauses": [list(pause) for pause in self.pauses],
@@ -219,7 +233,11 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read it back; ``ValueError`` says what is not as `to_json` writes it."""
+        """Read the text of `to_json` back.
+
+        Raises:
+            ValueError: the text is no such object; the message says what is wrong.
+        """
         try:
             told = json.loads(text)
             spans = [

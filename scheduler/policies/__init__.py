@@ -1,4 +1,4 @@
-"""Which task first, and which forward may start: one small module a family, and their names."""
+"""Policies: which task runs first, and which forward may start. Each family has a small module."""
 
 from ..placement import Placement, placement_by_name
 from .axonn import AxoNN
@@ -56,9 +56,11 @@ def policy_by_name(name: str, max_held: int = 0) -> Policy:
 
     Args:
         name: one of `NAMES`.
-        max_held: the cap, for policies that take one; 0 is the policy's own.
+        max_held: cap on what a rank has begun, in chunks (microbatches of one stage); 0 is the
+            policy's own cap.
     Raises:
-        ValueError: no such policy, or one that does not take a cap.
+        ValueError: there is no such policy, it does not take a cap, or it is "fixed", which needs
+            an order.
     """
     for kind in _CAPPED:
         if kind.name == name:
@@ -82,17 +84,17 @@ def policy_by_name(name: str, max_held: int = 0) -> Policy:
 def placement_for(
     policy: Policy, ranks: int, microbatches: int, placement: str = "", chunks: int = 0
 ) -> Placement:
-    """Where the policy's stages are.
+    """The placement that a policy's stages get.
 
     Args:
-        policy: to be followed.
-        ranks: of a pipeline.
-        microbatches: per step.
-        placement: by name; "": the policy's own.
-        chunks: stages a rank; 0: the placement's own.
+        policy: policy to be followed.
+        ranks: number of ranks of a pipeline.
+        microbatches: number of microbatches of a step and replica.
+        placement: name of a placement; "" is the policy's own.
+        chunks: number of stages that a rank holds; 0 is the placement's own.
     Raises:
-        ValueError: policy, placement, chunks and microbatches do not go together; with the nearest
-            that do.
+        ValueError: policy, placement, chunks and microbatches do not go together; the text names
+            the nearest that do.
     """
     if placement and placement not in policy.placements:
         raise ValueError(

@@ -83,7 +83,7 @@ def _in_groups(task: Task, view: View) -> tuple[int, int, int]:
 
 
 def _is_due(forward: Task, view: View) -> bool:
-    """It is the next forward in that order."""
+    """The forward is the next one in that order."""
     heads = [
         Task(Kind.FORWARD, stage, view.started(Kind.FORWARD, stage))
         for stage in view.placement.stages_of(view.rank)

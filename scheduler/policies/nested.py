@@ -8,8 +8,13 @@ from .policy import Bounds, Policy, View
 
 
 def has_room(forward: Task, view: View, top: int) -> bool:
-    """Fewer are held than the cap of the forward's stage: `top` for the rank's deepest, one less
-    for each shallower one."""
+    """A forward is within the cap of its stage on what the rank holds.
+
+    Args:
+        forward: forward that may start.
+        view: counters of the rank.
+        top: cap of the rank's deepest stage, in chunks; each shallower stage has one less.
+    """
     return view.held < top - sum(
         stage > forward.stage for stage in view.placement.stages_of(view.rank)
     )
@@ -20,8 +25,8 @@ class Nested(Policy):
     """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start
     while fewer than 2p + c are in flight.
 
-    The rule of evaluations, which have no backwards to compute: their news come back at once, and
-    no rank waits for room.
+    Evaluations follow this rule. They have no backwards to compute, so gradients come back at once
+    and no rank waits for room.
     Bound: 2p + v - 1.
     """
 

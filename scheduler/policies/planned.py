@@ -24,17 +24,19 @@ def _place(plan: Plan, task: Task, view: View) -> int:
 
 
 def _key(plan: Plan, task: Task, view: View) -> tuple[int, ...]:
-    """What may be due in the plan's order, then the rest, of the shallowest stage first: its next
-    forward comes first."""
+    """Work of the plan in the plan's order, then other work, that of the shallowest stage first:
+    its next forward comes first."""
     if (task.stage, task.kind) in plan.due_lanes:
         return (0, _place(plan, task, view))
     return (1, task.stage, task.microbatch)
 
 
 def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = None) -> bool:
-    """Forwards within the cap; what is due; ahead of it, unless slack is None, forwards while fewer
-    than slack are, and backwards for room, or, where there is slack, while a backward is due: then
-    they take no forward's place.
+    """Whether a task may start.
+
+    A forward needs room within the cap. A due task may start. Ahead of it, unless slack is None, a
+    forward may start while fewer than `slack` forwards are ahead. A backward may start ahead to
+    make room, or, where there is slack, while a backward is due: then it takes no forward's place.
 
     Nothing runs ahead while a weight gradient waits: that fills the time too, and takes the place
     of nothing that the plan wants sooner.
@@ -55,7 +57,8 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
 
 
 def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
-    """By the plan other things come before this weight gradient, and it is not wanted for room."""
+    """By the plan other work comes before this weight gradient, and no forward waits for the room
+    that it would make."""
     if (task.stage, task.kind) not in plan.lanes:
         return False
     due = _due(plan, view)
@@ -64,7 +67,7 @@ def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
 
 
 def _forwards_ahead(plan: Plan, due: int, view: View) -> int:
-    """How many have started ahead of the plan."""
+    """Number of forwards that have started ahead of the plan."""
     stages = view.placement.stages_of(view.rank)
     return sum(
         view.started(Kind.FORWARD, stage) - plan.forwards_before(due, stage) for stage in stages
@@ -133,8 +136,8 @@ class Adaptive(Policy):
     """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes
     next in the plan.
 
-    A forward runs ahead while fewer than cap - 2p have, and there is room; an input gradient where
-    there is none, or, with a cap above 2p, while another input gradient is due.
+    A forward runs ahead while fewer than cap - 2p have done so and there is room. An input gradient
+    runs ahead where there is no room, or, with a cap above 2p, while another input gradient is due.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
     Source: axrt's own; docs/schedules.md compares it.
     """
@@ -169,10 +172,10 @@ class Fixed(Policy):
     Source: whoever gave the order.
 
     Args:
-        order: of all ranks.
-        needs: the most that each rank must hold for it.
-        cap: chunks held on a rank; 0: what the order needs.
-        strict: nothing that the order names runs ahead of what is due.
+        order: tasks of a step on all ranks.
+        needs: number of chunks that each rank must be able to hold to follow the order.
+        cap: largest number of chunks held on a rank; 0: what the order needs.
+        strict: True if no task that the order names may run ahead of the due one.
     """
 
     order: Order

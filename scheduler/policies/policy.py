@@ -74,26 +74,28 @@ class View(Protocol):
     def ranks(self) -> int: ...
     @property
     def microbatches(self) -> int:
-        """Per step."""
+        """Number of microbatches of a step and replica."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Forwards started here whose backward (or input gradient) has not started."""
+        """Number of forwards started here whose backward (or input gradient) has not started."""
         ...
 
     @property
     def held(self) -> int:
-        """Forwards started here whose weight gradient has not started; the same as in flight where
-        backwards are whole."""
+        """Number of forwards started here whose weight gradient has not started.
+
+        It equals `in_flight` where backwards are whole.
+        """
         ...
 
     def started(self, kind: AnyKind, stage: int) -> int:
-        """How many of a kind have started on a stage of this rank."""
+        """Number of tasks of a kind that have started on a stage of this rank."""
         ...
 
     def in_flight_of(self, stage: int) -> int:
-        """Of those in flight, the ones of a stage."""
+        """Number of microbatches in flight on one stage of this rank."""
         ...
 
     def forwards_left(self, task: Task) -> bool:
@@ -101,7 +103,7 @@ class View(Protocol):
         ...
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
-        """The stage has heard that for this microbatch and all before it."""
+        """The stage has received that message for this microbatch and all before it."""
         ...
 
 
@@ -109,8 +111,10 @@ class Bounds(NamedTuple):
     """The most that a rank has under way, in microbatches of one stage each.
 
     Args:
-        in_flight: forward started, backward (or input gradient) not.
-        held: forward started, weight gradient not.
+        in_flight: largest number of microbatches with their forward started and their backward (or
+            input gradient) not.
+        held: largest number of microbatches with their forward started and their weight gradient
+            not.
     """
 
     in_flight: int
@@ -118,7 +122,7 @@ class Bounds(NamedTuple):
 
 
 class Policy(Protocol):
-    """Which ready head runs first (least key), and which must wait."""
+    """The rule that says which ready head runs first (least key), and which must wait."""
 
     __slots__ = ()
 
@@ -126,31 +130,35 @@ class Policy(Protocol):
     def name(self) -> str: ...
     @property
     def splits(self) -> bool:
-        """Backwards are split into input gradients and weight gradients."""
+        """Backwards are split into input gradients and weight gradients (zero bubble)."""
         ...
 
     @property
     def placements(self) -> tuple[str, ...]:
-        """Those it is made for, its own first."""
+        """Names of the placements that the policy is made for, its own first."""
         ...
 
     @property
     def recomputes_ahead(self) -> int:
-        """How many microbatches of a stage may have been recomputed whose backward has not
-        started."""
+        """Largest number of microbatches of a stage that have been recomputed and whose backward
+        has not started."""
         return 1
 
     @abstractmethod
     def key(self, task: Task, view: View) -> tuple[int, ...]:
-        """Of forwards and backwards the one with the least key runs first. Weight gradients come
-        after them all, by their keys."""
+        """The sort key of a head: of forwards and backwards the one with the least key runs first.
+
+        Weight gradients come after them all, by their own keys.
+        """
         ...
 
     @abstractmethod
     def admits(self, task: Task, view: View) -> bool: ...
     def is_early(self, task: Task, view: View) -> bool:
-        """Of a weight gradient that may start, with nothing better to do: something else should
-        arrive any moment, and could start then."""
+        """A weight gradient that may start had better wait: other work should arrive any moment.
+
+        It is asked only where the rank has nothing better to do (anticipation, see `linger`).
+        """
         return False
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The table of work, a feature a file: each gives the rows of a stage, and no row is made
+"""The table of work. Each file is a feature that gives the rows of a stage; no row is made
 elsewhere."""
 
 from collections.abc import Callable, Iterable
@@ -17,5 +17,5 @@ Feature = Callable[[StageHere], Iterable[Row]]
 
 
 def features_of(job: Job) -> tuple[Feature, ...]:
-    """Those of a training, or those of an evaluation."""
+    """The features that make the rows of a training, or of an evaluation."""
     return (pipeline, recomputation, replicas, clipping) if job.trains else (evaluation,)

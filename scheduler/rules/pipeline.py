@@ -73,13 +73,18 @@ def pipeline(here: StageHere) -> Iterator[Row]:
 
 
 def in_order(here: StageHere, level: int = 1) -> Turn:
-    """In the order of the policy."""
+    """The turn that the policy's key gives.
+
+    Args:
+        here: the stage.
+        level: rank of the row among all turns: 1 for what the policy orders, more for fillers.
+    """
     key = here.job.policy.key
     return lambda task, view: (level, *key(task, view))
 
 
 def inputs(here: StageHere) -> tuple[Need, ...]:
-    """What a forward computes on."""
+    """The messages that a forward needs."""
     pipe, stage = here.seat
     reader = here.job.reader_of(pipe)
     before = reader if here.is_first else here.seat._replace(stage=stage - 1)
@@ -88,7 +93,8 @@ def inputs(here: StageHere) -> tuple[Need, ...]:
 
 
 def gradient(here: StageHere) -> tuple[Need, ...]:
-    """What a backward begins with."""
+    """The counters that a backward needs: its own forward (or recomputation), and on all but the
+    last stage the gradient."""
     made = Need(Kind.RECOMPUTE if here.recomputes else Kind.FORWARD)
     if here.is_last:
         return (made,)
@@ -97,19 +103,20 @@ def gradient(here: StageHere) -> tuple[Need, ...]:
 
 
 def sent_on(here: StageHere, task: Task) -> list[Message]:
-    """To the next stage, that its input is there."""
+    """The message to the next stage: its activation is there."""
     return [Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch, here.seat.pipe)]
 
 
 def sent_back(here: StageHere, task: Task) -> list[Message]:
-    """To the stage before, that its gradient is there."""
+    """The message to the stage before: its gradient is there. None for stage 0."""
     if here.is_first:
         return []
     return [Message(Meaning.GRADIENT, task.stage - 1, task.microbatch, here.seat.pipe)]
 
 
 def losses(here: StageHere, task: Task) -> list[Message]:
-    """After the last forward of a step, to every stage of every pipe: the losses are known."""
+    """After the last forward of a step: a message to every stage of every pipe that the losses are
+    known."""
     if not here.job.ends_a_step(task.microbatch):
         return []
     step, _ = here.job.step_of(task.microbatch)

@@ -9,7 +9,7 @@
 
 Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
-the step has started. The losses say by what the gradient is to be divided, and that all went well.
+the step has started. The losses give the divisor of the gradient, and say that all went well.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,6 +33,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
 
 
 def seats_of(copies: Copies) -> tuple[Seat, ...]:
+    """The pipe and stage of each copy, in the order of the copies."""
     return tuple(Seat(copy.pipe, copy.stage) for copy in copies)
 
 
@@ -45,19 +46,19 @@ def whole(here: StageHere, bucket: int) -> Need:
 
 
 def losses_of_all(here: StageHere) -> Need:
-    """Every pipe's losses of the step."""
+    """Every pipe's losses of the step are here."""
     last = here.job.last_stage
     return Need(Meaning.LOSS, tuple(Seat(pipe, last) for pipe in range(here.job.pipes)))
 
 
 def voted(here: StageHere) -> tuple[Need, ...]:
-    """The norm of all gradients, where steps wait for it."""
+    """The norm of all gradients is known; needed only where steps wait for it."""
     return (Need(Meaning.VOTE, (Seat(0, 0),)),) if here.job.votes else ()
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
-    """With a step's last microbatch, to the copies of a shared bucket: a part of its gradient is
-    there."""
+    """With a step's last microbatch, a message to each copy of a shared bucket: a part of its
+    gradient is there."""
     if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
     step, _ = here.job.step_of(task.microbatch)
@@ -65,13 +66,13 @@ def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
 
 
 def sums(here: StageHere) -> Callable[[Task], list[Message]]:
-    """After a reduce, to the copies of its bucket: a shard has been added up."""
+    """After a reduce, a message to each copy of the bucket: a shard has been added up."""
     return lambda task: to_copies(Meaning.SUM, here, task.part, task.microbatch)
 
 
 def to_copies(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
-    """The same news of a bucket for each copy, this one included; each has its own shard of
-    it."""
+    """One message for each copy of a bucket, this one included; each copy owns a shard of its
+    own."""
     copies = here.buckets[bucket]
     number = numbered(step, copies, BucketCopy(*here.seat, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

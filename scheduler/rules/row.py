@@ -14,26 +14,28 @@ from ..task import AnyKind, Kind, Task
 
 
 class Queue(Enum):
-    """A vocabulary of queues: tasks of one run one after the other, those of two may overlap."""
+    """A vocabulary of queues: tasks of one queue run one after the other, tasks of two may
+    overlap."""
 
     __hash__ = object.__hash__
 
 
 class OnDevice(Queue):
-    """Where the work of a training runs."""
+    """The queues of a training and of an evaluation; there is one, the device's."""
 
     COMPUTE = "compute"
 
 
 class Need(NamedTuple):
-    """A counter that must have passed the head of a kind.
+    """A counter that must have passed the head of a kind before that head may run.
 
     Args:
-        counter: of tasks started, messages received, or a gate.
-        senders: of messages, who sends them. Where one counts steps, each sender sends one a step,
-            and they are numbered in this order.
-        bucket: whose counter it is; None: the stage's.
-        after: of messages, the kind of work here that they answer: none comes before it.
+        counter: kind of task started, meaning of messages received, or gate.
+        senders: seats that send the messages, () for tasks and gates. Where a meaning counts steps,
+            each sender sends one message a step, and they are numbered in this order.
+        bucket: index of the bucket whose lane keeps the counter; None: the stage's lane.
+        after: kind of work here that the messages answer, so that no message comes before it; None
+            where there is no such work.
     """
 
     counter: Counter
@@ -52,22 +54,29 @@ def nothing(task: Task) -> Iterable[Message]:
 
 
 def always(task: Task, view: View) -> bool:
-    """Never refused."""
+    """The head is always admitted."""
     return True
 
 
 def never(task: Task, view: View) -> bool:
+    """The task is never early."""
     return False
 
 
 def numbered(step: int, senders: Sequence[object], sender: object) -> int:
-    """The number of what a sender says in a step, of those that count steps."""
+    """The number of a sender's message of a step, for meanings that count steps.
+
+    Args:
+        step: number of the step.
+        senders: all that send such a message, in the order of `Need.senders`.
+        sender: one of `senders`.
+    """
     return step * len(senders) + senders.index(sender)
 
 
 def urgent(level: int) -> Turn:
-    """Before everything that waits for the policy's word; the least level first, then by stage and
-    bucket."""
+    """The turn of work that ends a step: before all that the policy orders, the least level first,
+    then by stage and bucket."""
     return lambda task, view: (0, level, task.stage, task.part)
 
 
@@ -76,22 +85,25 @@ class Row:
     """One kind of work on a stage, or on a bucket of it.
 
     Args:
-        kind: of the work.
-        needs: its head may run when each of these counters has passed it.
-        then: the messages that follow from a task, of one in pieces from its last.
-        completes: the messages that follow where a task, or a piece of it, completes the gradient
-            of a bucket.
-        bucket: that the work is done on; None: the stage.
-        queue: where it runs.
-        turn: of all heads of a queue that may run the one with the least turn does. Turns begin
-            with 0 for what ends a step, 1 for what the policy orders, and more for what fills time.
-        admitted: the head may run now, as far as room goes.
-        early: the head may run, but by the policy's plan other things come before it, which should
-            be here any moment.
-        fills: it fills time, and no other rank waits for it.
-        opens: the gate of the next step, once every such row of the stage has started.
-        in_flight: what its start adds to the microbatches in flight on this rank.
-        held: what its start adds to the microbatches that hold memory on this rank.
+        kind: kind of work.
+        needs: counters, each of which must have passed the head before it may run.
+        then: function that gives the messages that follow from a task; a task in pieces sends them
+            with its last piece.
+        completes: function that gives the messages that follow where a task, or a piece of it,
+            completes the gradient of a bucket; None where the work completes none.
+        bucket: index of the bucket that the work is done on; None: the stage.
+        queue: queue on which the work runs.
+        turn: function that gives the sort key of a head; of all heads of a queue that may run, the
+            one with the least turn does. Turns begin with 0 for work that ends a step, 1 for work
+            that the policy orders, and more for work that fills time.
+        admitted: function that says whether the head has room to run now.
+        early: function that says whether other work comes first by the policy's plan, though the
+            head may run; that work should be here any moment.
+        fills: True if the work fills time and no other rank waits for it.
+        opens: gate of the next step, which opens once every such row of the stage has started; None
+            where the work opens none.
+        in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
+        held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
     """
 
     kind: AnyKind
@@ -114,9 +126,9 @@ class StageHere:
     """A stage on this rank, as the rules see it.
 
     Args:
-        job: of the run.
-        seat: the stage, and the pipe that it belongs to here.
-        buckets: who holds each of its buckets, itself included.
+        job: schedule of the run.
+        seat: the stage, and the pipe whose copy of it this rank holds.
+        buckets: all copies of each bucket of the stage, this one included; () in an evaluation.
     """
 
     job: Job
@@ -133,15 +145,16 @@ class StageHere:
 
     @property
     def recomputes(self) -> bool:
-        """Some of its layers run again before a backward."""
+        """Some layers of the stage run forward again before a backward."""
         return self.job.trains and self.seat.stage in self.job.recomputed
 
     @property
     def back(self) -> Kind:
-        """The kind that sends a gradient back."""
+        """The kind that sends a gradient back: the input gradient or the whole backward."""
         return Kind.INPUT if self.job.splits else Kind.BACKWARD
 
     @property
     def completes(self) -> Kind:
-        """The kind that completes a microbatch's gradient of the weights."""
+        """The kind that completes a microbatch's gradient of the weights: the weight gradient or
+        the whole backward."""
         return Kind.WEIGHT if self.job.splits else Kind.BACKWARD
