@@ -1,8 +1,8 @@
-"""Memory that is freed stays with the process, for the next step wants the same again.
+"""Freed memory stays with the process, since the next step wants the same again.
 
-glibc gives large pieces back to the system when they are freed, and the system clears every page of
-them that is used again. Training frees and takes the same pieces in every step; on a CPU that is a
-good part of what moving them costs.
+glibc gives large pieces back to the system when they are freed, and the system clears every page
+that is used again. Training frees and takes the same pieces in every step; on a CPU the clearing is
+a good part of the cost of moving them.
 """
 
 import ctypes
@@ -14,9 +14,13 @@ _SETTINGS = {_MMAP_THRESHOLD: 1 << 30, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library so, for the rest of this process; returns whether it listens.
+    """Tell the C library to keep freed memory, for the rest of this process.
 
-    Nothing is done where it is not glibc, or where variables MALLOC_..._ say what the user wants.
+    Nothing is done where the library is not glibc, or where variables MALLOC_... set the user's
+    wish.
+
+    Returns:
+        True if the library has taken the settings.
     """
     if sys.platform != "linux" or any(name.startswith("MALLOC_") for name in os.environ):
         return False

@@ -1,12 +1,11 @@
-"""Which schedule, where the settings leave it open.
+"""The choice of a schedule where the settings leave it open.
 
 Policy "auto" simulates every policy on the run's own measured costs, and takes the fastest that
 fits. Costs come from a microbatch that runs through every layer once (`model.costs`), latency and
-bandwidth from messages that go there and back between two ranks. How much durations vary is taken
-from the same measurements, since that is what separates policies that look alike on a steady
-machine.
+bandwidth from messages that go there and back between two ranks. The spread of durations is taken
+from the same measurements, since it separates policies that look alike on a steady machine.
 
-With no policy named, nothing is measured: the first of a few that is legal is taken.
+With no policy named, nothing is measured: the first legal one of a short list is taken.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +43,13 @@ _Found = tuple[Schedule, Job]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A schedule, and what it would do.
+    """A schedule with the figures that a simulation predicts for it.
 
     Args:
-        schedule: what it is.
-        step_s: seconds a step.
-        busy: the share of them in which the busiest rank computes.
-        held_mib: the most activations that a rank holds.
+        schedule: settings of the schedule, its policy and cap filled in.
+        step_s: seconds that a step takes.
+        busy: share of them in which the busiest rank computes, 0 to 1.
+        held_mib: largest amount of activations that a rank holds, in MiB.
     """
 
     schedule: Schedule
@@ -69,19 +68,20 @@ class Candidate:
 def resolve(
     config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
 ) -> tuple[Schedule, Job, list[str]]:
-    """The schedule with a policy that it names, the job that it comes to for the model, and what
-    "auto" has found, a line each.
-
-    Every rank calls it; the main one decides.
+    """Fill in the policy that the settings leave open. Every rank calls it; the main one decides.
 
     Args:
-        config: of the run.
-        model: the same on every rank.
-        rank: this one.
-        sample: a microbatch, (inputs, targets), on the main rank.
-        compiler: of the layers.
+        config: settings of the run.
+        model: layers and loss, the same on every rank.
+        rank: this rank.
+        sample: a microbatch, (inputs, targets), which policy "auto" measures; only the main rank's
+            counts.
+        compiler: compiler that runs the layers; None: they run as they are.
+    Returns:
+        The settings of the schedule with its policy, its job for this model, and the candidates
+        that "auto" has found, one text each.
     Raises:
-        ConfigError: on every rank: there is no sample, or nothing fits.
+        ConfigError: there is no sample, or no schedule fits; raised on every rank.
     """
     mesh, exchange, generator = rank.mesh, rank.exchange, rank.generator
     if config.schedule.policy != AUTO:
@@ -116,8 +116,8 @@ def resolve(
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
-    """The first of `DEFAULTS` that the model can be cut for, of those on the placement that is
-    asked for."""
+    """The first of `DEFAULTS` that the model can be cut for, on the placement that is asked for if
+    one is."""
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
         return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
@@ -148,7 +148,7 @@ def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
 
 
 def _measured_edge(exchange: Exchange, device: torch.device) -> Edge:
-    """Between two ranks, in seconds and bytes, by two sizes of message."""
+    """The link between two ranks, in seconds and bytes, from the times of two sizes of message."""
     small_s, large_s = (
         exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
         for size in (1, _LARGE)
@@ -159,17 +159,20 @@ def _measured_edge(exchange: Exchange, device: torch.device) -> Edge:
 def choose(
     config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge
 ) -> list[Candidate]:
-    """All that fit the settings and the memory, the one to take first, then by their time.
+    """Simulate all schedules that fit the settings and the memory.
 
     Args:
-        config: `schedule.placement`, `chunks` and `max_held` narrow the choice where they are set;
-            `memory.activations_mb` is the most that a rank may hold.
-        model: for where it is cut.
-        ranks: of a pipeline.
-        layers: what each costs.
-        edge: between ranks, in seconds and bytes.
+        config: settings; `schedule.placement`, `chunks` and `max_held` narrow the choice where they
+            are set, and `memory.activations_mb` limits what a rank may hold.
+        model: layers that the schedules cut into stages.
+        ranks: number of ranks of a pipeline.
+        layers: measured cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+    Returns:
+        The candidates, the one to take first, then the others by their time. Of those within 1 % of
+        the fastest, the one that holds least is taken.
     Raises:
-        ConfigError: nothing fits.
+        ConfigError: no schedule fits.
     """
     found = [
         _predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
@@ -197,7 +200,7 @@ def choose(
 
 
 def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found]:
-    """Schedules that fit, each with its job."""
+    """The schedules that fit, each with its job."""
     asked = config.schedule
     for name in NAMES:
         for cap in [asked.max_held] if asked.max_held else caps_of(name, ranks):
@@ -212,7 +215,7 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
 
 
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
-    """A schedule with a policy, and what it comes to for the model with one replica; `ConfigError`
+    """A schedule with a policy, and its job for the model with one replica; raises `ConfigError`
     where it cannot be."""
     job = job_of(schedule, ranks)
     cuts = model.boundaries(job.stages, config.parallel.partition)
@@ -255,7 +258,7 @@ def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge:
 def _at(
     microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]
 ) -> tuple[float, float]:
-    """What a long step takes and holds, in a straight line from two shorter ones: its middle
+    """The time and memory of a long step, on a straight line through two shorter ones: its middle
     repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
     if microbatches <= longer:
@@ -266,7 +269,7 @@ def _at(
 
 
 def _share(layers: Sequence[LayerCosts], count: int) -> float:
-    """Of a forward, what its first layers take."""
+    """The share of a stage's forward that its first layers take."""
     whole = sum(layer.forward_s for layer in layers)
     return sum(layer.forward_s for layer in layers[:count]) / whole if whole else 0.0
 

@@ -1,9 +1,8 @@
 """The engine that computes: starting a task and finishing it are two events.
 
 On a CPU a task has run when `start` returns, and its end is told when the loop asks next. On a GPU
-`start` puts the task's kernels on a stream and an event behind them; its end is told when the
-device has
-passed the event, so the loop never waits for the device and keeps a few tasks ahead of it.
+`start` puts the task's kernels on a stream and an event behind them. Its end is told when the
+device has passed the event, so the loop never waits for the device and keeps a few tasks ahead.
 """
 
 import time
@@ -26,7 +25,7 @@ _LAUNCH_DEPTH = (
 
 
 class Compute(Protocol):
-    """What the loop asks of an engine."""
+    """The contract of an engine, as the loop uses it."""
 
     @property
     def idle(self) -> bool:
@@ -35,20 +34,27 @@ class Compute(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Tasks have started whose end was not told."""
+        """Some tasks have started and their end was not told."""
         ...
 
     def current(self) -> AbstractContextManager[Any]:
-        """While the loop runs: what it copies on the device is in order with the tasks."""
+        """The context of the loop: copies that it makes on the device are in order with the
+        tasks."""
         ...
 
     def start(self, task: Task, run: Run) -> Made:
-        """Put the task behind those that have started; what it makes may be used by those behind
-        it."""
+        """Put the task behind those that have started.
+
+        Args:
+            task: task to run.
+            run: function that runs it on the current device and stream.
+        Returns:
+            The result of `run`; tasks that start later may use what it holds.
+        """
         ...
 
     def finished(self) -> list[Task]:
-        """The tasks that have ended since the last call, in the order they were started."""
+        """The tasks that have ended since the last call, in the order in which they started."""
         ...
 
     def drain(self) -> None:
@@ -127,5 +133,5 @@ class OnCuda:
 
 
 def compute_on(device: torch.device) -> Compute:
-    """The engine of a device."""
+    """The engine of a device: `OnCuda` for a GPU, else `OnCpu`."""
     return OnCuda(device) if device.type == "cuda" else OnCpu()

@@ -1,5 +1,5 @@
-"""The configuration: one TOML file, one frozen dataclass a section, every key with its meaning,
-unit and "off" value.
+"""The configuration: one TOML file, one frozen dataclass for each section, every key with its
+meaning, unit and "off" value.
 
 Values are checked where a section is built, whether it comes from a file, a dict or code, and
 before anything is sent: every rank finds the same mistake. Each text says what was found, what was
@@ -46,7 +46,7 @@ def _key(
 
 
 class _Mistakes(ConfigError):
-    """All that is wrong, a text each."""
+    """All mistakes of a configuration, one text each."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)
@@ -68,7 +68,8 @@ def _refuse(mistakes: Iterable[str]) -> None:
 
 
 class _Section:
-    """Checks type, range and choices of every key when built, and then what they are together."""
+    """Checks type, range and choices of every key when built, and then keys that must go
+    together."""
 
     def __post_init__(self) -> None:
         _refuse(self._of_values())
@@ -139,7 +140,7 @@ class Data(_Section):
 
     @property
     def validates(self) -> bool:
-        """There is something to validate on."""
+        """True if there is data to validate on."""
         return bool(self.validation) or self.held_out > 0
 
 
@@ -369,7 +370,11 @@ class Run(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All sections. Build one from a file, a dict of the same sections, or in code."""
+    """All sections. Build it from a file, from a dict of the same sections, or in code.
+
+    Raises:
+        ConfigError: sections do not go together.
+    """
 
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -386,20 +391,22 @@ class Config:
 
     @property
     def global_batch(self) -> int:
-        """Samples a step, over all replicas."""
+        """Number of samples of a step, over all replicas."""
         return self.parallel.data * self.schedule.microbatches * self.schedule.microbatch_size
 
     @classmethod
     def read(
         cls, source: "str | Path | Mapping[str, Any] | Config | None", overrides: Sequence[str] = ()
     ) -> Self:
-        """The configuration from a TOML file, a dict of sections, or a Config, with
-        `section.key=value` overrides on top.
+        """Read a configuration.
 
+        Args:
+            source: path of a TOML file, a dict of sections, or a Config; None takes all defaults.
+            overrides: texts `section.key=value` that are laid over it, in order.
         Raises:
-            ConfigError: no such file, or no TOML; or all of these, a line each: unknown sections
-                and keys (with the nearest one), values that do not fit, and such that do not go
-                together.
+            ConfigError: there is no such file, or it is no TOML. Else one text lists all mistakes:
+                unknown sections and keys, each with the nearest name; values that do not fit;
+                values that do not go together.
         """
         if isinstance(source, Config):
             tree: dict[str, Any] = asdict(source)
@@ -433,7 +440,7 @@ class Config:
 
 
 def described() -> list[str]:
-    """Every key with its default and meaning, a line each."""
+    """Every key with its default and meaning, one line each, under a line for each section."""
     lines = []
     for name, section in get_type_hints(Config).items():
         lines.append(f"[{name}]  {section.__doc__}")
@@ -456,7 +463,7 @@ def _parse_file(path: Path) -> dict[str, Any]:
 
 
 def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
-    """Lay an override over the sections; what is wrong with it."""
+    """Lay an override over the sections, and give the mistakes in it."""
     name, equals, text = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if (
@@ -484,7 +491,7 @@ _RENAMED = {
 
 
 def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Sections that there are not, then keys."""
+    """The sections that do not exist, then the keys."""
     sections = get_type_hints(Config)
     yield from _strangers("section", tree, sections, "")
     for name, kind in sections.items():
@@ -511,7 +518,7 @@ def _strangers(
 
 
 def _built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
-    """The section of what fits of these keys; what does not goes to the mistakes."""
+    """The section, from the keys that fit; texts about the others are added to `mistakes`."""
     section = kind.__name__.lower()
     if not isinstance(keys, Mapping):
         mistakes.append(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
@@ -540,8 +547,8 @@ def _names_any(text: str, keys: Iterable[str]) -> bool:
 
 
 def _in_doubt(mistakes: Iterable[str]) -> set[str]:
-    """The keys and sections that mistakes are about: nothing that is said of their values together
-    with others is sure."""
+    """The keys and sections that mistakes are about: no text about their values together with
+    others is sure."""
     known = {f"{section}.{key}" for section, keys in Config().as_dict().items() for key in keys}
     return {
         key
@@ -601,7 +608,7 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
 
 
 def _of_sections(config: Config) -> Iterator[str]:
-    """What does not go together, of all sections."""
+    """The mistakes of values that do not go together, over all sections."""
     model, schedule, data = config.model, config.schedule, config.parallel.data
     batch = config.global_batch
     if schedule.global_batch not in (0, batch):

@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""The device that a rank computes on."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,11 @@ from axrt.errors import ConfigError
 
 
 def visible_gpus(wanted: str) -> list[str]:
-    """The GPUs that this process sees, by an id that is the same in every process; none where the
-    CPU is wanted."""
+    """The GPUs that this process sees, each by its UUID, which is the same in every process.
+
+    Args:
+        wanted: "auto", "cpu" or "cuda"; "cpu" gives [].
+    """
     if wanted == "cpu" or not torch.cuda.is_available():
         return []
     return [
@@ -21,14 +24,14 @@ def visible_gpus(wanted: str) -> list[str]:
 def device_of(
     wanted: str, node_rank: int, visible: Sequence[Sequence[str]], share: bool
 ) -> torch.device:
-    """The device of a rank: the GPUs that it sees, taken in turn by its place on the node.
+    """The device of a rank: the GPUs that it sees are taken in turn by its rank on the node.
 
     Args:
         wanted: "auto", "cpu" or "cuda".
-        node_rank: this rank's place among the ranks of its node.
-        visible: for each rank of the node, the GPUs that it sees. A launcher may show each rank all
-            of them, or one of its own.
-        share: several ranks may use one GPU.
+        node_rank: index of this rank among the ranks of its node.
+        visible: the GPUs that each rank of the node sees, by UUID. A launcher may show each rank
+            all of them, or one of its own.
+        share: True if several ranks may use one GPU.
     Raises:
         ConfigError: CUDA is wanted and not there, or ranks would share a GPU without leave.
     """

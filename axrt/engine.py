@@ -54,18 +54,19 @@ class Engine:
     """Trains one model on the ranks of a job; made by `axrt.initialize`.
 
     Args:
-        model: the same on every rank.
-        factory: makes the optimizer of a bucket.
-        lr_schedule: the factor on the learning rate.
-        config: checked.
-        world: the job.
-        transport: to the other ranks; None: the world's own.
-        observers: told of every event of this rank's loop.
-        sample: a microbatch, for policy "auto" to measure with and `run.compile` to compile with.
+        model: layers and loss, the same on every rank.
+        factory: function that makes the optimizer of a bucket.
+        lr_schedule: function that gives the factor on the learning rate for a step.
+        config: settings of the run.
+        world: the job that this process belongs to.
+        transport: transport to the other ranks; None: the world's own.
+        observers: observers that are told of every event of this rank's loop.
+        sample: a microbatch, (inputs, targets), for policy "auto" to measure and `run.compile` to
+            compile; only the main rank's counts.
     Attributes:
         config: settings of the run.
-        candidates: what policy "auto" has found, a line each, the chosen one first; empty under any
-            other.
+        candidates: schedules that policy "auto" has simulated, one text each, the chosen one first;
+            empty under any other policy.
     """
 
     def __init__(
@@ -121,23 +122,25 @@ class Engine:
 
     @property
     def rank(self) -> int:
-        """This process's rank in the job."""
+        """This process's rank in the job, 0 <= rank < number of ranks."""
         return self._rank.number
 
     @property
     def step(self) -> int:
-        """How many steps are done."""
+        """Number of steps that are done."""
         return self._step
 
     @property
     def samples(self) -> int:
-        """How many samples of the data the steps have used up, over all replicas, counting
-        `schedule.microbatch_size` a microbatch."""
+        """Number of samples of the data that the steps have used up, over all replicas.
+
+        A microbatch counts as `schedule.microbatch_size` samples.
+        """
         return self._samples
 
     @property
     def schedule(self) -> Schedule:
-        """The settings of the schedule, with the policy that they came to."""
+        """The settings of the schedule, with the policy that was chosen where they left it open."""
         return self._schedule
 
     @property
@@ -147,54 +150,56 @@ class Engine:
 
     @property
     def is_main(self) -> bool:
-        """One rank of the job: the one to print and write files."""
+        """True on one rank of the job: the one to print and write files."""
         return self._rank.is_main
 
     @property
     def reads(self) -> bool:
-        """This rank draws the batches of its replica; the others ignore them."""
+        """True if this rank draws the batches of its replica; the other ranks ignore them."""
         return self._rank.mesh.pipe_rank == self._job.placement.rank_of(0)
 
     @property
     def pipe_size(self) -> int:
-        """How many ranks a pipeline has."""
+        """Number of ranks of a pipeline."""
         return self._job.ranks
 
     @property
     def data_rank(self) -> int:
-        """Which part of the data this rank's replica reads."""
+        """Index of this rank's replica, and so of the part of the data that it reads."""
         return self._rank.mesh.data_rank
 
     @property
     def data_size(self) -> int:
-        """How many replicas there are."""
+        """Number of replicas of the pipeline (data parallelism)."""
         return self._job.replicas
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """This rank's trained parameters by the names of `model.sequential(seed)`; those of all
-        ranks are what that lists.
+        """This rank's trained parameters by the names of `model.sequential(seed)`.
 
-        A tied weight is listed on every rank that holds a copy, by the name of its first layer, and
-        once on each.
+        All ranks together list what that lists. A tied weight is listed once on every rank that
+        holds a copy, by the name of its first layer. The parameters are the engine's own, not
+        copies.
         """
         return list(self._model.named_parameters())
 
     @one_at_a_time
     def train_batch(self, batches: Iterable[Any] | None) -> StepResult:
-        """Train one step.
+        """Train one step: forwards and backwards of all its microbatches, and the optimizer.
 
         Args:
-            batches: an iterator of this replica's microbatches, (inputs, targets);
-                `schedule.microbatches` are drawn, on pipe rank 0 only, and the next call goes on
-                where this one stopped. Other ranks ignore
-                it.
+            batches: iterator of this replica's microbatches, (inputs, targets). Each call draws
+                `schedule.microbatches` of them, on pipe rank 0 only, and the next call goes on
+                where this one stopped. Other ranks ignore it.
         Returns:
-            When this rank's tasks of the step are done, the optimizer included. There is no
-            barrier.
+            The result, once this rank's tasks of the step are done, the optimizer included. There
+            is no barrier.
         Raises:
-            StopIteration: on every rank, if the iterator ended before the step was whole; that step
-                is dropped (buffers, such as running means, keep what they have seen).
+            StopIteration: the iterator ended before the step was whole; raised on every rank. The
+                step is dropped, but buffers, such as running means, keep what they have seen. The
+                engine goes on.
+            DataError: `batches` is no iterator, or gave no pair.
             ModelError: no weight is trained, or the loss depends on none.
+            NonFiniteLossError: a loss is infinite or not a number.
         """
         with self._working():
             if self._trains_nothing:
@@ -229,14 +234,14 @@ class Engine:
         """Compute the mean loss over any number of microbatches, without gradients and with dropout
         off.
 
-        Leaves step, weights and random state alone.
+        Step, weights and random state stay as they are.
 
         Args:
-            batches: an iterable of this replica's microbatches, drawn to its end on pipe rank 0;
-                replicas may have different numbers, and some none.
-            outputs: keep what the last layer returns, for the main rank.
+            batches: iterable of this replica's microbatches, (inputs, targets), drawn to its end on
+                pipe rank 0; replicas may have different numbers, and some none.
+            outputs: True to keep what the last layer returns, for the main rank.
         Raises:
-            DataError: on every rank, if no replica has a microbatch; the engine goes on.
+            DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
         with self._working():
             result = self._trainer.evaluate(batches, outputs)
@@ -248,16 +253,18 @@ class Engine:
 
     @property
     def traced(self) -> bool:
-        """The steps of `run.trace_steps` have been trained."""
+        """True once the steps of `run.trace_steps` have been trained."""
         return self.config.run.trace_steps > 0 and self._rank.trace.whole
 
     @one_at_a_time
     def timeline(self) -> Timeline | None:
-        """What ran when in the steps of `run.trace_steps`, in seconds, on the main rank; every rank
-        calls it.
+        """The timeline of the steps of `run.trace_steps`, in seconds; every rank calls it.
 
         A row is a rank: those of the first replica's pipeline, then those of the next. Clocks of
         different nodes are taken as they are.
+
+        Returns:
+            The timeline on the main rank; None on the others.
         """
         mine = Timeline(
             self._job.ranks * self._job.replicas,
@@ -289,7 +296,7 @@ class Engine:
 
     @one_at_a_time
     def broadcast(self, value: Any) -> Any:
-        """What the main rank gives, on every rank; every rank calls it.
+        """The main rank's value, on every rank; every rank calls it.
 
         Args:
             value: a tensor, None, bool, int, float, str, or tuples, lists and dicts of these; only
@@ -302,19 +309,21 @@ class Engine:
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
-        When this returns the checkpoint is whole. If the job ends within, what was saved before
-        stands. Whoever has gone back to an older checkpoint in the same directory saves anew from
-        there: what came after it is set aside, and that is told.
+        The checkpoint is whole when this returns. If the job ends within, earlier checkpoints
+        stand. A run that has gone back to an older checkpoint in the same directory saves anew from
+        there: later checkpoints are set aside, and a message says so.
 
         Args:
-            path: a directory that does not exist yet, in one that all ranks share.
-            extra: anything of the user's that JSON can hold.
+            path: directory of the checkpoint, which does not exist yet, in one that all ranks
+                share.
+            extra: any values of the user's that JSON can hold; None saves {}.
         Raises:
-            ConfigError: on every rank, if the directory exists, another process writes to the one
-                that it is in, or `extra` is not JSON. Nothing is written.
-            SaveError: on every rank, if the files cannot be written: the disk is full, say.
+            ConfigError: the directory exists, another process writes to the one that it is in, or
+                `extra` is not JSON; raised on every rank. Nothing is written.
+            SaveError: the files cannot be written, as on a full disk; raised on every rank.
                 Training may go on, and save later.
-            DataError: there is state that is neither a tensor nor a plain value.
+            DataError: the optimizer has state that is neither a tensor nor a plain value. The job
+                ends.
         """
         path = Path(path)
         with self._agreeing():
@@ -328,18 +337,20 @@ class Engine:
     @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
         """Take weights, optimizer state, step and data position from a checkpoint; every rank calls
-        it, and any number may have saved it.
+        it.
+
+        Any number of ranks may have saved it.
 
         Args:
-            path: a checkpoint; or a directory of some, or that of a run: then the newest undamaged
-                one, by the step in its manifest.
-            missing_ok: return None, and change nothing, where the directory holds no checkpoint or
-                does not exist; by default that is an error.
+            path: a checkpoint, a directory of checkpoints, or the directory of a run. Of several,
+                the newest undamaged one is taken, by the step in its manifest.
+            missing_ok: True to return None, and change nothing, where the directory holds no
+                checkpoint or does not exist; by default that is an error.
         Returns:
             The user's `extra`.
         Raises:
-            ConfigError: on every rank, if there is no checkpoint, it is of another model or
-                optimizer, or (a `DamagedError`) it is damaged. Nothing is changed.
+            ConfigError: there is no checkpoint, it is of another model or optimizer, or it is
+                damaged (a `DamagedError`); raised on every rank. Nothing is changed.
         """
         path = Path(path)
         with self._agreeing():
@@ -354,15 +365,16 @@ class Engine:
 
     @one_at_a_time
     def own_checkpoints(self, folder: str | Path) -> None:
-        """Make a directory of checkpoints this run's own; every rank calls it. Saving does the same
-        with less haste.
+        """Make a directory of checkpoints this run's own; every rank calls it.
 
-        No other run may write there until `close`, and what comes after the present step there is
-        set aside now.
+        No other run may write there until `close`, and checkpoints of later steps than the present
+        one are set aside now. Saving does the same when it is needed.
 
+        Args:
+            folder: directory of checkpoints.
         Raises:
-            ConfigError: on every rank, if another run writes there.
-            SaveError: on every rank, if it cannot be written to.
+            ConfigError: another run writes there; raised on every rank.
+            SaveError: the directory cannot be written to; raised on every rank.
         """
         with self._agreeing():
             self._checkpoints.own(Path(folder), self.step)
@@ -421,7 +433,7 @@ class Engine:
         self._exchange.gathered(None)
 
     def _await_later(self, collected: Collected, what: str) -> list[Any]:
-        """All of a result, which is read when its call has returned."""
+        """All parts of a result that is read after its call has returned."""
         if collected.whole:
             return collected.in_order()
         with self._calls.of(f"for {what}"), self._ending_the_job_on_failure():
@@ -444,8 +456,8 @@ class Engine:
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
-        """Around what every rank refuses alike: that leaves the engine as it is, and anything else
-        ends the job."""
+        """Context of calls that every rank refuses alike: a refusal leaves the engine as it is, and
+        any other error ends the job."""
         self._check_open()
         try:
             with self._rank.generator.borrowed():
@@ -485,20 +497,24 @@ def initialize(
 
     Args:
         model: layers and loss.
-        optimizer: called with (name, parameter) pairs, a bucket of this rank's at a time, and pure;
-            None takes `[optimizer]`.
-        lr_schedule: `lr_schedule(step)` is a factor on the learning rate; None takes that of
-            `[optimizer]` along with its optimizer, and a constant one otherwise.
-        config: a TOML file, a dict of the same sections, or a `Config`.
-        transport: to the other ranks, instead of the one that the launcher's environment asks for;
-            meant for tests, since a rank that fails then raises and does not end the others.
-        observers: told of every event of this rank's loop.
+        optimizer: function that makes the optimizer of a bucket. It is called with (name,
+            parameter) pairs, one bucket of this rank's at a time, and must be pure; None takes
+            `[optimizer]`.
+        lr_schedule: function whose `lr_schedule(step)` is a factor on the learning rate; None takes
+            that of `[optimizer]` along with its optimizer, and a constant one otherwise.
+        config: path of a TOML file, a dict of the same sections, or a `Config`; None takes all
+            defaults.
+        transport: transport to the other ranks, instead of the one that the launcher's environment
+            asks for. It is meant for tests, since a rank that fails then raises and does not end
+            the others.
+        observers: observers that are told of every event of this rank's loop.
         sample: a microbatch, (inputs, targets), like those of the training, on the main rank:
             policy "auto" measures the layers with it, `run.compile` compiles them; ignored
             elsewhere.
-        **unknown: refused, those of DeepSpeed's initialize with what axrt takes instead.
+        **unknown: refused arguments; for those of DeepSpeed's initialize the error says what axrt
+            takes instead.
     Raises:
-        ConfigError: a setting that cannot work. In a job of several ranks, rank 0 prints it and all
+        ConfigError: a setting cannot work. In a job of several ranks, rank 0 prints it and all
             leave with code 2.
         LaunchError: the ranks did not come up as the launcher meant.
     """

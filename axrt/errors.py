@@ -1,9 +1,11 @@
-"""What axrt raises, by whose mistake it is."""
+"""The errors that axrt raises, by whose mistake they are."""
 
 
 class AxrtError(Exception):
-    """Everything that axrt raises on purpose; its text says what was found, where, what was
-    expected, what to do."""
+    """Base of all errors that axrt raises on purpose.
+
+    The text says what was found, where, what was expected and what to do.
+    """
 
 
 class ConfigError(AxrtError, ValueError):
@@ -12,13 +14,15 @@ class ConfigError(AxrtError, ValueError):
 
 
 class DamagedError(ConfigError):
-    """A checkpoint whose files are not what was saved; the text names the file and what is wrong
-    with it."""
+    """A checkpoint whose files differ from those that were saved; the text names the file and the
+    damage."""
 
 
 class SaveError(AxrtError):
-    """A checkpoint, or another file of a run, that could not be written: the disk is full, say.
-    What was saved before stands."""
+    """A checkpoint, or another file of a run, that could not be written, as on a full disk.
+
+    Files that were saved before stand.
+    """
 
 
 class DataError(AxrtError):
@@ -26,7 +30,8 @@ class DataError(AxrtError):
 
 
 class EmptyEvaluationError(DataError):
-    """An evaluation of nothing, over all replicas; every rank finds it, and the engine goes on."""
+    """An evaluation without any microbatch, over all replicas; every rank finds it, and the engine
+    goes on."""
 
 
 class ModelError(AxrtError):

@@ -1,5 +1,5 @@
-"""Notes between ranks (broadcast, gather, agreement): collected under a key until whoever asked has
-all of them."""
+"""Notes between ranks (broadcast, gather, agreement). They are collected under a key until the
+caller who asked for them has all."""
 
 import statistics
 import time
@@ -17,11 +17,13 @@ _MAIN = 0
 
 @dataclass(slots=True)
 class Collected:
-    """What has come under one key.
+    """The parts that have come under one key.
 
     Args:
-        wanted: how many parts there will be; None while nobody has asked.
-        from_ranks: who sends them.
+        wanted: number of parts there will be; None while no caller has asked.
+        from_ranks: ranks that send them.
+        parts: payloads that have come, by `Note.about`.
+        heard_from: ranks that have sent one.
     """
 
     wanted: int | None = None
@@ -35,7 +37,7 @@ class Collected:
 
     @property
     def owing(self) -> frozenset[int]:
-        """The ranks that have sent nothing yet."""
+        """The ranks that have sent no part yet."""
         return self.from_ranks - self.heard_from
 
     def in_order(self) -> list[Any]:
@@ -43,11 +45,12 @@ class Collected:
 
 
 class Exchange:
-    """Tells, hears and waits for notes; what nobody has asked for yet, or is not whole, is kept.
+    """Sends, collects and waits for notes; parts that no caller has asked for yet are kept.
 
     Args:
-        loop: carries them.
-        rank, size: of this rank in the job.
+        loop: loop that carries the notes.
+        rank: this rank in the job.
+        size: number of ranks of the job.
     """
 
     def __init__(self, loop: Loop, rank: int, size: int) -> None:
@@ -56,11 +59,18 @@ class Exchange:
         self._exchanges = 0
 
     def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
-        """Send a note to a rank, this one included."""
+        """Send a note to a rank, which may be this one.
+
+        Args:
+            rank: rank in the job.
+            note: topic of the note, and what it is about.
+            payload: value that travels with it, as `Parcel.payload`.
+            generation: number of the session that it belongs to; 0 for notes that outlive sessions.
+        """
         self._loop.tell(rank, note, payload, generation)
 
     def hear(self, source: int, generation: int, note: Note, payload: Any) -> None:
-        """Part of what is collected under a key has come."""
+        """Keep a part that has come from rank `source`, under its key."""
         key = (note.topic, generation, note.number)
         collected = self._open.setdefault(key, Collected())
         collected.parts[note.about] = payload
@@ -75,12 +85,14 @@ class Exchange:
         wanted: int | None = None,
         generation: int = 0,
     ) -> Collected:
-        """What is collected under a key, to be filled as notes come.
+        """Ask for the parts under a key.
 
         Args:
             topic, number, generation: the key.
-            from_ranks: who sends them.
-            wanted: how many parts there will be; None: one from each rank.
+            from_ranks: ranks that send the parts.
+            wanted: number of parts; None: one from each rank.
+        Returns:
+            The collection, which fills as notes come.
         """
         key, ranks = (topic, generation, number), frozenset(from_ranks)
         collected = self._open.setdefault(key, Collected())
@@ -89,16 +101,23 @@ class Exchange:
         return collected
 
     def awaited(self, collected: Collected, what: str) -> list[Any]:
-        """All parts, waited for where some have not come."""
+        """All parts in order; waits only where some have not come."""
         return collected.in_order() if collected.whole else self.wait(collected, what)
 
     def wait(self, collected: Collected, what: str) -> list[Any]:
-        """All parts, in the order of what they are about; `what` is waited for."""
+        """Wait for all parts.
+
+        Args:
+            collected: collection from `claim`.
+            what: name of what is waited for, for errors and diagnosis.
+        Returns:
+            The parts, in the order of what they are about.
+        """
         self._loop.listen(lambda: collected.whole, what, lambda: collected.owing)
         return collected.in_order()
 
     def broadcast(self, value: Any) -> Any:
-        """What the main rank gives, on every rank; every rank calls it."""
+        """The main rank's value, on every rank; every rank calls it."""
         self._exchanges += 1
         if self._rank == _MAIN:
             for rank in range(self._size):
@@ -106,7 +125,8 @@ class Exchange:
         return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, [_MAIN]), "a value")[0]
 
     def gathered(self, value: Any) -> list[Any] | None:
-        """What every rank gives, by ranks, on the main rank; every rank calls it."""
+        """The values of all ranks in their order, on the main rank; None on the others. Every rank
+        calls it."""
         self._exchanges += 1
         self.tell(_MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), value)
         if self._rank != _MAIN:
@@ -114,8 +134,14 @@ class Exchange:
         return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, range(self._size)), "values")
 
     def round_trip_s(self, payload: Any, times: int = 20) -> float:
-        """Seconds that a message like this takes from rank 0 to rank 1 and back, the median; every
-        rank calls it, rank 0 knows."""
+        """Median time that a message takes from rank 0 to rank 1 and back, in seconds.
+
+        Every rank calls it, and only rank 0's result counts.
+
+        Args:
+            payload: value that the message carries.
+            times: number of round trips.
+        """
         taken = []
         for _ in range(times):
             self._exchanges += 1
@@ -133,8 +159,11 @@ class Exchange:
         return statistics.median(taken)
 
     def agreed(self, find: Callable[[], Any]) -> Any:
-        """What the main rank finds, on every rank; the `ConfigError` or `SaveError` that it finds
-        instead is raised on every rank."""
+        """The value that `find` returns on the main rank, on every rank; every rank calls it.
+
+        Raises:
+            ConfigError, SaveError: `find` has raised it on the main rank; raised on every rank.
+        """
         found, refusal = None, None
         if self._rank == _MAIN:
             try:

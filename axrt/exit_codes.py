@@ -1,10 +1,9 @@
-"""With which code a process of axrt ends. A batch script decides by it whether to start the job
+"""The code with which a process of axrt ends. A batch script decides by it whether to start the job
 again.
 
 A launcher may hide the code: srun returns the highest of all ranks, and that is 137 or 143 where it
 has killed the others. So the first rank that ends a job also leaves its code in the file that
-`AXRT_EXIT_FILE` names,
-where that is set.
+`AXRT_EXIT_FILE` names, where that is set.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ class Exit(IntEnum):
 
 
 def exit_code_of(error: BaseException) -> Exit:
-    """The code with which a process ends that this error ends."""
+    """The code with which a process ends that has failed with this error."""
     if isinstance(error, ConfigError | DataError | ModelError):
         return Exit.BAD_INPUT
     if isinstance(error, PeerLostError):
@@ -37,8 +36,10 @@ def exit_code_of(error: BaseException) -> Exit:
 
 
 def leave_code(code: Exit) -> None:
-    """Write the code to the file that `AXRT_EXIT_FILE` names, unless another rank was first; what
-    cannot be written is left out."""
+    """Write the code to the file that `AXRT_EXIT_FILE` names, unless another rank was first.
+
+    A file that cannot be written is left out.
+    """
     path = os.environ.get("AXRT_EXIT_FILE")
     if path:
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:

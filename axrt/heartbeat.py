@@ -1,5 +1,5 @@
-"""Signs of life between ranks, from a thread of their own: a long task or a compilation is no false
-alarm, and a rank that is stopped, holds the interpreter for ever or waits for itself is found.
+"""Signs of life between ranks, from a thread of their own. A long task or a compilation is no false
+alarm. A rank that is stopped, holds the interpreter for ever or waits for itself is found.
 
 Nothing is sent while all goes well: only a rank that has waited for a while asks. `liveness.py`
 says what the signs mean.
@@ -30,29 +30,34 @@ _WORKS = 0.02  # of a core: a display that is drawn anew now and then takes less
 
 
 class Silence:
-    """Where nobody waits for anybody, or for ever."""
+    """The heartbeat that does nothing: for one process alone, and for ranks that may wait for
+    ever."""
 
     def waits(self, owing: Callable[[], Iterable[int]]) -> None:
-        """This rank cannot go on without something from these ranks; called again and again while
-        that lasts."""
+        """Note that this rank cannot go on without something from other ranks; called again and
+        again while that lasts.
+
+        Args:
+            owing: function that gives these ranks; it may be costly and is called only when needed.
+        """
 
     def moves(self) -> None:
-        """It goes on."""
+        """Note that this rank goes on."""
 
     def stop(self) -> None:
-        """Nobody asks or answers any more."""
+        """Stop asking and answering."""
 
     def free(self) -> None:
-        """The engine closes, on every rank."""
+        """Release what the heartbeat uses; called when the engine closes, on every rank."""
 
 
 class Heartbeat(Silence):
-    """The thread of one rank.
+    """The thread that asks and answers for one rank.
 
     Args:
-        comm: used by this thread alone, and freed by it; MPI must allow calls from several threads.
-        patience_s: how long a rank that is waited for may show no sign of life, in seconds, more
-            than 0.
+        comm: communicator that this thread alone uses, and frees; MPI must allow calls from several
+            threads.
+        patience_s: seconds that a rank may be waited for without a sign of life, more than 0.
     """
 
     def __init__(self, comm: "MPI.Comm", patience_s: float) -> None:
@@ -78,7 +83,11 @@ class Heartbeat(Silence):
     # Called by the rank's own thread.
 
     def waits(self, owing: Callable[[], Iterable[int]]) -> None:
-        """Raises `PeerLostError` where one of them has shown no sign of life for too long."""
+        """Note that this rank waits; see `Silence.waits`.
+
+        Raises:
+            PeerLostError: one of the ranks has shown no sign of life for too long.
+        """
         now = time.monotonic()
         if self._waits_since is None:
             self._waits_since = now
@@ -152,7 +161,7 @@ class Heartbeat(Silence):
                 self._liveness.heard(status.Get_source(), *_SIGN.unpack(data))
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
-        """Without waiting for it: whoever is stopped receives nothing."""
+        """Send without waiting: a stopped rank receives nothing."""
         self._sending = [
             (request, data) for request, data in self._sending if not self._is_done(request)
         ]
@@ -169,15 +178,17 @@ class Heartbeat(Silence):
 
 
 class _Work:
-    """Whether this process, its children included, has computed or read and written on disk; asked
-    by one thread, which does not count."""
+    """A meter of whether this process, its children included, has computed or used the disk.
+
+    One thread asks it, and that thread's own time does not count.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._own_s, self._others, self._disk = self._own(), 0.0, 0
 
     def was_done(self, seconds: float) -> bool:
-        """Since the last call, so many seconds ago."""
+        """Some work was done since the last call, `seconds` ago."""
         own_s, self._own_s = self._own_s, self._own()
         return self._own_s - own_s > _WORKS * seconds or self._elsewhere(seconds)
 

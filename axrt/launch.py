@@ -1,8 +1,8 @@
-"""How ranks come up: what the launcher says, MPI started if there is anyone to talk to, both
-compared.
+"""How ranks come up: the launcher's variables are read, MPI is started if there are other ranks,
+and the two are compared.
 
 When launcher and library do not fit, N processes come up as N worlds of one and each would train
-the whole model; so what the launcher's environment says is held against what MPI says.
+the whole model. So the rank and size in the launcher's environment are compared with those of MPI.
 """
 
 import atexit
@@ -48,13 +48,13 @@ or use the machine's own: load its module, and name its library where the loader
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What the launcher's environment says.
+    """The rank and size that the launcher's environment gives this process.
 
     Args:
-        launcher: whose variables.
-        rank: of this process.
-        size: of the job, None where it is not said.
-        local_rank: this process's place on its node, None where it is not said.
+        launcher: name of the launcher whose variables were found.
+        rank: rank of this process in the job.
+        size: number of ranks of the job; None where it is not said.
+        local_rank: index of this process on its node; None where it is not said.
     """
 
     launcher: str
@@ -80,7 +80,13 @@ _VARIABLES = (
 
 
 def told(environment: Mapping[str, str] = os.environ) -> Told | None:
-    """What the launcher says, None where there is none."""
+    """Read the launcher's variables.
+
+    Args:
+        environment: variables of this process.
+    Returns:
+        None where no launcher has set any.
+    """
     locals_ = [
         environment[local_rank] for _, _, _, local_rank in _VARIABLES if local_rank in environment
     ]
@@ -101,7 +107,14 @@ def told(environment: Mapping[str, str] = os.environ) -> Told | None:
 
 
 def check_world(said: Told | None, rank: int, size: int) -> None:
-    """Raise `LaunchError` where MPI came up otherwise than the launcher meant."""
+    """Compare MPI's rank and size with the launcher's.
+
+    Args:
+        said: the launcher's variables; None where there is no launcher.
+        rank, size: rank of this process and number of ranks, as MPI says.
+    Raises:
+        LaunchError: they differ.
+    """
     if said is not None and (said.size or size, said.rank) != (size, rank):
         of = f" of {said.size}" if said.size else ""
         raise LaunchError(
@@ -112,14 +125,19 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
 
 
 def is_cuda_aware() -> bool:
-    """The MPI library says that it may touch GPU memory; a wrong guess ends in a segmentation
-    fault, so only it is believed."""
+    """True if the MPI library says that it may touch GPU memory.
+
+    A wrong guess ends in a segmentation fault, so only the library itself is believed.
+    """
     query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
     return bool(query and query())
 
 
 class World:
-    """One process alone: nobody to talk to, nobody to take along when it fails."""
+    """The job of one process alone: no other ranks to talk to, or to end when it fails.
+
+    `MpiWorld` is the job of several ranks.
+    """
 
     def __init__(self) -> None:
         self.rank, self.size, self.node_rank = 0, 1, 0
@@ -127,30 +145,44 @@ class World:
         self.where: Callable[[], str] = lambda: "the start, before any step"
 
     def gathered_on_node(self, mine: T) -> list[T]:
-        """What each rank of this node says, in order."""
+        """The values of all ranks of this node, in the order of their ranks there."""
         return [mine]
 
     def transport(self, device: torch.device, cuda_aware: str) -> Transport:
+        """The transport to the other ranks.
+
+        Args:
+            device: device that this rank computes on.
+            cuda_aware: `run.cuda_aware`: "auto", "true" or "false".
+        """
         return LocalWorld(1).alone()
 
     def heartbeat(self, patience_s: float) -> Silence:
-        """Signs of life between ranks, for one engine; 0: none."""
+        """Signs of life between ranks, for one engine.
+
+        Args:
+            patience_s: seconds without a sign after which a rank counts as lost; 0: no limit.
+        """
         return Silence()
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
-        """Raise `ConfigError` on every rank where some rank's settings are others."""
+        """Compare the settings of all ranks.
+
+        Raises:
+            ConfigError: some rank's settings differ; raised on every rank.
+        """
 
     def at_exit(self, close: Callable[[], None]) -> None:
-        """Where others must hear that this rank has gone: call this when the process ends."""
+        """Call `close` when the process ends, where other ranks must hear of it."""
 
     def not_at_exit(self, close: Callable[[], None]) -> None:
-        """No need any more."""
+        """Take back `at_exit`."""
 
     def left(self) -> None:
-        """An engine has left the others in order."""
+        """Note that an engine has left the other ranks in order."""
 
     def fail(self, error: BaseException) -> NoReturn:
-        """This rank cannot go on: end the job."""
+        """End the job, since this rank cannot go on. A process alone raises the error."""
         raise error
 
 
@@ -168,7 +200,7 @@ def _warn_of_fork() -> None:
 
 
 class MpiWorld(World):
-    """This process among the ranks of an MPI job."""
+    """The job of several ranks under MPI, seen from this process."""
 
     def __init__(self, mpi: Any) -> None:
         super().__init__()
@@ -232,11 +264,11 @@ class MpiWorld(World):
         self._has_left = not self._closes
 
     def install_hooks(self) -> None:
-        """From now on an exception that nobody catches, in any thread, ends the job instead of
-        leaving the others to wait.
+        """Make an exception that nobody catches, in any thread, end the job instead of leaving
+        others to wait.
 
-        And `os._exit(0)` is no success before every engine has left in order: MPICH's mpirun would
-        take it for one.
+        `os._exit(0)` counts as a failure until every engine has left in order: MPICH's mpirun would
+        take it for success.
         """
         os._exit = self._exit_hook
         sys.excepthook = lambda kind, error, trace: self.fail(error)
@@ -275,10 +307,14 @@ class MpiWorld(World):
         _exit(Exit.FAILED)
 
     def _leave_together(self, text: str, code: Exit) -> bool:
-        """Every rank has found the same: rank 0 prints it, the others wait until it has, all leave.
+        """Leave with an error that every rank has found: rank 0 prints it, and all leave once it
+        has.
 
-        Returns if some rank does not come along: then it is not everyone's (a node without a GPU,
-        say); and whether it was said.
+        It returns only if some rank does not come along; then the error is not everyone's, as on
+        one node without a GPU.
+
+        Returns:
+            True if this rank has printed the text.
         """
         if self.rank == 0:
             print(text, file=sys.stderr, flush=True)
@@ -317,12 +353,13 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
     """Come up as one rank of the job that the launcher started, or alone where nothing did.
 
     Args:
-        transport: "auto", "mpi" or "local" (alone).
+        transport: "auto", "mpi", or "local" for one process alone.
         device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware
             libraries want.
-        patience_s: how long the ranks wait for each other before MPI is up; 0 = for ever.
+        patience_s: seconds that the ranks wait for each other before MPI is up; 0: no limit.
     Raises:
-        LaunchError: no MPI library, or a library that does not fit the launcher.
+        LaunchError: there is no MPI library, it does not fit the launcher, or "local" is asked for
+            in a job of several ranks.
     """
     said = told()
     if transport == "local" and said is not None and said.size is not None and said.size > 1:
@@ -357,11 +394,19 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
 
 
 def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
-    """MPI starts when every rank has come this far; `LaunchError` where the library would end the
-    process instead.
+    """Start MPI, which returns when every rank has come this far.
 
-    One that died before leaves the others waiting inside MPI, where no Python runs: only a watchdog
-    outside of Python can end that, with the trace of this function.
+    A rank that died before leaves the others waiting inside MPI, where no Python runs. Only a
+    watchdog outside of Python can end that, with the trace of this function.
+
+    Args:
+        patience_s: seconds after which the watchdog ends the process; 0: no limit.
+    Returns:
+        The module `mpi4py.MPI`.
+    Raises:
+        LaunchError: the library would end the process at its start, since it does not know the
+            launcher.
+        ImportError, RuntimeError: no MPI library can be loaded.
     """
     if patience_s:
         faulthandler.dump_traceback_later(patience_s, exit=True, file=sys.__stderr__ or sys.stderr)
@@ -376,6 +421,7 @@ def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
 
 
 def _die_with_launcher() -> None:
-    """Open MPI leaves its ranks running when mpirun is killed outright."""
+    """Let the kernel kill this rank with its launcher: Open MPI leaves ranks running when mpirun is
+    killed outright."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,13 +1,14 @@
 """Whether the ranks that a rank waits for are alive.
 
-A rank that waits asks those that owe it something for a *sign*: how long ago somebody who matters
-has last worked. Who works says 0. Who does nothing, in a deadlock say, says for how long. Who waits
-itself passes on the worst sign that it has of those it waits for, so the sign is always about the
-rank at the end of the chain. Who is stopped says nothing, and its last sign grows old. Ranks that
-wait for each other in a circle pass on signs that nobody renews.
+A rank that waits asks the ranks that owe it something for a *sign*: the seconds since a rank that
+matters has last worked. A rank that works answers 0. A rank that does nothing, as in a deadlock,
+answers for how long. A rank that waits itself passes on the worst sign of the ranks that it waits
+for, so a sign is always about the rank at the end of the chain. A rank that is stopped does not
+answer, and its last sign grows old. Ranks that wait for each other in a circle pass on signs that
+no rank renews.
 
-Time is what this rank has lived through: a job that was suspended as a whole goes on as if nothing
-had been.
+Only time counts in which this rank itself could run: a job that was suspended as a whole goes on as
+if nothing had been.
 """
 
 from collections.abc import Iterable
@@ -15,12 +16,13 @@ from typing import NamedTuple
 
 
 class Sign(NamedTuple):
-    """What is known of a rank that is waited for.
+    """The state of a rank that is waited for.
 
     Args:
-        silent_s: seconds since the rank that this is about has last been known to work.
-        about: that rank; the one that was asked, or the last in a chain of ranks that wait.
-        answered: it has answered since it is waited for.
+        silent_s: seconds since rank `about` is last known to have worked.
+        about: rank that the sign is about: the one that was asked, or the last in a chain of ranks
+            that wait.
+        answered: True if the rank that was asked has answered since it is waited for.
     """
 
     silent_s: float
@@ -29,11 +31,11 @@ class Sign(NamedTuple):
 
 
 class Liveness:
-    """The signs that one rank has.
+    """The signs that one rank has of the ranks it waits for.
 
     Args:
-        rank: this one.
-        patience_s: so long a rank may show no sign of life.
+        rank: this rank in the job.
+        patience_s: seconds without a sign of life after which a rank counts as lost.
     """
 
     def __init__(self, rank: int, patience_s: float) -> None:
@@ -42,12 +44,12 @@ class Liveness:
         self._signs: dict[int, Sign] = {}
 
     def pass_time(self, seconds: float, waits_for: Iterable[int], has_worked: bool) -> None:
-        """So much time has passed here.
+        """Let time pass: all signs grow older.
 
         Args:
-            seconds: since the last call.
-            waits_for: the ranks that owe this one what it cannot go on without; none while it runs.
-            has_worked: it has, since the last call.
+            seconds: seconds since the last call.
+            waits_for: ranks that owe this one what it cannot go on without; none while it runs.
+            has_worked: True if this rank has worked since the last call.
         """
         self._signs = {rank: self._signs.get(rank, Sign(0.0, rank)) for rank in waits_for}
         self._signs = {
@@ -57,17 +59,18 @@ class Liveness:
         self._idle_s = 0.0 if has_worked or self._signs else self._idle_s + seconds
 
     def heard(self, rank: int, silent_s: float, about: int) -> None:
-        """A rank has answered with its sign."""
+        """Take in the sign with which a rank has answered."""
         if rank in self._signs:
             self._signs[rank] = Sign(silent_s, about, answered=True)
 
     def sign(self) -> Sign:
-        """What this rank answers when it is asked."""
+        """The sign with which this rank answers when it is asked."""
         if not self._signs:
             return Sign(self._idle_s, self._rank)
         return max(self._signs.values())
 
     def lost(self) -> Sign | None:
-        """The sign of a rank that has shown none for too long, None where there is no such rank."""
+        """The sign of a rank that has shown no life for too long; None where there is no such
+        rank."""
         worst = max(self._signs.values(), default=None)
         return worst if worst and worst.silent_s > self._patience_s else None

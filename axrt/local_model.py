@@ -1,4 +1,4 @@
-"""What a rank holds of the model: its stages, and their parameters in buckets."""
+"""The part of the model that a rank holds: its stages, and their parameters in buckets."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,15 +26,20 @@ TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """Stages of this rank by number, of each its buckets, and of which pipe it is, numbered over
-    all replicas."""
+    """The part of the model that a rank holds.
+
+    Args:
+        stages: stages of this rank, by number.
+        buckets: buckets of each stage, by stage.
+        pipes: pipe whose copy of a stage this is, by stage; numbered over all replicas.
+    """
 
     stages: dict[int, Stage]
     buckets: dict[int, tuple[Bucket, ...]]
     pipes: dict[int, int]
 
     def of_pipe(self, pipe: int) -> "LocalModel":
-        """What of this belongs to a pipe."""
+        """The stages and buckets that belong to one pipe."""
         mine = [stage for stage in self.stages if self.pipes[stage] == pipe]
         return LocalModel(
             {stage: self.stages[stage] for stage in mine},
@@ -55,14 +60,17 @@ class LocalModel:
 
     @property
     def lr(self) -> float:
-        """Of the first parameter group on this rank; nan where the rank has no parameters."""
+        """Learning rate of the first parameter group on this rank; nan where the rank has no
+        parameters."""
         return next(
             (bucket.lr for bucket in self.all_buckets if bucket.lr is not None), float("nan")
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """What is trained here as plain torch lists it: a tied weight once, by the name that the
-        first of its layers gives it."""
+        """The trained parameters here as plain torch lists them.
+
+        A tied weight is listed once, by the name that the first of its layers gives it.
+        """
         called = {
             id(p): name
             for bucket in self.all_buckets
@@ -75,14 +83,14 @@ class LocalModel:
         return list(listed.items())
 
     def layers(self) -> Iterator[tuple[int, nn.Module]]:
-        """Each layer with its place in the model."""
+        """Each layer with its index in the model."""
         for stage in self.stages.values():
             for place, layer in stage.layers.items():
                 yield int(place), layer
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Every module in evaluation mode; afterwards each is in the mode that it was in."""
+        """Context with every module in evaluation mode; afterwards each is in its former mode."""
         modules = [module for _, layer in self.layers() for module in layer.modules()]
         modes = [module.training for module in modules]
         for module in modules:
@@ -116,17 +124,17 @@ def local_model(
     lr_schedule: LrSchedule,
     compiler: Compiler | None,
 ) -> LocalModel:
-    """Build what this rank holds.
+    """Build the part of the model that this rank holds.
 
     Args:
-        model: the whole one.
-        job: says where the model is cut, and who holds what.
-        mesh: this rank's coordinates.
-        config: of the run.
-        generator: of the device that this rank computes on.
-        factory: makes the optimizer of a bucket.
-        lr_schedule: the factor on the learning rate.
-        compiler: runs the layers; None: they run as they are.
+        model: layers and loss of the whole model.
+        job: schedule that says where the model is cut, and which rank holds what.
+        mesh: coordinates of this rank.
+        config: settings of the run.
+        generator: random numbers of the device that this rank computes on.
+        factory: function that makes the optimizer of a bucket.
+        lr_schedule: function that gives the factor on the learning rate for a step.
+        compiler: compiler that runs the layers; None: they run as they are.
     """
     stages, buckets, pipes = {}, {}, {}
     for stage in job.placement.stages_of(mesh.pipe_rank):

@@ -6,7 +6,7 @@
     read     the reader's microbatch, one for each pipe, when the brain wants one: the same
     start    brain picks and counts, compute starts a worker on it
 
-Everything that has arrived is heard before anything is picked; nothing here decides. Observers are
+All parcels that have arrived are heard before a task is picked; nothing here decides. Observers are
 told of every event and may not change what happens.
 """
 
@@ -40,10 +40,12 @@ class Session:
     """One brain with its workers: the training, or an evaluation.
 
     Args:
-        generation: tells its parcels from those of other sessions; every rank counts alike.
-        state: the brain.
-        workers: run its tasks.
-        reader: what the reader says when microbatch n is wanted: messages with what goes with them.
+        generation: number that tells its parcels from those of other sessions; every rank counts
+            alike.
+        state: brain of this rank.
+        workers: workers that run its tasks.
+        reader: function that reads microbatch n when it is wanted, and returns messages with their
+            payloads.
     """
 
     generation: int
@@ -56,13 +58,15 @@ class Loop:
     """Runs sessions on one rank.
 
     Args:
-        transport: to the other ranks.
-        compute: the engine of this rank's device.
-        mesh: which rank of the job is which of the pipeline.
-        hear: called with (source rank, generation, note, payload) for every note that is not the
-            loop's own.
-        heartbeat: knows which ranks are alive.
-        observers: told of every event.
+        transport: transport to the other ranks.
+        compute: engine of this rank's device.
+        mesh: map from coordinates to ranks of the job.
+        hear: function that is called with (source rank, generation, note, payload) for every note
+            that is not the loop's own.
+        heartbeat: thread that knows which ranks are alive.
+        observers: observers that are told of every event.
+    Attributes:
+        task: task that was started last, for the text of a failure; None before the first.
     """
 
     def __init__(
@@ -87,7 +91,12 @@ class Loop:
         self.task: Task | None = None  # the one that was started last; named when something fails
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
-        """Run tasks of the session until `done`."""
+        """Run tasks of the session until `done` is true.
+
+        Raises:
+            PeerLeftError: a rank that owes something has closed its engine or is in another call.
+            PeerLostError: a rank that owes something has died or shows no sign of life.
+        """
         with self._compute.current():
             self._enter(session)
             moved = True
@@ -109,7 +118,7 @@ class Loop:
             self._transport.flush()
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Within, what runs on the device is in order with the tasks."""
+        """Context within which work on the device is in order with the tasks."""
         return self._compute.current()
 
     def listen(
@@ -119,13 +128,16 @@ class Loop:
         owing: Callable[[], Collection[int]],
         in_this_call: bool = True,
     ) -> None:
-        """Hear what comes, and run nothing, until the condition holds.
+        """Hear what comes, and run nothing, until a condition holds.
 
         Args:
-            until: the condition.
-            what: is waited for.
-            owing: the ranks that have not sent it yet.
-            in_this_call: a rank that is in another call will not send it.
+            until: condition.
+            what: name of what is waited for, for errors and diagnosis.
+            owing: function that gives the ranks that have not sent it yet.
+            in_this_call: True if a rank that is in another call will not send it.
+        Raises:
+            PeerLeftError: a rank that owes something has closed its engine or is in another call.
+            PeerLostError: a rank that owes something has died or shows no sign of life.
         """
         self._peers.begin_call()
         for tell in self._audience.entered:
@@ -150,7 +162,7 @@ class Loop:
             self._send(rank, Parcel(generation, note, payload))
 
     def leave(self) -> None:
-        """Tell every rank that nothing more will come from here, and wait until each has said the
+        """Tell every rank that this one sends nothing more, and wait until each has said the
         same."""
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
@@ -166,8 +178,8 @@ class Loop:
         self._transport.close()
 
     def forget(self, older_than: int) -> None:
-        """Drop what is under way, and whatever came or still comes for generations before this
-        one."""
+        """Drop all work under way, and all parcels, also future ones, of generations before
+        `older_than`."""
         self._compute.drain()
         self._session = None
         self._oldest = older_than
@@ -175,7 +187,7 @@ class Loop:
             del self._for_later[generation]
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
-        """Say something true: to this rank's brain, or to the rank that holds the stage."""
+        """Pass a true message on: to this rank's brain, or to the rank that holds the stage."""
         if session.state.is_here(message):
             self._take(session, message, payload)
         else:
@@ -224,8 +236,8 @@ class Loop:
         session.workers.keep(message, payload)
 
     def _read(self, session: Session) -> bool:
-        """One for each pipe: what starts here next may take long, and the other pipe begins on a
-        rank that may have nothing else."""
+        """Read at most one microbatch for each pipe. The task that starts here next may take long,
+        and the other pipe begins on a rank that may have nothing else."""
         for read in range(session.state.placement.pipes):
             number = session.state.microbatch_to_read()
             if number is None:
@@ -253,7 +265,7 @@ class Loop:
         return started
 
     def _pick(self, session: Session) -> Task | None:
-        """What starts now; behind something that still runs on a device nothing is too early."""
+        """The task to start now; behind work that still runs on a device no task is too early."""
         if self._compute.busy:
             self._linger.end()
             return session.state.pick()
@@ -262,7 +274,7 @@ class Loop:
         )
 
     def _patience_s(self) -> float:
-        """How long it is worth waiting for a message."""
+        """Seconds that it is worth waiting for a message."""
         until_s = self._linger.until
         return inf if until_s is None else max(until_s - time.perf_counter(), 0.0)
 
@@ -277,7 +289,8 @@ class Loop:
         return bool(finished)
 
     def _wait(self, state: RankState) -> None:
-        """Nothing has moved and nothing starts here: whoever owes something must still be there."""
+        """Check, when nothing has moved or starts here, that the ranks that owe something are still
+        there."""
         for tell in self._audience.waiting:
             tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
         self._peers.check_alive(lambda: self._peers.owing(state.waiting_for))
@@ -288,7 +301,7 @@ class Loop:
 
 
 def _from(what: str, ranks: Collection[int]) -> str:
-    """What is waited for, and from whom."""
+    """The name of what is waited for, and the ranks that owe it."""
     if not ranks:
         return what
     return f"{what} from rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"

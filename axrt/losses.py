@@ -1,4 +1,4 @@
-"""Losses of microbatches, and what they come to."""
+"""Losses of microbatches, and their mean over a step."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from axrt.errors import DataError
 
 
 class Losses(NamedTuple):
-    """Of microbatches in order, from one pipe.
+    """The losses of one pipe's microbatches, in order.
 
     Args:
         values: means, or sums where there are weights.
-        weights: of the microbatches, None where the loss function gives none.
+        weights: weights of the microbatches; None where the loss function gives none.
     """
 
     values: list[float]
@@ -18,14 +18,24 @@ class Losses(NamedTuple):
 
 
 def mean_loss(pipes: list[Losses]) -> float:
-    """The mean over all microbatches, in float64 and in order; nan where there are none."""
+    """The mean over all microbatches, summed in float64 and in order; nan where there are none.
+
+    Raises:
+        DataError: some microbatches have weights and others none, or the weights do not sum to a
+            positive number.
+    """
     values = [value for losses in pipes for value in losses.values]
     weight = total_weight(pipes)
     return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
 
 
 def total_weight(pipes: list[Losses]) -> float | None:
-    """The sum of all weights; None where losses are means."""
+    """The sum of all weights; None where losses are means.
+
+    Raises:
+        DataError: some microbatches have weights and others none, or the weights do not sum to a
+            positive number.
+    """
     some = [losses for losses in pipes if losses.values]
     weighted = [losses.weights for losses in some if losses.weights is not None]
     check_all_weighted_or_none(len(weighted), len(some))
@@ -36,7 +46,14 @@ def total_weight(pipes: list[Losses]) -> float | None:
 
 
 def check_all_weighted_or_none(weighted: int, losses: int) -> None:
-    """Raise `DataError` where some losses have weights and others have none."""
+    """Check that all losses have weights, or none.
+
+    Args:
+        weighted: number of losses, or of groups of them, that have weights.
+        losses: number of all.
+    Raises:
+        DataError: some have weights and others none.
+    """
     if 0 < weighted < losses:
         raise DataError(
             "the loss function gave (sum, weight) for some microbatches and a mean for others; "

@@ -1,4 +1,5 @@
-"""Which rank of the job is which: its place in a pipeline, and its replica of the pipeline."""
+"""The coordinates of a rank in the job: its index in a pipeline, and the replica of that
+pipeline."""
 
 from dataclasses import dataclass
 
@@ -10,11 +11,11 @@ class Mesh:
     """Coordinates of one rank.
 
     Args:
-        rank: in the job.
-        pipe: ranks a pipeline.
-        data: replicas of the pipeline.
-        order: "pipe": consecutive ranks are one pipeline; "data": consecutive ranks hold the same
-            stages.
+        rank: rank in the job, from 0.
+        pipe: number of ranks of a pipeline.
+        data: number of replicas of the pipeline (data parallelism).
+        order: layout of ranks. "pipe": consecutive ranks are one pipeline; "data": consecutive
+            ranks hold the same stages.
     """
 
     rank: int
@@ -27,11 +28,11 @@ class Mesh:
         """The mesh of a job.
 
         Args:
-            rank: this rank.
-            size: ranks in the job.
-            pipe: ranks a pipeline; 0: all that data leaves.
-            data: replicas.
-            order: which coordinate consecutive ranks differ in.
+            rank: this rank in the job.
+            size: number of ranks of the job.
+            pipe: number of ranks of a pipeline; 0: size / data.
+            data: number of replicas, at least 1.
+            order: layout of ranks, "pipe" or "data".
         Raises:
             ConfigError: the ranks do not factor into pipe x data.
         """
@@ -50,10 +51,12 @@ class Mesh:
 
     @property
     def pipe_rank(self) -> int:
+        """Index of this rank in its pipeline."""
         return self.rank % self.pipe if self.order == "pipe" else self.rank // self.data
 
     @property
     def data_rank(self) -> int:
+        """Index of the replica that this rank belongs to."""
         return self.rank // self.pipe if self.order == "pipe" else self.rank % self.data
 
     def rank_of(self, replica: int, pipe_rank: int) -> int:

@@ -16,8 +16,11 @@ _OWN_OF_MPICH = ("PMI_RANK", "PMI_FD", "PMI_PORT")
 
 
 def loaded() -> Any:
-    """The module `mpi4py.MPI`; unless someone has imported it before, MPI has not started and ends
-    with the process."""
+    """The module `mpi4py.MPI`, without starting MPI.
+
+    Unless the module was imported before, MPI does not start with the import and ends with the
+    process.
+    """
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
@@ -28,10 +31,16 @@ def loaded() -> Any:
 
 
 def check_knows_launcher(version: str, environment: Mapping[str, str]) -> None:
-    """Raise `LaunchError` where a library of this version would end the process at its start.
+    """Check that the MPI library can be started under this launcher.
 
-    MPICH does that under PMIx (Open MPI's mpirun, prterun, `srun --mpi=pmix`), unless it was
-    configured with it; its version says so.
+    MPICH ends the process under PMIx (Open MPI's mpirun, prterun, `srun --mpi=pmix`), unless it was
+    built with it; its version text says so.
+
+    Args:
+        version: text of `MPI.Get_library_version()`.
+        environment: variables of this process.
+    Raises:
+        LaunchError: the library would end the process at its start.
     """
     speaks_pmix = not version.startswith("MPICH") or "pmix" in version.lower()
     if (

@@ -1,5 +1,5 @@
-"""A note is what ranks tell each other beside the messages that tasks wait for; the brain does not
-hear of it."""
+"""A note is news between ranks beside the messages that tasks wait for; the brain does not hear of
+it."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from axrt.scheduler.task import Vocabulary
 
 
 class Topic(Vocabulary):
-    """What a note says. `about` and `number` mean what stands beside it."""
+    """The topic of a note. The comment at each says what `about` and `number` mean there."""
 
     VALUES = "values"  # the first values of a layer's weights; about 0, number: the layer
     READ = "read"  # a reader has read its first microbatch; about: the replica, number 0
@@ -29,9 +29,9 @@ class Note(NamedTuple):
     """One note to a rank.
 
     Args:
-        topic: what it says.
-        about: a stage, a replica or a rank, as the topic says.
-        number: which one, as the topic says.
+        topic: topic of the note.
+        about: index of a stage, replica or rank, as the topic says.
+        number: number of a layer, step, exchange or save, as the topic says.
     """
 
     topic: Topic

@@ -1,5 +1,5 @@
-"""One call of an engine at a time: a second one, of another thread or within the first, would run
-tasks of both on one state."""
+"""One call of an engine at a time: a second call, from another thread or within the first, would
+run tasks of both on one state."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class OneCall:
-    """Which call is under way, and in which thread."""
+    """The call that is under way, and its thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,10 +22,12 @@ class OneCall:
 
     @contextmanager
     def of(self, call: str) -> Iterator[None]:
-        """The call is under way within.
+        """Context within which the call is under way.
 
+        Args:
+            call: name of the call, for the error.
         Raises:
-            AxrtError: another one is; that one goes on, and nothing has changed.
+            AxrtError: another call is under way; that one goes on, and nothing has changed.
         """
         if not self._lock.acquire(blocking=False):
             raise AxrtError(self._refusal(call))
@@ -58,7 +60,8 @@ E = TypeVar("E", bound=_Calls)
 
 
 def one_at_a_time(method: Callable[Concatenate[E, P], T]) -> Callable[Concatenate[E, P], T]:
-    """The method, refused while another one of the same object is under way."""
+    """Decorate a method so that it raises `AxrtError` while another one of the same object is under
+    way."""
 
     @wraps(method)
     def call(self: E, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands in a skeleton where tensor number `index` belongs."""
+    """A mark in a skeleton: tensor number `index` belongs there."""
 
     index: int
 
@@ -35,7 +35,12 @@ def flatten(payload: object) -> tuple[object, list[Tensor]]:
 
 
 def unflatten(skeleton: object, tensors: list[Any]) -> Any:
-    """The payload again, with these values where its tensors were."""
+    """Put a payload together again.
+
+    Args:
+        skeleton: result of `flatten`.
+        tensors: values that take the places of its tensors, in order.
+    """
     if isinstance(skeleton, Slot):
         return tensors[skeleton.index]
     if isinstance(skeleton, tuple):
@@ -48,8 +53,11 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
 
 
 def on(device: torch.device, payload: object) -> Any:
-    """The payload with its tensors on that device; on their way there, as far as the device's
-    stream cares."""
+    """The payload with its tensors on that device.
+
+    Copies are asynchronous: they are in order with work on the device's current stream. A tensor
+    that is there already is not copied.
+    """
     if isinstance(payload, Tensor) and payload.layout is torch.strided:
         return payload.to(device, non_blocking=True)
     skeleton, tensors = flatten(payload)
@@ -57,13 +65,14 @@ def on(device: torch.device, payload: object) -> Any:
 
 
 def detached(payload: object) -> Any:
-    """The payload with the same tensors outside of any graph."""
+    """The payload with its tensors outside of any graph; they share their memory with the given
+    ones."""
     skeleton, tensors = flatten(payload)
     return unflatten(skeleton, [tensor.detach() for tensor in tensors])
 
 
 def copied(payload: object) -> Any:
-    """The payload with tensors of its own, laid out like those that it has: kernels choose their
+    """The payload with tensors in memory of their own and the same strides: kernels choose their
     way by strides."""
     skeleton, tensors = flatten(payload)
     return unflatten(

@@ -1,11 +1,9 @@
-"""Which ranks are still in the call that this rank is in: nobody waits for one that has gone.
+"""Which ranks are still in the call that this rank is in: nobody waits for a rank that has gone.
 
 A rank that has closed its engine, or speaks of another call, has sent all that it will ever send
 for this one, and messages between two ranks keep their order. So what it still owes will not come:
-the ranks have made
-different calls. Two that wait for each other in different calls would say nothing at all; so a rank
-that has waited for long tells
-whom it waits for.
+the ranks have made different calls. Two ranks that wait for each other in different calls would say
+nothing at all. So a rank that has waited for long tells the ranks that it waits for.
 """
 
 import time
@@ -22,12 +20,12 @@ _ADVICE = "Every rank must make the same calls of the engine"
 
 
 class Peers:
-    """Who is there.
+    """The other ranks, as far as this one knows where they are.
 
     Args:
-        rank_of: the rank of the job that has a place.
-        heartbeat: knows who is alive.
-        now: a clock in seconds.
+        rank_of: function that maps coordinates to a rank of the job.
+        heartbeat: thread that knows which ranks are alive.
+        now: clock, in seconds.
     """
 
     def __init__(
@@ -44,36 +42,41 @@ class Peers:
         self._still_since: float | None = None
 
     def begin_call(self) -> None:
-        """This rank is in another call now."""
+        """Note that this rank is in another call now."""
         self._elsewhere.clear()
         self._waiting.clear()
         self._missed_since = None
         self.moved()
 
     def moved(self) -> None:
-        """Something has happened here."""
+        """Note that something has happened here."""
         self._still_since = None
         self._heartbeat.moves()
 
     def has_left(self, rank: int) -> None:
-        """It has closed its engine."""
+        """Note that a rank has closed its engine."""
         self._left.add(rank)
 
     def is_elsewhere(self, rank: int) -> None:
-        """It has spoken of another call."""
+        """Note that a rank has spoken of another call."""
         self._elsewhere.add(rank)
 
     def waits_for_me(self, rank: int) -> None:
-        """It cannot go on in its call before this rank does something in the same."""
+        """Note that a rank cannot go on in its call before this rank does something in the same
+        call."""
         self._waiting.add(rank)
 
     def still_there(self, ranks: Iterable[int]) -> set[int]:
-        """Those that have not closed their engines."""
+        """Those of the ranks that have not closed their engines."""
         return set(ranks) - self._left
 
     def to_be_told(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
-        """This rank can do nothing: whom to tell that it waits for them; once, when it has waited
-        for long."""
+        """The ranks to tell that this one waits for them: once, when it has waited for 2 seconds,
+        else none.
+
+        Args:
+            lacks: function that gives what keeps this rank from going on.
+        """
         if self._still_since is None:
             self._still_since = self._now()
         if self._now() - self._still_since <= _GRACE_S:
@@ -86,12 +89,13 @@ class Peers:
         return {self._rank_of(lack.owed_by) for lack in lacks() if lack.owed_by is not None}
 
     def check(self, lacks: Callable[[], Iterable[Lack]]) -> None:
-        """This rank can do nothing, and nothing is on its way in.
+        """Check that no rank has gone that this one waits for, when this one can do nothing and
+        nothing is on its way in.
 
         Args:
-            lacks: what keeps it; asked for only when someone has gone.
+            lacks: function that gives what keeps this rank; called only when some rank has gone.
         Raises:
-            PeerLeftError: a rank that has gone owes something, and has for a while.
+            PeerLeftError: a rank that has gone owes something, and has for 2 seconds.
         """
         gone = self._left | self._elsewhere
         owed = (
@@ -106,16 +110,26 @@ class Peers:
         self._miss([(rank, text) for rank, text in owed if rank in gone])
 
     def check_owing(self, ranks: Collection[int], what: str) -> None:
-        """The same, for a rank that runs nothing and waits for something from ranks of the job."""
+        """The check for a rank that runs no tasks and waits for notes.
+
+        Args:
+            ranks: ranks that owe something.
+            what: name of what is waited for, for the error.
+        Raises:
+            PeerLeftError: one of them has gone, or waits for this rank in another call, and has for
+                2 seconds.
+        """
         gone = self._left | self._elsewhere | self._waiting
         self._miss(
             [(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone]
         )
 
     def check_alive(self, owing: Callable[[], Iterable[int]]) -> None:
-        """This rank can do nothing before these ranks have done something; what is on its way in
-        may never come, either.
+        """Check that the ranks that this one waits for are alive; parcels on their way in may never
+        come, either.
 
+        Args:
+            owing: function that gives these ranks.
         Raises:
             PeerLostError: one of them shows no sign of life.
         """

@@ -1,8 +1,8 @@
-"""Compiles what a rank holds before the first step.
+"""Compiles the stages of a rank before the first step.
 
 A rank that compiled within the step would keep every other one waiting, stage after stage, forward
-and then backward. Ahead of it all ranks compile at once, for each finds out by itself what will
-enter its stages.
+and then backward. Before the step all ranks compile at once, for each computes by itself the values
+that will enter its stages.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,14 +29,15 @@ def precompile(
     sample: tuple[Any, Any],
     generator: BorrowedGenerator,
 ) -> None:
-    """Run every stage once as training and once as an evaluation; modules are afterwards as they
-    were, but for what hides in objects of the user's own.
+    """Run every stage once as training and once as an evaluation, so that it compiles.
+
+    Modules are afterwards as they were, except for state inside objects of the user's own.
 
     Args:
-        here: this rank's, whose stages compile.
-        model, config: of the run; every layer hands on what may travel.
-        sample: a microbatch, (inputs, targets), like those that will come.
-        generator: borrowed by the caller.
+        here: part of the model that this rank holds, whose stages compile.
+        model, config: model and settings of the run; every layer returns a payload that may travel.
+        sample: a microbatch, (inputs, targets), like those of the training.
+        generator: random numbers of the device, borrowed by the caller.
     Raises:
         ConfigError: a layer changes its parameters as it runs.
     """
@@ -82,8 +83,8 @@ def _train_once(stage: Stage, value: Any, target: Any) -> None:
 
 @contextmanager
 def _as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Attributes are bound afterwards as they were, in modules and in their dicts and lists, and
-    buffers have their values."""
+    """Context after which attributes are bound as they were, in modules and in their dicts and
+    lists, and buffers have their values."""
     modules = list(modules)
     attributes = [(module.__dict__, dict(module.__dict__)) for module in modules]
     dicts = [
@@ -124,7 +125,7 @@ def _as_before(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _put_back(names: dict[Any, Any], before: dict[Any, Any]) -> None:
-    """Only what has changed: torch's guards watch these dicts."""
+    """Restore only the names that have changed: torch's guards watch these dicts."""
     for name in names.keys() - before.keys():
         del names[name]
     names.update(

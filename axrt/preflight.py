@@ -1,4 +1,4 @@
-"""What is easily mistaken in using axrt, refused or warned of before it does harm."""
+"""Checks of common mistakes in using axrt, which are refused or warned of before they do harm."""
 
 import difflib
 import multiprocessing
@@ -15,7 +15,12 @@ from axrt.model.module import PipelineModule
 
 
 def refuse_in_a_worker() -> None:
-    """A worker process that imports the script is no rank, and must not become one."""
+    """Refuse to run in a worker process that imports the script: it is no rank, and must not become
+    one.
+
+    Raises:
+        ConfigError: this process is such a worker, of a DataLoader for example.
+    """
     if getattr(
         multiprocessing.current_process(), "_inheriting", False
     ):  # what Python itself asks before it starts a process
@@ -27,7 +32,11 @@ def refuse_in_a_worker() -> None:
 
 
 def check_use(model: Any, optimizer: Any) -> None:
-    """What `initialize` takes; `ConfigError` says what it got instead."""
+    """Check the types of what `initialize` takes.
+
+    Raises:
+        ConfigError: the model is no `PipelineModule`, or the optimizer is not callable.
+    """
     if not isinstance(model, PipelineModule):
         raise ConfigError(
             f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, "
@@ -61,8 +70,13 @@ _INSTEAD = {  # of DeepSpeed's arguments
 
 
 def check_arguments(unknown: Collection[str]) -> None:
-    """Arguments that `initialize` does not take; `ConfigError` where DeepSpeed's does, with what
-    axrt takes instead."""
+    """Refuse the arguments that `initialize` does not take.
+
+    Raises:
+        ConfigError: DeepSpeed's initialize takes the argument; the text says what axrt takes
+            instead.
+        TypeError: any other name.
+    """
     for name in unknown:
         if name not in _INSTEAD:
             raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
@@ -70,8 +84,10 @@ def check_arguments(unknown: Collection[str]) -> None:
 
 
 def as_failure(error: BaseException) -> BaseException:
-    """What has ended a call of the engine. An exit that claims success is none: the call was not
-    done."""
+    """The error with which a call of the engine has failed.
+
+    An exit that claims success becomes an `AxrtError`: the call was not done.
+    """
     if not isinstance(error, SystemExit) or error.code:
         return error
     exit_ = AxrtError(
@@ -84,7 +100,7 @@ def as_failure(error: BaseException) -> BaseException:
 
 
 def exit_refused(factory: str, error: SystemExit) -> ConfigError:
-    """A factory of models that ends the process instead."""
+    """The error for a factory of models that ends the process instead of returning a model."""
     return ConfigError(
         f"model.factory = {factory!r}: sys.exit was called {_place_of(error)}; expected a "
         "PipelineModule that is returned"
@@ -97,7 +113,14 @@ def _place_of(error: BaseException) -> str:
 
 
 def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
-    """The microbatch that was given for a purpose; `ConfigError` says what there is instead."""
+    """The sample as (inputs, targets).
+
+    Args:
+        sample: the user's `sample`.
+        purpose: beginning of the error's text: what needs it.
+    Raises:
+        ConfigError: there is none, or it is no pair.
+    """
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         given = "none was given" if sample is None else f"sample is of type {type(sample).__name__}"
         raise ConfigError(
@@ -109,7 +132,11 @@ def checked_sample(sample: Any, purpose: str) -> tuple[Any, Any]:
 
 
 def check_backend(name: str) -> None:
-    """Of torch.compile; "" is none."""
+    """Check the name of a backend of torch.compile; "" is none.
+
+    Raises:
+        ConfigError: torch has no such backend.
+    """
     if not name:
         return
     known = torch.compiler.list_backends(exclude_tags=())
@@ -124,7 +151,12 @@ def check_backend(name: str) -> None:
 
 
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
-    """Say so where a replica has read the same first microbatch as another."""
+    """Warn where a replica has read the same first microbatch as another.
+
+    Args:
+        digests: digest of the first microbatch, by replica.
+        new: replica that was added last.
+    """
     twins = [
         replica for replica, digest in digests.items() if replica != new and digest == digests[new]
     ]
@@ -139,8 +171,16 @@ def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
 
 
 def refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:
-    """Modules given as they are may share parameters within a stage; between stages each rank would
-    train its own copy."""
+    """Check that no parameter is used by two stages, where each rank would train its own copy.
+
+    Modules that are given as they are may share parameters within a stage.
+
+    Args:
+        model: layers of the whole model.
+        cuts: indices of the layers at which stages begin, then the number of layers.
+    Raises:
+        ConfigError: a parameter is shared between stages.
+    """
     stage_of: dict[int, int] = {}
     for stage, (first, end) in enumerate(pairwise(cuts)):
         for layer in model.layers[first:end]:

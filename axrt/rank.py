@@ -1,7 +1,7 @@
 """This process as a rank of the job: its device, threads, transport, loop and exchange.
 
-What a job changes in the process as a whole (the current device, the number of threads) is changed
-here and nowhere else.
+Settings of the process as a whole (the current device, the number of threads) are changed here and
+nowhere else.
 """
 
 import os
@@ -32,21 +32,21 @@ class Rank:
     """One rank, ready to run sessions.
 
     Args:
-        config: checked.
-        world: the job.
-        transport: to the other ranks; None: the world's own.
-        observers: told of every event of the loop.
+        config: settings of the run.
+        world: the job that this process belongs to.
+        transport: transport to the other ranks; None: the world's own.
+        observers: observers that are told of every event of the loop.
     Attributes:
-        number: of this rank in the job.
-        size: ranks in the job.
-        mesh: its coordinates.
-        device: that it computes on.
-        generator: of random numbers on that device.
-        transport: to the other ranks.
-        trace: what ran when, in the steps that are traced.
-        loop: runs sessions.
+        number: rank of this process in the job, from 0.
+        size: number of ranks of the job.
+        mesh: coordinates of this rank.
+        device: device that it computes on.
+        generator: random numbers on that device.
+        transport: transport to the other ranks.
+        trace: record of the tasks and pauses in the steps that are traced.
+        loop: loop that runs sessions.
         exchange: notes between ranks.
-        hears: who hears notes of a topic, where it is not the exchange.
+        hears: function that hears the notes of a topic, by topic; the exchange hears all others.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Rank:
         self.exchange = Exchange(self.loop, self.number, self.size)
 
     def _settle(self, world: World) -> None:
-        """Set what is one for the whole process."""
+        """Set the device and the number of threads of the whole process."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if world.size > 1:
@@ -103,11 +103,11 @@ class Rank:
 
     @property
     def is_main(self) -> bool:
-        """This rank prints, writes files and decides for all."""
+        """True on the rank that prints, writes files and decides for all."""
         return self.number == MAIN
 
     def leave(self) -> None:
-        """Wait until every rank has made its last call."""
+        """Wait until every rank has made its last call, and release the heartbeat."""
         self.loop.leave()
         self._heartbeat.free()
 

@@ -1,5 +1,5 @@
-"""One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and says so to the
-stages that need them."""
+"""One reader a replica: pipe rank 0 draws microbatches when the brain wants one, and sends them to
+the stages that need them."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -18,16 +18,16 @@ _EXHAUSTED = object()
 
 
 class BatchReader:
-    """Draws from an iterable of (inputs, targets).
+    """Draws microbatches from an iterable of (inputs, targets).
 
     Args:
-        batches: the user's; only the rank that holds stage 0 touches it.
-        job: says where inputs and targets go, and who must hear of the end: in an evaluation this
-            replica alone.
-        replica: whose inputs these are.
-        device: where inputs go.
-        generator: given back to the user while the iterator runs.
-        first: told the digest of the first microbatch.
+        batches: the user's iterable; only the rank that holds stage 0 touches it.
+        job: schedule that says where inputs and targets go, and which replicas must hear that the
+            data has ended: all in a training, this one in an evaluation.
+        replica: index of the replica that the microbatches are for.
+        device: device that inputs and targets are copied to.
+        generator: random state, which is the user's while the iterator runs.
+        first: function that is told the digest of the first microbatch; None: nobody is told.
     """
 
     def __init__(
@@ -49,8 +49,16 @@ class BatchReader:
         self._first = first
 
     def __call__(self, number: int) -> list[tuple[Message, Any]]:
-        """Microbatch `number` as messages with their payloads, or the news, for every rank, that
-        there is none."""
+        """Read one microbatch.
+
+        Args:
+            number: running number of the microbatch over all steps.
+        Returns:
+            Messages with their payloads: inputs and targets, or the news, for every rank, that
+            there are no more.
+        Raises:
+            DataError: the batches are None, or an item is no pair.
+        """
         item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
             return [(message, None) for message in has_ended(self._placement, self._told, number)]
@@ -83,7 +91,7 @@ class BatchReader:
 
 
 def _digest(payload: Any) -> str:
-    """Equal for equal payloads, and for no others."""
+    """A digest that is equal for equal payloads and, as far as a hash can tell, for no others."""
     skeleton, tensors = flatten(payload)
     digest = hashlib.blake2b(repr(skeleton).encode(), digest_size=16)
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""What calls of the engine return."""
+"""The results that calls of the engine return."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ class StepResult:
     """One optimizer step, as far as this rank is done with it.
 
     Args:
-        step: counted from 0.
-        loss: the mean over the step's microbatches, of all replicas; on every rank.
+        step: number of the step, from 0.
+        loss: mean loss over the step's microbatches, of all replicas; on every rank.
         lr: learning rate of the first parameter group on this rank; nan where the rank has no
             parameters.
-        skipped: the norm of the gradients was infinite or not a number, and no rank has stepped
-            (only where steps are clipped).
+        skipped: True if the norm of the gradients was infinite or not a number, so that no rank has
+            stepped; only where steps are clipped.
     """
 
     step: int
@@ -28,15 +28,17 @@ class StepResult:
 
     @property
     def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients before clipping: on every rank where steps are clipped;
-        elsewhere on the main rank, where reading it may wait for messages, and None on the
-        others."""
+        """The 2-norm of all gradients before clipping.
+
+        Where steps are clipped, every rank has it. Elsewhere only the main rank has it, where
+        reading it may wait for messages; on other ranks it is None.
+        """
         return self._grad_norm()
 
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:
-    """One evaluation. Reading it may wait for messages."""
+    """The result of one evaluation. Reading it may wait for messages."""
 
     _replicas: Callable[[], list[tuple[Losses, list[Any]]]] = field(repr=False)
 
@@ -47,11 +49,13 @@ class EvalResult:
 
     @property
     def microbatches(self) -> int:
-        """How many there were, of all replicas."""
+        """Number of microbatches, of all replicas."""
         return sum(len(losses.values) for losses, _ in self._replicas())
 
     @property
     def outputs(self) -> list[Any]:
-        """What the last layer returned for each microbatch, replica by replica; on the main rank,
-        if they were asked for, else none."""
+        """The outputs of the last layer for each microbatch, replica by replica.
+
+        They are kept on the main rank only, if they were asked for; else the list is empty.
+        """
         return [output for _, outputs in self._replicas() for output in outputs]

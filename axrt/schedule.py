@@ -1,4 +1,4 @@
-"""What `[schedule]` comes to: a job, which is a policy on a placement with a number of
+"""From the settings of `[schedule]` to a job: a policy on a placement with a number of
 microbatches."""
 
 import hashlib
@@ -11,8 +11,14 @@ from axrt.scheduler.planner import build_schedule
 
 
 def job_of(settings: Schedule, ranks: int) -> Job:
-    """The same of a configuration, for a pipeline of so many ranks; `ConfigError` where its keys do
-    not go together."""
+    """The job of a configuration's schedule.
+
+    Args:
+        settings: section `[schedule]`, with a policy.
+        ranks: number of ranks of a pipeline.
+    Raises:
+        ConfigError: keys of the section do not go together.
+    """
     try:
         return build_schedule(
             settings.policy,
@@ -28,7 +34,10 @@ def job_of(settings: Schedule, ranks: int) -> Job:
 
 
 def digest_of_order(settings: Schedule) -> str:
-    """Of the file with the order, which every rank reads for itself and all must have alike; ""
-    where there is none."""
+    """A digest of the file with the order, which every rank reads by itself and all must have
+    alike.
+
+    It is "" where `schedule.order` is no file.
+    """
     file = Path(settings.order)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12] if file.is_file() else ""

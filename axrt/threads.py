@@ -1,7 +1,7 @@
-"""How many threads a rank computes with: its share of the cores that the launcher gave.
+"""The number of threads that a rank computes with: its share of the cores that the launcher gave.
 
-Torch takes all cores that a process may use. Ranks that are bound to cores of their own are right
-with that; ranks of a node that may all use the same cores would wait for each other.
+Torch takes all cores that a process may use. That is right for ranks that are bound to cores of
+their own; ranks of a node that may all use the same cores would wait for each other.
 """
 
 import sys
@@ -24,12 +24,13 @@ def usable_cores() -> list[int]:
 
 
 def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
-    """The threads of one rank of a node: a core that several may use counts in parts, and every
-    rank has one thread.
+    """The number of threads of one rank of a node, at least 1.
+
+    A core that several ranks may use counts in equal parts.
 
     Args:
-        node_rank: its place among the ranks of its node.
-        usable: the cores of each of them.
+        node_rank: index of the rank among the ranks of its node.
+        usable: cores that each rank of the node may use, by number.
     """
     users = Counter(core for cores in usable for core in cores)
     return max(1, floor(sum(1 / users[core] for core in usable[node_rank]) + 1e-9))
@@ -38,8 +39,15 @@ def share_of(node_rank: int, usable: Sequence[Sequence[int]]) -> int:
 def threads_of(
     threads: int, node_rank: int, usable: Sequence[Sequence[int]], environment: Mapping[str, str]
 ) -> int:
-    """What a rank is to compute with where torch would take so many: at most its share, unless the
-    environment says how many."""
+    """The number of threads that a rank computes with: at most its share.
+
+    Args:
+        threads: number that torch would take.
+        node_rank: index of the rank among the ranks of its node.
+        usable: cores that each rank of the node may use, by number.
+        environment: variables of this process; `OMP_NUM_THREADS` or `MKL_NUM_THREADS` leaves
+            torch's number as it is.
+    """
     if any(name in environment for name in _SETTINGS):
         return threads
     return min(threads, share_of(node_rank, usable))

@@ -1,7 +1,8 @@
 """Runs sessions on a rank: the training, from step to step, and evaluations; each has a brain,
 workers and a reader.
 
-Every rank counts sessions alike. What is still under way for an old one means nothing to a new one.
+Every rank counts sessions alike. Parcels that are still under way for an old session are dropped by
+a new one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,14 +37,14 @@ class Trainer:
     """The sessions of a rank.
 
     Args:
-        rank: this one.
-        job: the training.
-        model: what this rank has of the model.
-        clip: the largest norm of all gradients; 0: no limit.
-        wait: waits for what is named until all of it has come, also between two calls of the
-            user's.
+        rank: this rank.
+        job: schedule of the training.
+        model: part of the model that this rank holds.
+        clip: largest 2-norm of all gradients; 0: no limit.
+        wait: function that waits for all parts of a collection, called with a name for them; also
+            between two calls of the user's.
     Attributes:
-        training: the session of the training.
+        training: session of the training.
     """
 
     def __init__(self, rank: Rank, job: Job, model: LocalModel, clip: float, wait: Wait) -> None:
@@ -58,7 +59,7 @@ class Trainer:
     # The training.
 
     def train(self, batches: Iterable[Any] | None) -> bool:
-        """Run one step; False where the batches end before it is whole."""
+        """Run one step. Returns False if the batches ended before it was whole."""
         state = self.training.state
         state.ask_step()
         first = self._tell_first_read if self._tells_first_read else None
@@ -69,20 +70,20 @@ class Trainer:
 
     @property
     def ended_after(self) -> int:
-        """How many microbatches of the step there were, where it was cut short."""
+        """Number of microbatches that the step had before it was cut short."""
         end = self.training.state.end
         assert end is not None
         return self._job.step_of(end)[1]
 
     def begin_again(self, step: int) -> None:
-        """Begin a step under a new generation."""
+        """Begin a step under a new generation; all work under way is dropped."""
         self._generation += 1
         self._rank.loop.forget(older_than=self._generation)
         self._model.drop()
         self._begin(step)
 
     def step_result(self, step: int) -> StepResult:
-        """The result of a step that this rank has done."""
+        """The result of a step that this rank has done; to be asked for once."""
         outcome, rank = self._stepping.outcome(step), self._rank
         norm: Callable[[], float | None] = lambda: outcome.norm  # noqa: E731
         if outcome.norm is None and rank.is_main:
@@ -136,7 +137,7 @@ class Trainer:
     # An evaluation.
 
     def evaluate(self, batches: Iterable[Any] | None, outputs: bool) -> EvalResult | None:
-        """Run one evaluation; None where no replica has a microbatch."""
+        """Run one evaluation. Returns None where no replica has a microbatch."""
         self._generation += 1
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
         worker = EvaluationWorker(job, self._model.stages, mail, keeps_outputs=outputs)
@@ -180,11 +181,11 @@ class Trainer:
     # Before the first session.
 
     def share_given_weights(self, given: Sequence[int]) -> None:
-        """Give every pipe the weights of the first, of layers that are modules: they may differ
+        """Give every pipe the first pipe's weights of layers that are modules: they may differ
         between processes.
 
         Args:
-            given: the places of these layers in the model.
+            given: indices of these layers in the model.
         """
         exchange, pipes = self._rank.exchange, self._model.pipes
         mine = [
@@ -207,7 +208,7 @@ class Trainer:
                         value.copy_(its)
 
     def ranks_of_replica(self, replica: int) -> list[int]:
-        """The ranks of the job that are one replica's pipeline."""
+        """The ranks of the job that form one replica's pipeline."""
         return [self._rank.mesh.rank_of(replica, pipe_rank) for pipe_rank in range(self._job.ranks)]
 
     def _rank_of(self, pipe: int, stage: int) -> int:
