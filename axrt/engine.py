@@ -347,7 +347,7 @@ class Engine:
             missing_ok: True to return None, and change nothing, where the directory holds no
                 checkpoint or does not exist; by default that is an error.
         Returns:
-            The user's `extra`.
+            The user's `extra`; None where `missing_ok` allows that there is no checkpoint.
         Raises:
             ConfigError: there is no checkpoint, it is of another model or optimizer, or it is
                 damaged (a `DamagedError`); raised on every rank. Nothing is changed.

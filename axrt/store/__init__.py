@@ -1,2 +1,1 @@
-"""What a rank keeps of the model: weights, gradients and optimizer state, in buckets of flat
-memory."""
+"""The parameters of a rank with their gradients and optimizer state, in buckets of flat memory."""

@@ -1,4 +1,4 @@
-"""Which buckets a stage has, and who holds them; every rank works out the same from the list of
+"""The buckets of a stage, and the copies of each; every rank works out the same from the list of
 layers alone."""
 
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class BucketSpec(NamedTuple):
-    """One bucket of a stage.
+    """One bucket of a stage, before its memory is allocated.
 
     Args:
-        copies: in the order in which their gradients are added up.
-        named: its parameters.
-        called: what the user's factory knows them as: tied weights by the name that the first layer
-            gives them, in every copy.
-        counts: its norms count; those of tied weights count once a pipe, with the first layer.
+        copies: places that hold the bucket, in the order in which their gradients are added up.
+        named: trained parameters of the bucket, each with its name here.
+        called: names under which the user's factory gets them. Tied weights have the name that the
+            first of their layers gives them, in every copy.
+        counts: True if its norms count in the norm of all gradients; those of tied weights count
+            once a pipe, with the first layer.
     """
 
     copies: Copies
@@ -38,16 +39,21 @@ def buckets_of(
     pipes: int,
     most_bytes: float,
 ) -> list[BucketSpec]:
-    """The buckets of a stage: one for each tied layer, which comes first so that other stages know
-    its number, then the rest.
+    """The buckets of a stage: one for each tied layer, then the rest.
+
+    Tied layers come first, so that other stages know the number of their buckets.
 
     Args:
-        layers: of the whole model.
-        cuts: where it is cut into stages.
-        stage: the one in question.
-        named: its trained parameters, in model order.
-        pipes: of all replicas.
-        most_bytes: of an ordinary bucket, unless one parameter is larger.
+        layers: layers of the whole model.
+        cuts: indices of the layers at which stages begin, then the number of layers.
+        stage: index of the stage.
+        named: trained parameters of the stage, (name, parameter), in model order.
+        pipes: number of pipes, over all replicas.
+        most_bytes: largest size of an ordinary bucket, in bytes; one larger parameter has a bucket
+            of its own.
+    Returns:
+        At least one bucket: a stage without parameters has an empty one, since it has a step to
+        take.
     """
     tied = [_tied(layers, cuts, place, named, pipes) for place in _tied_places(layers, cuts, stage)]
     taken = {name for bucket in tied for name, _ in bucket.named}
@@ -87,7 +93,7 @@ def _tied(
 
 
 def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int, int]:
-    """The stage of a tied layer, and the number of its bucket there."""
+    """The stage of a tied layer, and the index of its bucket there."""
     stage = next(stage for stage in range(len(cuts) - 1) if cuts[stage] <= place < cuts[stage + 1])
     return stage, _tied_places(layers, cuts, stage).index(place)
 

@@ -3,15 +3,16 @@
 Its weights, its gradient and its optimizer's state are flat buffers; parameters and moments are
 views of them. Gradients add up in place over the microbatches of a step (gradient accumulation).
 
-Where several ranks (or several layers, of tied weights) hold a bucket, each copy sends every
-other its *part* of the gradient, cut into one *shard* a copy (reduce-scatter). Who owns a shard
-adds the parts up in the order of copies, in float32 or better, and sends the *sum* back
-(all-gather), which arrives where the gradient is. That is the volume of a ring, needs no operator
-of MPI, and has one order of summation whatever the timing, the sizes of buckets and the library.
+Several ranks, or several layers with tied weights, may hold a bucket. Then each copy cuts its
+gradient into one *shard* a copy and sends every other copy its *part* of it (reduce-scatter). The
+owner of a shard adds the parts up in the order of copies, in float32 or better, and sends the *sum*
+back (all-gather), which arrives where the gradient is. Together that is an all-reduce with the
+volume of a ring. It needs no operator of MPI, and has one order of summation whatever the timing,
+the sizes of buckets and the library.
 
 No memory is written to while the network may still read it. A copy writes to its gradient again
-after its own step, for which it needed a sum from everyone to whom it had sent a part; and it adds
-up again when everyone has sent a part of the next step, for which they needed its sum.
+after its own step, which needed a sum from every copy that it had sent a part to. It adds up again
+when every copy has sent a part of the next step, which needed its sum.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,15 +43,18 @@ def constant(step: int) -> float:
 
 
 class Bucket:
-    """Parameters, who holds them, and the optimizer that the user's factory made for them.
+    """Parameters with their copies, and the optimizer that the user's factory made for them.
+
+    The bucket owns their memory: weights, gradients and moments become views of its flat buffers.
 
     Args:
-        spec: the parameters and their copies.
-        places: of each parameter in the model, rising numbers.
-        me: which of the copies this one is.
-        factory: makes the optimizer; parameter groups may carry learning rates of their own.
-        schedule: `schedule(step)` is the factor on every group's learning rate.
-        device: of the parameters.
+        spec: parameters and their copies.
+        places: sort keys that order the parameters as the whole model does, one each, rising.
+        me: the copy that this rank holds, one of `spec.copies`.
+        factory: function that makes the optimizer; parameter groups may carry learning rates of
+            their own.
+        schedule: function whose `schedule(step)` is the factor on every group's learning rate.
+        device: device of the parameters.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class Bucket:
 
     @property
     def shared(self) -> bool:
-        """There is someone to add up with."""
+        """Other copies exist, so that gradients are added up."""
         return len(self.copies) > 1
 
     @property
@@ -104,8 +108,8 @@ class Bucket:
         return float(self.groups[0]["lr"]) if self.groups else None
 
     def _adopted(self, parameters: Sequence[nn.Parameter]) -> FlatBuffer | None:
-        """Flat memory for weights of one type; None where a parameter is more than its elements,
-        and all keep their own."""
+        """Flat memory for weights of one type; None where a parameter is more than its elements, so
+        that all keep their own."""
         if not all(map(can_be_flat, parameters)):
             return None
         weights = FlatBuffer(parameters, self._device)
@@ -114,7 +118,7 @@ class Bucket:
 
     @property
     def first_layer(self) -> int:
-        """The place in the model of the first layer that has some of its parameters; 0 where it has
+        """The index in the model of the first layer with parameters in this bucket; 0 where it has
         none."""
         return min((int(name.partition(".")[0]) for name, _ in self.named), default=0)
 
@@ -134,8 +138,8 @@ class Bucket:
         self._untouched = [view._version for view in self._views]
 
     def close(self) -> None:
-        """The gradient is complete on this copy; a parameter that no microbatch has used keeps
-        none.
+        """Note that the gradient is complete on this copy; a parameter that no microbatch has used
+        keeps none.
 
         An addition in place counts up the version of a view: so autograd is heard without a call
         for each microbatch.
@@ -153,7 +157,7 @@ class Bucket:
         self._show_gradients()
 
     def check_unchanged(self) -> None:
-        """Nothing was added to the gradient after it was complete; to be called when the whole
+        """Check that nothing was added to the gradient after it was complete; for when the whole
         stage's is.
 
         Raises:
@@ -170,12 +174,12 @@ class Bucket:
                 )
 
     def forget(self) -> None:
-        """Drop the gradient, whoever may still write to its memory."""
+        """Drop the gradient and let go of its memory, which others may still write to."""
         self.forget_gradients()
         self._gradients, self._views = [], []
 
     def forget_gradients(self) -> None:
-        """No parameter has a gradient."""
+        """Take the gradient away from every parameter; the bucket keeps its memory."""
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -198,14 +202,25 @@ class Bucket:
     # Adding up.
 
     def part_for(self, to: BucketCopy) -> Part:
-        """This copy's gradient of the shards that another one owns; lent until that one's sums
-        have come."""
+        """This copy's gradient of the shards that another copy owns.
+
+        Args:
+            to: the other copy, one of `copies`.
+        Returns:
+            Views of the gradient, lent until the sums of copy `to` have come; and the parameters
+            that have a gradient, None where all do.
+        """
         mask = None if all(self._used) else list(self._used)
         return self._shards_of(self.copies.index(to)), mask
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
-        """The sums of the parts of this copy's shards, in the order of copies; lent until the
-        next step's parts have come."""
+        """Sum the parts of the shards that this copy owns, in the order of copies.
+
+        Args:
+            parts: part of each copy, in the order of copies.
+        Returns:
+            The sums, in the parameters' types; lent until the next step's parts have come.
+        """
         shards = [of_copy for of_copy, _ in parts]
         if not self._totals:
             self._totals = [
@@ -222,15 +237,20 @@ class Bucket:
         )
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
-        """(number of a copy, memory for the sums that it sends), for every other copy."""
+        """For every other copy its index, and the memory of the gradient that its sums belong
+        in."""
         mine = self.copies.index(self.me)
         for copy in range(len(self.copies)):
             if copy != mine:
                 yield copy, self._shards_of(copy)
 
     def take_sums(self, sums: Sequence[Shards]) -> None:
-        """Make the sums of all copies the gradient; a parameter that no copy has used keeps
-        none."""
+        """Make the sums of all copies the gradient; a parameter that no copy has used keeps none.
+
+        Args:
+            sums: sums of each copy, in the order of copies; those that are in the gradient's memory
+                already are not copied.
+        """
         for copy, of_copy in enumerate(sums):
             for shard, total in zip(self._shards_of(copy), of_copy, strict=True):
                 if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
@@ -243,8 +263,10 @@ class Bucket:
     # Norms, factors and the step.
 
     def norms(self) -> Norms:
-        """The norms of the gradients there are, on their way to the CPU; of tied weights only with
-        the layer that counts."""
+        """The norms of the gradients that exist, on their way to the CPU.
+
+        Those of tied weights are included only with the layer that counts.
+        """
         found = [
             (place, p.grad)
             for place, p in zip(self._places, self._parameters, strict=True)
@@ -256,13 +278,17 @@ class Bucket:
         return torch.stack([place for place, _ in found]), norms.to("cpu", non_blocking=True)
 
     def scale(self, factor: float | Tensor) -> None:
-        """Multiply the gradient."""
+        """Multiply the gradient by a number, in place."""
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
 
     def step(self, step: int) -> None:
-        """Apply the gradient and forget it."""
+        """Apply the gradient and forget it.
+
+        Args:
+            step: number of the step, from 0, for the learning rate.
+        """
         factor = self._schedule(step)
         for group, initial in zip(self.groups, self.initial_groups, strict=True):
             group["lr"] = initial["lr"] * factor
@@ -272,8 +298,8 @@ class Bucket:
         self.forget_gradients()
 
     def _flatten_moments(self) -> None:
-        """State that is shaped like parameters becomes views of flat memory, when there is more of
-        it than before."""
+        """Turn state that is shaped like parameters into views of flat memory, when there is more
+        of it than before."""
         assert self.optimizer is not None
         if len(self.optimizer.state) == self._with_moments:
             return
@@ -293,13 +319,20 @@ class Bucket:
     # Saving and loading.
 
     def saved(self) -> Iterator[tuple[str, ParameterState]]:
-        """The name and the optimizer's state of each parameter; `DataError` where some of it cannot
-        be saved."""
+        """The name and the optimizer's state of each parameter.
+
+        Raises:
+            DataError: some of the state is neither a tensor nor a plain value.
+        """
         if self.optimizer is not None:
             yield from saved_state(self.optimizer, self.initial_groups, self._name_of)
 
     def restore(self, states: Mapping[str, ParameterState]) -> None:
-        """Make states the optimizer's own; a parameter that has none begins anew."""
+        """Make saved states the optimizer's own.
+
+        Args:
+            states: states, by the name of the parameter; a parameter without one begins anew.
+        """
         if self.optimizer is not None:
             restore_state(self.optimizer, self.initial_groups, self._name_of, states)
             self._with_moments = 0
@@ -337,19 +370,27 @@ def _is_moment(value: object, parameter: nn.Parameter) -> bool:
 
 
 def joined(parts: Iterable[Norms]) -> Norms:
-    """Norms of several buckets or stages as one."""
+    """The norms of several buckets or stages as one pair of tensors."""
     places, norms = zip(*parts, strict=True)
     return torch.cat(places), torch.cat([of_part.to(norms[0].dtype) for of_part in norms])
 
 
 def total_norm(parts: Iterable[Norms]) -> Tensor:
-    """One norm of norms, taken in model order as `torch.nn.utils.clip_grad_norm_` takes it; shape
-    ()."""
+    """The 2-norm of all gradients from the norms of each, shape ().
+
+    It is taken in model order, as `torch.nn.utils.clip_grad_norm_` takes it.
+    """
     places, norms = joined(parts)
     norm: Tensor = torch.linalg.vector_norm(norms[places.argsort()])
     return norm
 
 
 def clip_factor(norm: Tensor, most: float) -> Tensor:
-    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients by: at most 1, shape ()."""
+    """The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients: at most 1, shape
+    ().
+
+    Args:
+        norm: 2-norm of all gradients, shape ().
+        most: largest norm that is wanted.
+    """
     return torch.clamp(most / (norm + 1e-6), max=1.0)

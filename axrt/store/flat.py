@@ -1,7 +1,7 @@
 """Flat memory: one stretch for many tensors, which are views of it.
 
-What moves, is added up or is cut into shards is one tensor; what layers and optimizers see has its
-own shape and strides. Views begin at multiples of 64 bytes, as torch's own memory does, since the
+Transfers, sums and shards work on the one stretch; layers and optimizers see views with shapes and
+strides of their own. Views begin at multiples of 64 bytes, as torch's own memory does, since the
 last bits of a matrix product may depend on that.
 """
 
@@ -18,12 +18,12 @@ class FlatBuffer:
     """One stretch of memory.
 
     Args:
-        like: tensors of one type; each view has the shape and, where its memory has no gaps, the
-            strides of one of them.
-        device: where the memory is (its tier).
+        like: tensors of one type. Each view has the shape of one of them, and its strides where its
+            memory has no gaps.
+        device: device that the memory is on (its tier).
     Attributes:
-        flat: all of it, shape (elements,), gaps between views included; gaps hold zeros.
-        views: one for each of `like`, in order; each has a version counter of its own.
+        flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros.
+        views: one view for each of `like`, in order; each has a version counter of its own.
     """
 
     def __init__(self, like: Sequence[Tensor], device: torch.device) -> None:
@@ -41,18 +41,17 @@ class FlatBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Of the whole stretch."""
+        """Size of the whole stretch, in bytes."""
         return self.flat.nbytes
 
     def shards(self, count: int) -> list[Tensor]:
-        """The stretch in so many consecutive pieces, views, as equal as alignment lets them be."""
+        """The stretch cut into `count` consecutive views, as equal as alignment lets them be."""
         units = self.flat.numel() // self._unit
         ends = [units * shard // count * self._unit for shard in range(count + 1)]
         return [self.flat[begin:end] for begin, end in pairwise(ends)]
 
     def adopt(self, tensors: Sequence[Tensor]) -> None:
-        """Move the values of tensors, one for each view, here; the tensors stay the same
-        objects."""
+        """Move the values of tensors here, one for each view; the tensors stay the same objects."""
         with torch.no_grad():
             for tensor, view in zip(tensors, self.views, strict=True):
                 view.copy_(tensor)
@@ -60,7 +59,7 @@ class FlatBuffer:
 
 
 def can_be_flat(tensor: Tensor) -> bool:
-    """The tensor is nothing but elements in memory, so that a view can stand in for it."""
+    """A view can stand in for the tensor, since it is nothing but elements in memory."""
     data = tensor.data
     return (
         type(data) is Tensor
@@ -71,7 +70,7 @@ def can_be_flat(tensor: Tensor) -> bool:
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The places of tensors of each type, types in the order in which they come."""
+    """The indices of the tensors of each type; types are in the order in which they come."""
     places: dict[torch.dtype, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.dtype, []).append(place)
@@ -79,6 +78,6 @@ def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of the tensor where its memory has no gaps and nothing twice, else those of a fresh
+    """The tensor's strides where its memory has no gaps or repetition, else those of a fresh
     tensor."""
     return torch.empty_like(tensor, device="meta", requires_grad=False).stride()

@@ -38,10 +38,14 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
 
 
 def lr_schedule(config: Optimizer, steps: int) -> LrSchedule:
-    """The factor on the learning rate.
+    """The function that gives the factor on the learning rate for a step.
 
-    It rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it would reach
-    just after the last of `steps`.
+    The factor rises linearly over `warmup_steps`, then stays, or falls to `final_lr`, which it
+    would reach just after the last of `steps`.
+
+    Args:
+        config: section `[optimizer]`.
+        steps: number of steps of the run.
     """
 
     def factor(step: int) -> float:

@@ -1,5 +1,4 @@
-"""The state of an optimizer, parameter by parameter and by name: what is saved of it, and how it
-comes back."""
+"""The state of an optimizer, parameter by parameter and by name: how it is saved and restored."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,11 @@ class ParameterState:
     """The optimizer's state of one parameter.
 
     Args:
-        optimizer: name of the optimizer's class.
-        tensors: moments and the like, by key.
-        plain: values that are no tensors, by key.
-        group: what the optimizer itself has changed in the parameter's group. The learning rate is
-            not among it: it follows from the step.
+        optimizer: class name of the optimizer.
+        tensors: moments and other tensors, by key.
+        plain: values that are no tensors (None, bool, int, float, str), by key.
+        group: values that the optimizer itself has changed in the parameter's group, by key. The
+            learning rate is left out: it follows from the step.
     """
 
     optimizer: str
@@ -37,11 +36,11 @@ def saved_state(
     """Each parameter's name with its state.
 
     Args:
-        optimizer: of a bucket.
+        optimizer: optimizer of a bucket.
         initial: its parameter groups as they were at the start.
-        name_of: the names of its parameters.
+        name_of: name of each of its parameters.
     Raises:
-        DataError: there is state that is neither a tensor nor a plain value.
+        DataError: some state is neither a tensor nor a plain value.
     """
     for group, before in zip(optimizer.param_groups, initial, strict=True):
         changed = {
@@ -66,7 +65,14 @@ def restore_state(
     name_of: Mapping[nn.Parameter, str],
     states: Mapping[str, ParameterState],
 ) -> None:
-    """Make states the optimizer's own; a parameter that has none begins anew."""
+    """Make saved states the optimizer's own.
+
+    Args:
+        optimizer: optimizer of a bucket.
+        initial: its parameter groups as they were at the start.
+        name_of: name of each of its parameters.
+        states: states by name; a parameter without one begins anew.
+    """
     ordered = [
         name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]
     ]
