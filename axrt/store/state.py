@@ -37,7 +37,7 @@ def saved_state(
 
     Args:
         optimizer: optimizer of a bucket.
-        initial: its parameter groups as they were at the start.
+        initial: parameter groups of the optimizer as they were at the start.
         name_of: name of each of its parameters.
     Raises:
         DataError: some state is neither a tensor nor a plain value.
@@ -69,7 +69,7 @@ def restore_state(
 
     Args:
         optimizer: optimizer of a bucket.
-        initial: its parameter groups as they were at the start.
+        initial: parameter groups of the optimizer as they were at the start.
         name_of: name of each of its parameters.
         states: states by name; a parameter without one begins anew.
     """

@@ -1,1 +1,1 @@
-"""What runs the tasks that the brain picks: a worker a family of kinds."""
+"""Workers run the tasks that the brain picks, one worker for each family of kinds."""

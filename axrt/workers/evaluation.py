@@ -17,12 +17,13 @@ class EvaluationWorker(Worker):
     """Forwards without a graph; backwards keep the order and carry nothing.
 
     Args:
-        job: the evaluation.
-        stages: of this rank, by number, in evaluation mode.
-        mail: of the session.
-        keeps_outputs: of every microbatch, on the rank that holds the last stage.
+        job: schedule of the evaluation.
+        stages: stages of this rank in evaluation mode, by number.
+        mail: payloads of the session.
+        keeps_outputs: True to keep the outputs of every microbatch, on the rank that holds the last
+            stage.
     Attributes:
-        outputs: what the last layer returned, a microbatch each, in order.
+        outputs: outputs of the last layer, one entry a microbatch, in order.
     """
 
     kinds = (Kind.FORWARD, Kind.BACKWARD)
@@ -36,7 +37,8 @@ class EvaluationWorker(Worker):
         self.outputs: list[Any] = []
 
     def losses(self) -> Losses:
-        """Of the microbatches in order, on the rank that holds the last stage."""
+        """The losses of the microbatches in order, on the rank that holds the last stage; they are
+        let go."""
         return self._losses.take()
 
     def run(self, task: Task) -> Made:

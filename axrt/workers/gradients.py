@@ -1,8 +1,8 @@
 """Follows the gradients of buckets through a step, and adds them up over copies: an all-reduce by
 messages.
 
-Parts are the reduce-scatter: each copy sends every other its shard of the gradient. Sums are the
-all-gather: who owns a shard sends its sum back. A bucket's parts leave when its own gradient is
+Parts are the reduce-scatter: each copy sends every other copy the shard that it owns. Sums are the
+all-gather: the owner of a shard sends its sum back. A bucket's parts leave when its own gradient is
 complete, which may be before its stage's is.
 """
 
@@ -25,9 +25,10 @@ class GradientWorker(Worker):
     """Sums shards, and takes their sums into buckets.
 
     Args:
-        buckets: of this rank, by stage.
-        mail: of the session.
-        land: the tensors that come with a message from another rank are to be put into these.
+        buckets: buckets of this rank, by stage.
+        mail: payloads of the session.
+        land: function that says into which memory the tensors of a message from another rank go,
+            see `Transport.expect`.
     """
 
     kinds = (Kind.REDUCE,)
@@ -53,8 +54,13 @@ class GradientWorker(Worker):
         return len(buckets) > 1 and any(bucket.shared for bucket in buckets)
 
     def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
-        """The buckets of a stage that have none of these parameters, and were not complete
-        before."""
+        """The buckets of a stage, by index, that have none of these parameters and were not
+        complete before.
+
+        Args:
+            stage: index of the stage.
+            waiting: parameters whose gradient is not complete.
+        """
         identities = set(map(id, waiting))
         return tuple(
             number
@@ -64,8 +70,13 @@ class GradientWorker(Worker):
         )
 
     def complete_from(self, stage: int, layer: int) -> tuple[int, ...]:
-        """The buckets of a stage whose parameters are all of this layer of the model or later ones,
-        and were not complete before."""
+        """The buckets of a stage, by index, whose parameters all belong to some layer or later
+        ones, and that were not complete before.
+
+        Args:
+            stage: index of the stage.
+            layer: index of the layer in the model.
+        """
         return tuple(
             number
             for number, bucket in enumerate(self._buckets[stage])
@@ -73,17 +84,20 @@ class GradientWorker(Worker):
         )
 
     def open(self, stage: int) -> None:
-        """A step's first backward on the stage is about to run."""
+        """Begin the gradients of a stage; called when a step's first backward there is about to
+        run."""
         for bucket in self._buckets[stage]:
             bucket.open()
 
     def close(self, stage: int, step: int, completed: Collection[int] | None) -> None:
-        """The gradients of buckets are complete on this rank.
+        """Note that the gradients of some buckets are complete on this rank.
 
         Args:
-            stage: whose buckets they are.
-            step: of the run.
-            completed: the numbers of the buckets; None: all that were not complete before.
+            stage: index of the stage that the buckets belong to.
+            step: number of the step.
+            completed: indices of the buckets on the stage; None: all that were not complete before.
+        Raises:
+            ModelError: a weight got a gradient after its bucket was complete.
         """
         closed = self._closed[stage]
         for number, bucket in enumerate(self._buckets[stage]):
@@ -97,12 +111,13 @@ class GradientWorker(Worker):
             closed.clear()
 
     def part(self, message: Message) -> Any:
-        """What the message brings to a copy: its shards of this rank's gradient of the bucket."""
+        """The payload of a message that brings a copy its part: its shards of this rank's gradient
+        of the bucket."""
         to = BucketCopy(message.pipe, message.stage, message.bucket)
         return self._senders[to, message.number % self._copies[to]].part_for(to)
 
     def _await_sums(self, bucket: Bucket, step: int) -> None:
-        """Sums from other ranks arrive where the gradient is."""
+        """Let sums from other ranks arrive in the memory of the gradient."""
         pipe, stage, number = bucket.me
         for copy, rooms in bucket.rooms_for_sums():
             self._land(
@@ -121,7 +136,8 @@ class GradientWorker(Worker):
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
 
     def _from_copies(self, meaning: Meaning, task: Task) -> list[Any]:
-        """What each copy of the task's bucket has sent for it, in the order of copies."""
+        """The payloads that the copies of the task's bucket have sent for it, in the order of
+        copies."""
         copies = len(self._buckets[task.stage][task.part].copies)
         numbers = range(task.microbatch * copies, (task.microbatch + 1) * copies)
         return [self._mail.take(meaning, task.stage, number, task.part) for number in numbers]

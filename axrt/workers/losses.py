@@ -16,16 +16,16 @@ class LossReader:
         self._read: list[tuple[float, float | None]] = []
 
     def __len__(self) -> int:
-        """How many were read and not taken."""
+        """Number of losses that were read and not taken."""
         return len(self._read)
 
     def start(self, number: int, loss: Tensor, weight: Tensor | float | None) -> None:
-        """Copy a microbatch's loss to the host behind what runs on the device.
+        """Copy a microbatch's loss to the host, behind the work that runs on the device.
 
         Args:
-            number: the microbatch.
-            loss: a tensor with one element, as the loss function returned it.
-            weight: its weight; None where the loss is a mean.
+            number: running number of the microbatch.
+            loss: tensor with one element, as the loss function returned it.
+            weight: weight of the loss; None where the loss is a mean.
         """
         on_host = weight.to("cpu", non_blocking=True) if isinstance(weight, Tensor) else weight
         self._on_device[number] = loss.to("cpu", non_blocking=True), on_host
@@ -33,8 +33,11 @@ class LossReader:
     def read(self, number: int, where: str) -> None:
         """Read a microbatch's loss; the device has finished its forward.
 
+        Args:
+            number: running number of the microbatch.
+            where: step, stage and microbatch, for the error.
         Raises:
-            NonFiniteLossError: it, or its weight, is no finite number; the text says where.
+            NonFiniteLossError: the loss or its weight is no finite number.
         """
         on_device, weight_there = self._on_device.pop(number)
         loss, weight = float(on_device), None if weight_there is None else float(weight_there)
@@ -44,7 +47,7 @@ class LossReader:
         self._read.append((loss, weight))
 
     def take(self) -> Losses:
-        """All that were read, in the order of microbatches."""
+        """All losses that were read, in the order of microbatches; they are let go."""
         read, self._read = self._read, []
         return _together(read)
 

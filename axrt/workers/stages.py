@@ -16,10 +16,10 @@ class StageWorker(Worker):
     """Forwards, backwards in one piece or in several, and recomputation.
 
     Args:
-        job: of the run.
-        stages: of this rank, by number.
-        mail: of the session.
-        gradients: where backwards add to.
+        job: schedule of the run.
+        stages: stages of this rank, by number.
+        mail: payloads of the session.
+        gradients: worker whose buckets the backwards add to.
     """
 
     kinds = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
@@ -118,12 +118,13 @@ class StageWorker(Worker):
         return self._gradients.part
 
     def _begin(self, task: Task) -> None:
-        """The first backward of a step on a stage is about to add to its gradients."""
+        """Open the gradients of a stage where the first backward of a step is about to add to
+        them."""
         if self._job.begins_a_step(task.microbatch) and task.part == 0:
             self._gradients.open(task.stage)
 
     def _end(self, task: Task, piece: Piece) -> None:
-        """The last backward of a step on a stage has completed the gradients of buckets."""
+        """Close the gradients that the last backward of a step on a stage has completed."""
         if self._job.ends_a_step(task.microbatch):
             step, _ = self._job.step_of(task.microbatch)
             self._gradients.close(task.stage, step, piece.completes if piece.more else None)

@@ -18,12 +18,12 @@ from .worker import Made, Mail, Worker, nothing
 
 
 class StepOutcome(NamedTuple):
-    """What a rank knows of a step when it has done it.
+    """The outcome of a step, once a rank has done it.
 
     Args:
-        loss: the mean over all microbatches.
-        norm: the 2-norm of all gradients, where steps are clipped.
-        skipped: the norm was no finite number, and no rank has stepped.
+        loss: mean loss over all microbatches.
+        norm: 2-norm of all gradients; None where steps are not clipped.
+        skipped: True if the norm was no finite number, so that no rank has stepped.
     """
 
     loss: float
@@ -33,12 +33,12 @@ class StepOutcome(NamedTuple):
 
 @dataclass(slots=True)
 class _StepRecord:
-    """What has come of a step, and what its buckets have said.
+    """The news of a step, and the figures of its buckets.
 
     Args:
-        losses: by pipe.
-        norm: of all gradients, a tensor with one element.
-        norms: by stage and bucket.
+        losses: losses of each pipe, by pipe.
+        norm: 2-norm of all gradients, a tensor with one element; None before the vote.
+        norms: norms of gradients, by stage and bucket.
         complete: (stage, bucket) pairs whose gradient is that of the whole batch.
     """
 
@@ -55,14 +55,14 @@ class SteppingWorker(Worker):
     """Norms of a stage, the norm of all gradients, and the step of a bucket.
 
     Args:
-        job: of the run.
-        buckets: of this rank, by stage.
-        pipes: by stage, the pipe that it belongs to here.
-        take_sums: puts what was reduced into the bucket of a task.
-        mail: of the session.
-        clip: the largest norm of all gradients; 0: no limit.
-        tell_norms: called with (step, stage, norms) when all buckets of a stage of pipe 0 have
-            stepped without a vote; those of other pipes are the same.
+        job: schedule of the run.
+        buckets: buckets of this rank, by stage.
+        pipes: pipe whose copy of a stage this rank holds, by stage.
+        take_sums: function that puts the sums that have come into the bucket of a task.
+        mail: payloads of the session.
+        clip: largest 2-norm of all gradients; 0: no limit.
+        tell_norms: function that is called with (step, stage, norms) when all buckets of a stage of
+            pipe 0 have stepped without a vote; those of other pipes are the same.
     """
 
     kinds = (Kind.NORM, Kind.VOTE, Kind.STEP)
@@ -88,16 +88,17 @@ class SteppingWorker(Worker):
         }
 
     def hear_losses(self, message: Message, payload: Any) -> None:
-        """The losses of a pipe."""
+        """Keep the losses of a pipe."""
         step, pipe = divmod(message.number, self._job.pipes)
         self._records[step].losses[pipe] = Losses(*payload)
 
     def hear_vote(self, message: Message, payload: Any) -> None:
-        """The norm of all gradients."""
+        """Keep the norm of all gradients."""
         self._records[message.number].norm = payload
 
     def outcome(self, step: int) -> StepOutcome:
-        """Of a step that this rank has done; forgotten when told."""
+        """The outcome of a step that this rank has done; to be asked for once, since it is let
+        go."""
         record = self._records.pop(step)
         norm = None if record.norm is None else float(record.norm)
         return StepOutcome(

@@ -1,6 +1,6 @@
-"""What is common to workers: what they promise, their mail, and who runs what.
+"""The parts that workers share: their contract, their mail, and the map from kinds to workers.
 
-What is true is the brain's. Workers know what messages carry, and nothing of when anything runs.
+Facts are the brain's. Workers know the payloads of messages, and nothing of when anything runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +13,17 @@ Made = Callable[[Message], Any]  # the payload of each message that follows from
 
 
 def nothing(message: Message) -> Any:
-    """A task that makes nothing which travels."""
+    """The payload of a task that makes none: None for every message."""
     return None
 
 
 class Piece(NamedTuple):
-    """What a task that is about to run is of the whole.
+    """The place of a task that is about to run among the pieces of its work.
 
     Args:
-        more: another piece of the same comes after it.
-        completes: buckets of its stage whose gradient of a step is complete with it, besides those
-            that are with the last one.
+        more: True if another piece of the same work comes after it.
+        completes: indices of the buckets of its stage whose gradient of a step is complete with it;
+            the last piece completes all others.
     """
 
     more: bool = False
@@ -34,53 +34,56 @@ WHOLE = Piece()
 
 
 class Worker(Protocol):
-    """Runs a family of kinds."""
+    """The contract of what runs a family of kinds."""
 
     @property
     def kinds(self) -> Sequence[AnyKind]:
-        """The kinds of task that it runs."""
+        """The kinds of task that the worker runs."""
         ...
 
     def run(self, task: Task) -> Made:
         """Do the task on the current device and stream; its inputs are in the mail.
 
         Returns:
-            The payloads, for later tasks of this device; asked only for messages that follow from
-            the task.
+            A function that gives the payload of each message that follows from the task, for later
+            tasks of this device.
         """
         ...
 
     def piece_of(self, task: Task) -> Piece:
-        """What the task, which is about to run, is of the whole."""
+        """The place of a task that is about to run among the pieces of its work."""
         return WHOLE
 
     def complete(self, task: Task, made: Made) -> Made:
-        """The task has finished on the device: values may be read, and what it made may leave.
+        """End a task that has finished on the device: values may be read, and what it made may
+        leave.
 
         Args:
-            task: has run.
-            made: what `run` returned.
+            task: task that has finished.
+            made: result of `run`.
         Returns:
-            The payloads for other ranks and for the host.
+            A function that gives the payload of each message to other ranks and to the host.
         """
         return made
 
 
 class Mail:
-    """Payloads that wait for a task, by what they came with; a rank has each stage of one pipe
-    only."""
+    """Payloads that wait for a task, by meaning, stage, number and bucket of their message.
+
+    The pipe is no part of the key: a rank holds each stage for one pipe only.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[tuple[Meaning, int, int, int], Any] = {}
 
     def put(self, message: Message, payload: Any) -> None:
-        """Keep what came with a message; None is not kept."""
+        """Keep the payload of a message; None is not kept."""
         if payload is not None:
             meaning, stage, number, _, bucket = message
             self._kept[meaning, stage, number, bucket] = payload
 
     def take(self, meaning: Meaning, stage: int, number: int, bucket: int = 0) -> Any:
-        """What came with a message, and is let go; None where nothing came with it."""
+        """The payload of a message, which is let go; None where nothing came with it."""
         return self._kept.pop((meaning, stage, number, bucket), None)
 
 
@@ -88,9 +91,10 @@ class Workers:
     """All workers of a session.
 
     Args:
-        mail: of the session.
-        workers: each kind of task is run by one of them.
-        hears: what is heard at once and not put into the mail, by meaning.
+        mail: payloads of the session.
+        workers: workers, each of which runs some kinds.
+        hears: function that hears a message and its payload at once, by meaning; other payloads go
+            into the mail.
     """
 
     def __init__(
@@ -105,22 +109,22 @@ class Workers:
         self._made: dict[Task, Made] = {}
 
     def keep(self, message: Message, payload: Any) -> None:
-        """Keep what came with a message until the task that needs it runs."""
+        """Keep the payload of a message until the task that needs it runs."""
         self._hears.get(message.meaning, self._mail.put)(message, payload)
 
     def run(self, task: Task) -> Made:
-        """Do a task; see `Worker.run`."""
+        """Run a task; see `Worker.run`."""
         made = self._made[task] = self._worker_of[task.kind].run(task)
         return made
 
     def piece_of(self, task: Task) -> Piece:
-        """What the task, which is about to run, is of the whole."""
+        """The place of a task that is about to run among the pieces of its work."""
         return self._worker_of[task.kind].piece_of(task) if task.kind.in_pieces else WHOLE
 
     def has_more_pieces(self, task: Task) -> bool:
-        """The task is a piece, and another one of the same comes after it."""
+        """The task is a piece, and another piece of the same work comes after it."""
         return self.piece_of(task).more
 
     def complete(self, task: Task) -> Made:
-        """The task has finished on the device; see `Worker.complete`."""
+        """End a task that has finished on the device; see `Worker.complete`."""
         return self._worker_of[task.kind].complete(task, self._made.pop(task))
