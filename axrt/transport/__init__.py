@@ -1,5 +1,5 @@
-"""How ranks reach each other: one contract (`transport.Transport`) and its keepers, `local` and
-`mpi`."""
+"""How ranks reach each other: one contract (`transport.Transport`) and its two implementations,
+`local` and `mpi`."""
 
 from .transport import Parcel, Transport
 

@@ -1,15 +1,15 @@
-"""What a parcel is on the wire; the same bytes under every transport.
+"""The form of a parcel on the wire; the same bytes under every transport.
 
     envelope     header | description | the bytes of its small tensors, one after the other
     beside it    each large tensor, straight from the sender's memory into the receiver's
 
 The header says
 
-    1. for which generation, what, and to whom: stage, number, pipe, bucket; of a note what it is
-       about, and its number;
-    2. how long the description is. See `wire.py` for what it describes.
+    1. the generation, the meaning or topic, and the address: stage, number, pipe, bucket; for a
+       note what it is about, and its number;
+    2. the length of the description. `wire.py` says what it describes.
 
-A transport adds nothing but how bytes get there.
+A transport only carries the bytes.
 """
 
 import ctypes
@@ -42,10 +42,11 @@ class Arriving:
     """A parcel whose envelope has been read.
 
     Args:
-        generation, message: of the parcel.
-        skeleton: of its payload.
-        layouts: one a tensor.
-        tensors: memory for each, as `Layout.allocate` gives it; that of small ones is filled.
+        generation, message: generation and message of the parcel.
+        skeleton: skeleton of its payload, see `payload.flatten`.
+        layouts: layouts of its tensors, in order.
+        tensors: memory for each tensor, as `Layout.allocate` gives it; that of small ones is
+            filled.
     """
 
     generation: int
@@ -56,7 +57,7 @@ class Arriving:
 
     @property
     def large(self) -> list[Tensor]:
-        """Memory for what comes beside the envelope, in order."""
+        """Memory for the tensors that come beside the envelope, in order."""
         return [
             tensor
             for tensor, layout in zip(self.tensors, self.layouts, strict=True)
@@ -64,7 +65,7 @@ class Arriving:
         ]
 
     def parcel(self) -> Parcel:
-        """What was sent, once all bytes are here."""
+        """The parcel that was sent; to be called once all bytes are here."""
         tensors = [
             layout.settle(tensor) for tensor, layout in zip(self.tensors, self.layouts, strict=True)
         ]
@@ -72,13 +73,16 @@ class Arriving:
 
 
 def is_large(num_bytes: int) -> bool:
-    """A tensor of so many bytes travels beside its envelope."""
+    """A tensor of that size travels beside its envelope."""
     return num_bytes > _SMALL_BYTES
 
 
 def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
-    """Header with description, and the tensors as what travels: dense, without a graph.
+    """Prepare a parcel for the wire.
 
+    Returns:
+        The header with the description; and the tensors of the payload in order, dense and without
+        a graph. Tensors that are contiguous keep their memory, so the sender must not change it.
     Raises:
         TypeError: the payload holds something that cannot travel.
     """
@@ -95,7 +99,7 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
 
 
 def seal(head: bytes, tensors: list[Tensor]) -> bytes:
-    """The envelope, made of what `pack` gives; it reads the small tensors' memory now."""
+    """The envelope, made of the result of `pack`; it reads the small tensors' memory now."""
     return b"".join(
         [head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
     )
@@ -107,9 +111,10 @@ def open_envelope(
     """Read an envelope.
 
     Args:
-        envelope: as `seal` has made it.
-        room_for: allocates memory for a large tensor; called in the order in which they come.
-        landings: memory that waits for some.
+        envelope: bytes that `seal` has made.
+        room_for: function that allocates memory for a large tensor; called in the order in which
+            they come.
+        landings: memory that waits for certain messages.
     """
     generation, code, *address, length = _HEADER.unpack_from(envelope)
     at = _HEADER.size + length
@@ -132,8 +137,10 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
-    """A small tensor out of its envelope. Copied, not viewed: torch's own memory is aligned, and
-    last bits may depend on that."""
+    """A small tensor out of its envelope.
+
+    It is copied, not viewed: torch's own memory is aligned, and last bits may depend on that.
+    """
     tensor = layout.allocate(torch.device("cpu"))
     if layout.num_bytes:
         ctypes.memmove(

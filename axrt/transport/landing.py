@@ -1,4 +1,4 @@
-"""Memory that waits for what comes with certain messages, so that nothing is copied when it has
+"""Memory that waits for the tensors of certain messages, so that nothing is copied when they have
 come."""
 
 from collections.abc import Sequence
@@ -12,14 +12,16 @@ from .wire import Layout
 
 
 class Landings:
-    """What is expected on a rank, by generation and message."""
+    """The memory that waits for messages on a rank, by generation and message."""
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[int, News], tuple[Tensor, ...]] = {}
 
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
-        """The tensors of a message go into these, one each, in order; those of older generations
-        are not expected any more."""
+        """Let the tensors of a message go into `rooms`, one each, in order.
+
+        Messages of older generations are not expected any more.
+        """
         for key in [key for key in self._rooms if key[0] < generation]:
             del self._rooms[key]
         self._rooms[generation, message] = tuple(rooms)
@@ -30,7 +32,8 @@ class Landings:
 
 
 def fits(room: Tensor, layout: Layout) -> bool:
-    """MPI may write there what travels, and it is then as it was sent."""
+    """MPI may write a tensor of this layout straight into the room, which then is as it was
+    sent."""
     spec = layout.spec
     return (
         room.device == torch.device("cpu")

@@ -2,10 +2,9 @@
 
 A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that
 wait for it arrive, in which order. So a seed is a history: any failure can be run again. The order
-is as hostile as a network may be: parcels overtake each other, what was sent long ago may still be
-under way, and it is read from the sender's memory when it arrives: who writes to what has been sent
-is found out. What arrives has been an envelope and rows of bytes, those of `envelope.py`, like what
-arrives over MPI.
+is as hostile as a network may be: parcels overtake each other, and a parcel that was sent long ago
+may still be under way. It is read from the sender's memory when it arrives, so that a sender who
+writes to it too early is found out. Parcels take the form of `envelope.py`, as they do over MPI.
 
 When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that
 is raised as `Stuck` rather than waited for.
@@ -39,8 +38,8 @@ class Stopped(Exception):
 
 
 class _UnderWay(NamedTuple):
-    """What has been sent and not arrived: where it came from, its header, and the sender's own
-    memory."""
+    """A parcel that has been sent and not arrived: its sender, its meaning or topic, its header,
+    and the sender's own memory."""
 
     source: int
     says: Vocabulary
@@ -53,7 +52,7 @@ class LocalWorld:
 
     Args:
         size: number of ranks.
-        seed: of the order in which ranks run and parcels arrive.
+        seed: seed of the order in which ranks run and parcels arrive.
     """
 
     def __init__(self, size: int, seed: int = 0) -> None:
@@ -67,8 +66,13 @@ class LocalWorld:
         self._baton = threading.Condition()
 
     def run(self, rank_main: Callable[["LocalTransport"], T]) -> list[T]:
-        """Call `rank_main` once a rank and return what each returned; the first failure of a rank
-        is raised."""
+        """Call `rank_main` once a rank.
+
+        Returns:
+            The result of each rank, in order.
+        Raises:
+            BaseException: the first failure of a rank, as it was raised there.
+        """
         results: dict[int, T] = {}
         failures: list[BaseException] = []
 
@@ -102,7 +106,12 @@ class LocalWorld:
         return LocalTransport(self, 0)
 
     def pass_on(self, rank: int) -> None:
-        """Let a rank drawn by lot run, perhaps this one again."""
+        """Let a rank drawn by lot run, which may be this one again.
+
+        Raises:
+            Stuck: every rank waits and nothing is under way.
+            Stopped: another rank has failed.
+        """
         if self.size == 1:
             self._check_not_stuck()
             return
@@ -133,7 +142,7 @@ class LocalWorld:
 
 
 class LocalTransport:
-    """One rank's end of a `LocalWorld`; keeps the contract of `Transport`."""
+    """One rank's end of a `LocalWorld`; implements `Transport`."""
 
     takes_time = False
 
@@ -197,5 +206,5 @@ def _received(one: _UnderWay, landings: Landings) -> Parcel:
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """Its memory as MPI would read or write it."""
+    """The tensor's memory as MPI would read or write it, shape (elements,)."""
     return tensor.as_strided((tensor.numel(),), (1,))

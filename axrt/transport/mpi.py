@@ -57,12 +57,14 @@ class _Coming:
 
 
 class MpiTransport:
-    """Keeps the contract of `Transport` over an MPI communicator.
+    """Implements `Transport` over an MPI communicator.
 
     Args:
-        communicator: duplicated, so that no message of the user's is taken for ours.
-        staging: where tensors arrive and leave from; CPU memory by default.
-        piece_bytes: a larger tensor goes in several messages.
+        communicator: communicator of the job; it is duplicated, so that no message of the user's is
+            taken for ours.
+        staging: mover of tensors between the device and the memory that MPI touches; None: tensors
+            are in CPU memory.
+        piece_bytes: largest MPI message for a tensor, in bytes; a larger tensor goes in several.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class MpiTransport:
         self._comm.Free()
 
     def _send_what_is_ready(self) -> None:
-        """In the order of `send`: an envelope and its tensors are matched by order alone."""
+        """Send in the order of `send`: an envelope and its tensors are matched by order alone."""
         while self._going and _is_ready(self._going[0]):
             self._isend(self._going.popleft())
 
@@ -237,7 +239,8 @@ def _is_ready(parcel: _Going | _Coming) -> bool:
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:
-    """The tensor's memory as MPI buffers of at most so many bytes; the caller keeps the tensor."""
+    """The tensor's memory as MPI buffers of at most `piece_bytes`; the caller keeps the tensor
+    alive."""
     start, length = tensor.data_ptr(), tensor.nbytes
     return [
         MPI.memory.fromaddress(start + at, min(piece_bytes, length - at))

@@ -1,9 +1,9 @@
 """Where a tensor's bytes are while MPI reads or writes them.
 
-MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So what
-travels is *staged*: used where it is (`Direct`), or copied through pinned CPU memory on a stream of
-its own (`Pinned`), so that neither the loop nor the computation waits for the copy. What is staged
-says when it is ready.
+MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So tensors
+that travel are *staged*: used where they are (`Direct`), or copied through pinned CPU memory on a
+stream of its own (`Pinned`), so that neither the loop nor the computation waits for the copy. A
+function beside staged tensors says when they are ready.
 """
 
 from collections.abc import Callable
@@ -23,16 +23,18 @@ class Staging(Protocol):
     touch."""
 
     def room_for(self, layout: Layout) -> Tensor:
-        """Memory for what will arrive, as `Layout.allocate` gives it; MPI may write to it at
-        once."""
+        """Memory for a tensor that will arrive, as `Layout.allocate` gives it; MPI may write to it
+        at once."""
         ...
 
     def outgoing(self, tensors: list[Tensor]) -> Staged:
-        """What MPI may read once it is ready; the caller keeps the tensors until then."""
+        """Tensors that MPI may read once they are ready; the caller keeps the given ones until
+        then."""
         ...
 
     def incoming(self, tensors: list[Tensor]) -> Staged:
-        """What the computation may use once it is ready, made of what MPI wrote."""
+        """Tensors that the computation may use once they are ready, made of those that MPI
+        wrote."""
         ...
 
 
@@ -70,10 +72,10 @@ class Direct:
 
 
 class Pinned:
-    """Through pinned CPU memory, asynchronously.
+    """Moves tensors through pinned CPU memory, asynchronously.
 
-    Called while the stream that computes is the current one: what goes out may have been laid out
-    anew there just now, and what comes in will be used there.
+    It is called while the stream that computes is the current one: outgoing tensors may have been
+    laid out anew there just now, and incoming ones will be used there.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,5 +1,5 @@
-"""The contract of a transport: parcels go out at once and come in when polled; it has no opinion on
-what they mean."""
+"""The contract of a transport: parcels go out at once and come in when polled; it knows nothing of
+their meaning."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,12 +10,12 @@ from axrt.note import News
 
 
 class Parcel(NamedTuple):
-    """A message with what travels beside it.
+    """A message with the payload that travels beside it.
 
     Args:
-        generation: which `RankState` it is for: one is made for the training, one for each
-            evaluation, one after a dropped step.
-        message: what became true; or a note to the rank.
+        generation: number of the `RankState` that the parcel is for. Every rank counts alike: one
+            for the training, one for each evaluation, one after a dropped step.
+        message: message to a stage, or note to the rank.
         payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
     """
 
@@ -25,8 +25,7 @@ class Parcel(NamedTuple):
 
 
 class Transport(Protocol):
-    """What the loop asks of a transport. Parcels may overtake each other; none is lost or
-    doubled."""
+    """The contract of a transport. Parcels may overtake each other; none is lost or doubled."""
 
     @property
     def rank(self) -> int: ...
@@ -34,26 +33,34 @@ class Transport(Protocol):
     def size(self) -> int: ...
     @property
     def takes_time(self) -> bool:
-        """What is on its way comes with time, so that it may pay to wait a moment; else only with
-        other ranks' turns."""
+        """True if parcels on their way come with time, so that it may pay to wait a moment; False
+        if they come only with other ranks' turns."""
         ...
 
     def send(self, rank: int, parcel: Parcel) -> None:
-        """Hand a parcel over; returns at once. The transport keeps what it needs of the payload
-        alive, the sender must not change it any more.
+        """Hand a parcel over; returns at once.
 
+        The transport keeps alive what it needs of the payload. The sender must not change the
+        payload any more.
+
+        Args:
+            rank: rank of the job that the parcel is for, not this one.
+            parcel: parcel to send.
         Raises:
             TypeError: the payload holds something that cannot travel.
+            PeerLostError: the rank has gone.
         """
         ...
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
-        """Everything that has arrived, each with the rank that sent it.
+        """All parcels that have arrived, each with the rank that sent it.
 
         Args:
-            wait_s: where nothing has arrived, sleep and look again for so long, or for a few
-                milliseconds if that is less; infinite where nothing can be done before something
-                arrives. It may still return nothing.
+            wait_s: seconds to sleep and look again where nothing has arrived, shortened to a few
+                milliseconds; 0: look once. Infinity says that this rank can do nothing before
+                something arrives. The result may still be empty.
+        Raises:
+            PeerLostError: some rank has gone.
         """
         ...
 
@@ -62,9 +69,9 @@ class Transport(Protocol):
         they fit.
 
         Args:
-            generation, message: of the parcel; it has not come yet.
-            rooms: contiguous memory, lent until the parcel has been polled, or for good if it never
-                comes.
+            generation, message: generation and message of a parcel that has not come yet.
+            rooms: contiguous tensors whose memory is lent until the parcel has been polled, or for
+                good if it never comes.
         """
         ...
 
@@ -74,10 +81,14 @@ class Transport(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return when everything sent is in the network's hands, no copy of ours is still to come;
-        large messages may still want polls."""
+        """Return when the network has everything that was sent, and no copy of ours is still to
+        come.
+
+        Large messages may still need polls.
+        """
         ...
 
     def close(self) -> None:
-        """Complete what was sent. The peers keep polling until they close too."""
+        """Complete what was sent, then release the transport. The peers keep polling until they
+        close too."""
         ...

@@ -2,11 +2,11 @@
 looks again.
 
 A blocked MPI receive keeps a whole core busy under every library, and spinning on cores that are
-shared costs the others milliseconds. So between two looks the rank sleeps, in proportion to what it
-has waited already: a tenth of it, up to a pause that leaves four fifths of the core to others;
-after that, where a message that comes a little later does no harm, a two-hundredth. The pauses are
-bounded from below, where a sleep costs more than it saves, and from above, so that a long silence
-does not dull the ear.
+shared costs the others milliseconds. So between two looks the rank sleeps in proportion to the time
+that it has waited already. It sleeps a tenth of it, up to a pause that leaves four fifths of the
+core to others. In long waits, where a message that comes a little later does no harm, it sleeps a
+two-hundredth. The pauses are bounded from below, where a sleep costs more than it saves, and from
+above, so that a message after a long silence is still heard soon.
 """
 
 import ctypes
@@ -21,9 +21,10 @@ class Patience:
     """The pauses of one waiting rank.
 
     Args:
-        shortest_s: below this a sleep is all overhead (about 25 microseconds).
-        brief_s: the pause of all waits that are not long.
-        longest_s: at this, looking costs some 3 % of a core.
+        shortest_s: shortest pause, in seconds; a shorter sleep is all overhead, about 25
+            microseconds.
+        brief_s: longest pause of waits that are not long, in seconds.
+        longest_s: longest pause of all, in seconds; at this one, looking costs some 3 % of a core.
     """
 
     def __init__(
@@ -34,12 +35,12 @@ class Patience:
         self._spins = 0
 
     def reset(self) -> None:
-        """Something has come, or there was something to do."""
+        """Begin anew: something has come, or there was something to do."""
         self._since = time.perf_counter()
         self._spins = 0
 
     def pause(self) -> None:
-        """Nothing has come; the first few times return at once."""
+        """Sleep, since nothing has come; the first three calls return at once."""
         self._spins += 1
         if self._spins > 3:
             waited_s = time.perf_counter() - self._since

@@ -1,12 +1,12 @@
 """How a payload lies on the wire.
 
 Its skeleton and one *spec* a tensor (dtype, shape, strides, requires_grad) are small and repeat
-from microbatch to microbatch, so their bytes, and what follows from them, are made once and looked
-up afterwards, on both sides.
+from microbatch to microbatch. So their bytes and the layouts that follow from them are made once
+and looked up afterwards, on both sides.
 
-Strides travel, because kernels choose their way by them and so the last bits depend on them. What
-goes over the wire is *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order of
-memory.
+Strides travel, because kernels choose their way by them and so the last bits depend on them. The
+elements on the wire are *dense*: a dimension of stride 0 shrunk to one, gaps left out, in the order
+of memory.
 """
 
 import math
@@ -30,13 +30,13 @@ _NOT_COPIED = {
 
 
 class Spec(NamedTuple):
-    """What a tensor is, and how it lies in memory.
+    """The type of a tensor, and how it lies in memory.
 
     Args:
         dtype: element type.
-        shape: sizes.
-        strides: in elements, as on the sender.
-        requires_grad: whether a gradient is wanted back for it.
+        shape: sizes of the dimensions.
+        strides: strides of the dimensions, in elements, as on the sender.
+        requires_grad: True if the sender wants a gradient back for it.
     """
 
     dtype: torch.dtype
@@ -46,10 +46,10 @@ class Spec(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Spec":
-        """That of a tensor.
+        """The spec of a tensor.
 
         Raises:
-            TypeError: a tensor that is no array of numbers in memory: a nested one.
+            TypeError: the tensor is no array of numbers in memory, as a nested one.
         """
         try:
             return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
@@ -63,14 +63,13 @@ class Spec(NamedTuple):
 class Layout:
     """How a tensor of some spec travels; worked out once.
 
-    What travels is a row of elements in the order of the sender's memory. It arrives in memory of
-    its own and is then given shape and strides: exactly the sender's, in dimensions of size 0 and 1
-    too.
+    A row of elements travels, in the order of the sender's memory. It arrives in memory of its own
+    and is then given shape and strides: exactly the sender's, in dimensions of size 0 and 1 too.
 
     Args:
-        spec: of the tensor.
+        spec: spec of the tensor.
     Attributes:
-        num_bytes: what travels.
+        num_bytes: number of bytes that travel.
     """
 
     __slots__ = (
@@ -100,13 +99,17 @@ class Layout:
         self.num_bytes = elements * spec.dtype.itemsize
 
     def allocate(self, device: torch.device) -> Tensor:
-        """Memory for what arrives: `num_bytes` from its `data_ptr` on. To be given to `settle` once
-        the bytes have come."""
+        """Memory for a tensor that arrives: `num_bytes` from its `data_ptr` on.
+
+        It is to be given to `settle` once the bytes have come.
+        """
         return torch.empty(self._arriving, dtype=self.spec.dtype, device=device)
 
     def settle(self, tensor: Tensor) -> Tensor:
-        """Give what has arrived the sender's shape, strides and wish for a gradient; copies only
-        where the sender's memory had gaps."""
+        """Give an arrived tensor the sender's shape, strides and `requires_grad`.
+
+        It copies only where the sender's memory had gaps.
+        """
         if not self._plain:
             tensor = self._as_sent(tensor)
         return tensor.requires_grad_() if self.spec.requires_grad else tensor
@@ -122,8 +125,11 @@ class Layout:
 
 
 def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
-    """Skeleton and specs as bytes; `TypeError` where there are tensors that torch itself cannot
-    copy."""
+    """Skeleton and specs as bytes.
+
+    Raises:
+        TypeError: there are tensors of a type that torch itself cannot copy.
+    """
     only_tensors = isinstance(skeleton, Slot) or (
         isinstance(skeleton, tuple) and all(isinstance(p, Slot) for p in skeleton)
     )
@@ -146,15 +152,20 @@ _described_once = lru_cache(maxsize=256)(_described)
 
 @lru_cache(maxsize=256)
 def read_description(description: bytes) -> tuple[object, list[Layout]]:
-    """The skeleton and the layouts that `describe` has described. The bytes come from a rank of the
-    same job, which runs the same code."""
+    """The skeleton and the layouts that `describe` has described.
+
+    The bytes are unpickled: they come from a rank of the same job, which runs the same code.
+    """
     skeleton, specs = pickle.loads(description)
     return skeleton, [Layout(spec) for spec in specs]
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A tensor without a graph whose memory, from its `data_ptr` on, is what travels; the given
-    one's own where that is so."""
+    """A tensor without a graph whose memory, from its `data_ptr` on, is the row of elements that
+    travels.
+
+    It shares the given tensor's memory where that is dense already; else it is a copy.
+    """
     tensor = tensor.detach()
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor
@@ -185,7 +196,7 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _same_memory(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Strides that differ only where they move nothing: in dimensions of size one, or in an empty
+    """Two strides differ at most where they move nothing: in dimensions of size one, or in an empty
     tensor."""
     return 0 in shape or all(
         size == 1 or mine == its for size, mine, its in zip(shape, one, other, strict=True)
