@@ -1,6 +1,6 @@
 """Layers run by `torch.compile`, each by itself.
 
-Layers are what is cut into stages: the compiled code, and with it every bit, is the same wherever a
+Stages are cut between layers, so the compiled code, and with it every bit, is the same wherever a
 layer is held.
 """
 
@@ -19,17 +19,17 @@ _VARIANTS = 64  # of a kind of layer: of shapes, of training and evaluation
 class Compiler:
     """Compiles layers, one kind of layer once; compiled code computes a backward whole.
 
-    Torch keeps what it has compiled with the code object that it was compiled from, up to a limit
-    of variants beyond which it compiles no more, and the `torch.nn.Linear`s of all sizes share one.
-    So a kind, layers of one class that print alike, gets a code object of its own, and the limit is
-    raised for what printing does not show. Torch's guards see to it that layers of one kind which
-    yet differ are compiled apart.
+    Torch keeps compiled code with the code object that it was compiled from, up to a limit of
+    variants beyond which it compiles no more, and the `torch.nn.Linear`s of all sizes share one. So
+    a kind, layers of one class that print alike, gets a code object of its own, and the limit is
+    raised for differences that printing does not show. Torch's guards see to it that layers of one
+    kind which yet differ are compiled apart.
 
-    Shapes are compiled as they are: torch would else take for variable what has varied before, in
-    whatever layers the process holds, and other code has other bits.
+    Shapes are compiled as they are. Else torch would treat sizes as variable that have varied
+    before, in whatever layers the process holds, and other code has other bits.
 
     Args:
-        backend: of `torch.compile`.
+        backend: name of a backend of `torch.compile`, such as "inductor".
     """
 
     def __init__(self, backend: str) -> None:
@@ -39,7 +39,8 @@ class Compiler:
         self._of_kind: dict[tuple[type, str], Callable[[nn.Module, Any], Any]] = {}
 
     def layer(self, layer: nn.Module) -> Callable[[Any], Any]:
-        """What runs the layer, which stays as it is, its names too."""
+        """A function that runs the layer's compiled code; the layer itself stays as it is, its
+        names too."""
         kind = (type(layer), repr(layer))
         if kind not in self._of_kind:
             self._of_kind[kind] = torch.compile(
@@ -49,7 +50,7 @@ class Compiler:
         return lambda value: run(layer, value)
 
     def loss(self, loss_fn: LossFunction) -> LossFunction:
-        """What computes it."""
+        """The loss function, compiled."""
 
         def compute(outputs: Any, targets: Any) -> Any:
             return loss_fn(outputs, targets)

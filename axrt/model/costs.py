@@ -1,4 +1,4 @@
-"""What each layer costs, measured: it runs a microbatch forward and backward, alone, one layer
+"""The measured costs of each layer: it runs a microbatch forward and backward, alone, one layer
 after the other."""
 
 import statistics
@@ -24,15 +24,15 @@ _TIMES = 5  # after one that warms up
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Of one microbatch on one layer.
+    """The costs of one microbatch on one layer.
 
     Args:
-        forward_s, input_s, weight_s: seconds, medians; all weight gradients that cannot wait are in
-            `input_s`.
-        sent_bytes: what it hands on.
-        stash_bytes: the most that it keeps for its backward, without weights: what autograd saved,
-            or what products that wait read.
-        spread: the standard deviation of the logarithm of the forward's time.
+        forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
+            gradients that cannot wait.
+        sent_bytes: size of the activation that it sends on, in bytes; 0 for the last layer.
+        stash_bytes: largest amount that it keeps for its backward, in bytes, without weights:
+            tensors that autograd saved, or that waiting products read.
+        spread: standard deviation of the logarithm of the forward's duration.
     """
 
     forward_s: float
@@ -51,12 +51,21 @@ def measure(
     compute: torch.dtype | None,
     compiler: Compiler | None = None,
 ) -> list[LayerCosts]:
-    """Every layer's costs, on the generator's device; arguments as for `walk`."""
+    """The costs of every layer, on the generator's device.
+
+    Args:
+        model: layers and loss; it stays as it is.
+        seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
+        sample: a microbatch, (inputs, targets).
+        generator: random numbers of the device, borrowed by the caller.
+        compute: type that layers compute in; None: as they are.
+        compiler: compiler that runs the layers; None: they run as they are.
+    """
     return walk(model, seed, sample, generator, _measured, compute, compiler)
 
 
 def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerCosts, Any]:
-    """The costs of the one layer of a stage, and what it hands on."""
+    """The costs of the one layer of a stage, and the value that it returns."""
     device = stage.device
     seconds: list[list[float]] = []
     for number in range(_TIMES + 1):
@@ -102,7 +111,8 @@ def _wait_for(device: torch.device) -> None:
 
 @contextmanager
 def _counting(layers: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of memory that autograd keeps, by address, without parameters and buffers."""
+    """Context that counts the bytes of memory that autograd keeps, by address, without parameters
+    and buffers."""
     weights = {
         tensor.untyped_storage().data_ptr() for tensor in (*layers.parameters(), *layers.buffers())
     }

@@ -1,25 +1,25 @@
-"""Weight gradients that wait: the backward of a stage gives the gradient of what came in, and notes
-how to make those of weights.
+"""Weight gradients that wait (zero bubble): the backward of a stage gives the gradients of its
+inputs, and notes how to compute those of weights.
 
 Walking the autograd graph twice, once for inputs and once for weights, would cost a second walk and
 all that layers compute for both. So the graph is walked once. A function that takes part
 (`torch.nn.Linear` does, see `Linear`) gives None for its weight and leaves a closure; the product
 runs when the policy has nothing better to do.
 
-What must hold, so that gradients have the bits of a whole backward:
+These rules must hold, so that gradients have the bits of a whole backward:
 
-1. Autograd sums what several uses of a parameter give before it adds that to `.grad`, in the order
-   of its walk. Closures of one parameter are kept in that order, summed, and added once; microbatch
-   by microbatch.
+1. Autograd sums the gradients from several uses of a parameter in the order of its walk, before it
+   adds the sum to `.grad`. Closures of one parameter are kept in that order, summed, and added
+   once; microbatch by microbatch.
 2. A parameter may also be used by functions that do not take part (a head that shares the weight of
-   an embedding). A hook on the parameter hears what autograd is about to accumulate: None where
-   every use was deferred; else what waits is
-       added first, the noted products
-   join at once, and from then on nothing of that parameter is deferred.
-3. What a closure reads stays as it is until it has run. Autograd adds in place to gradients that
-   nobody else holds, and a closure holds them; but a parameter's first gradient may be a view of
-   one and is added to later, so the stage copies those (`Stage`). Inputs that want no gradient are
-   the user's, who may change them: their product is not deferred. Whatever else changes is noticed.
+   an embedding). A hook on the parameter hears the gradient that autograd is about to accumulate.
+   It is None where every use was deferred. Else waiting gradients are added first, the noted
+   products join at once, and from then on nothing of that parameter is deferred.
+3. Tensors that a closure reads stay as they are until it has run. Autograd adds in place to
+   gradients that nobody else holds, and a closure holds them; but a parameter's first gradient may
+   be a view of one and is added to later, so the stage copies those (`Stage`). Inputs that want no
+   gradient are the user's, who may change them: their product is not deferred. Any other change is
+   noticed.
 4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or
    by a call for other gradients within a backward (`torch.autograd.grad(..., inputs)`): there
    autograd decides what becomes of it.
@@ -43,19 +43,22 @@ Compute = Callable[[], Tensor]
 
 
 def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
-    """To be called in the backward of an autograd function, whose gradient for `parameter` is what
-    this returns.
+    """Let the gradient of a weight wait, from within the backward of an autograd function.
+
+    The backward returns the result of this call as its gradient for `parameter`.
 
     Args:
-        parameter: a leaf that the function was given, as `ctx.saved_tensors` or the module has it.
-        compute: makes the gradient, of the parameter's shape, from what it holds on to; called at
-            most once, later or at once, without a graph. It must not change what it reads, nor may
-            anyone else before it has run.
+        parameter: leaf tensor that the function was given, as `ctx.saved_tensors` or the module has
+            it.
+        compute: function without arguments that computes the gradient, of the parameter's shape. It
+            is called at most once, later or at once, without a graph. It must not change the
+            tensors that it reads, nor may anyone else before it has run.
     Returns:
         None where the gradient will be computed later, by the `W` of this stage and microbatch, or
-        nobody wants it; else the gradient, made now: outside axrt, under a policy that does not
-        split backwards, and where the
-            parameter has hooks that want to see it.
+        where nobody wants it. Else the gradient, computed now: outside axrt, under a policy that
+        does not split backwards, and where the parameter has hooks that want to see it.
+    Raises:
+        TypeError: `compute` is not callable.
 
     ```python
     class Scale(torch.autograd.Function):
@@ -88,7 +91,8 @@ class Deferral:
     """The weight gradients of a stage that have not been computed yet.
 
     Args:
-        parameters: those that are trained; whoever defers finds this through them.
+        parameters: trained parameters of the stage; `defer_weight_gradient` finds this object
+            through them.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -106,7 +110,7 @@ class Deferral:
 
     @contextmanager
     def collecting(self, number: int) -> Iterator[None]:
-        """What is deferred within belongs to microbatch `number`."""
+        """Context within which deferred gradients belong to microbatch `number`."""
         self._collecting = self._waiting[number] = deque()
         try:
             yield
@@ -116,7 +120,7 @@ class Deferral:
             self._noted.clear()
 
     def takes(self, parameter: Tensor) -> bool:
-        """Now and for this parameter."""
+        """The gradient of this parameter may be deferred now."""
         return (
             self._collecting is not None
             and not torch.is_grad_enabled()
@@ -125,21 +129,26 @@ class Deferral:
         )
 
     def note(self, parameter: Tensor, compute: Compute) -> None:
+        """Keep the function that computes a gradient, until autograd has gone through all uses of
+        the parameter."""
         self._noted.setdefault((torch._C._current_graph_task_id(), id(parameter)), []).append(
             compute
         )
 
     def pieces(self, number: int) -> int:
-        """How many of microbatch `number` wait, one a parameter."""
+        """Number of weight gradients of microbatch `number` that wait, one a parameter."""
         return len(self._waiting.get(number, ()))
 
     def parameters(self, number: int) -> list[nn.Parameter]:
-        """Those of microbatch `number` that wait, in the order of their pieces."""
+        """The parameters whose gradients of microbatch `number` wait, in the order of their
+        pieces."""
         return [parameter for parameter, _ in self._waiting.get(number, ())]
 
     def waiting_bytes(self, number: int) -> int:
-        """What products of `Linear` that wait read; what functions of the user's read nobody
-        knows."""
+        """Bytes of memory that waiting products of `Linear` read for microbatch `number`.
+
+        Memory that the user's own functions read is not counted: it is not known.
+        """
         products = [
             one
             for _, computes in self._waiting.get(number, ())
@@ -155,7 +164,13 @@ class Deferral:
 
     def run_piece(self, number: int) -> None:
         """Compute the next gradient of microbatch `number`, in the order of its backward, and add
-        it to the parameter's `.grad`."""
+        it to the parameter's `.grad`.
+
+        Raises:
+            RuntimeError: a tensor that the product reads was changed in place.
+            ValueError: the user's function gave something else than a tensor of the parameter's
+                shape.
+        """
         waiting = self._waiting[number]
         if waiting:
             self._add(*waiting.popleft())
@@ -168,8 +183,14 @@ class Deferral:
         self._owed.clear()
 
     def hear(self, parameter: nn.Parameter, gradient: Tensor | None) -> Tensor | None:
-        """Autograd has gone through all uses of the parameter; what it is to accumulate, where that
-        is something else."""
+        """Take note that autograd has gone through all uses of a parameter.
+
+        Args:
+            parameter: trained parameter of the stage.
+            gradient: sum of the gradients that were not deferred; None where all were.
+        Returns:
+            The gradient that autograd is to accumulate instead; None where it goes on with its own.
+        """
         noted = (
             self._noted.pop((torch._C._current_graph_task_id(), id(parameter)), None)
             if self._noted
@@ -188,7 +209,7 @@ class Deferral:
         return gradient + _sum(noted)
 
     def _catch_up(self, parameter: nn.Parameter) -> None:
-        """Add what waits of a parameter before autograd adds what came after."""
+        """Add a parameter's waiting gradients before autograd adds later ones."""
         for waiting in self._waiting.values():
             mine = [entry for entry in waiting if entry[0] is parameter]
             for entry in mine:
@@ -217,13 +238,13 @@ class _Ear:
 
 
 def _deferral_of(parameter: Tensor) -> Deferral | None:
-    """The one of the last stage that was made with the parameter."""
+    """The deferral of the last stage that was made with the parameter; None where there is none."""
     ears = [hook for hook in (parameter._backward_hooks or {}).values() if isinstance(hook, _Ear)]
     return ears[-1].deferral if ears else None
 
 
 def _has_other_hooks(parameter: Tensor) -> bool:
-    """Hooks that would see None, or nothing."""
+    """The parameter has hooks that would see None, or nothing."""
     others = (
         hook for hook in (parameter._backward_hooks or {}).values() if not isinstance(hook, _Ear)
     )
@@ -263,8 +284,9 @@ def _sum(computes: list[Compute]) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` whose weight gradient may be deferred; what a stage makes of those modules
-    that are exactly that class.
+    """`torch.nn.Linear` whose weight gradient may be deferred.
+
+    A stage gives this class to modules that are exactly `torch.nn.Linear`.
 
     Where torch would do more than one product (autocast, compiled code, a weight that is computed
     from others, inputs that are not contiguous, types that bring their own), or is to look into it

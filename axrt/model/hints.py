@@ -1,4 +1,4 @@
-"""What is looked for in a PipelineModule because a torch.nn.Module has it, and what there is
+"""Names that users look for in a PipelineModule because a torch.nn.Module has them, and what to use
 instead."""
 
 from torch import nn
@@ -26,7 +26,8 @@ _INSTEAD = {
 
 
 def why_missing(name: str) -> str:
-    """Why a PipelineModule has no such attribute."""
+    """The text that says why a PipelineModule has no attribute of that name, and what to use
+    instead."""
     if name in _INSTEAD:
         return (
             f"a PipelineModule has no {name}, its layers are built where they are held; "

@@ -17,11 +17,11 @@ class LayerSpec:
     """A layer that is not built yet; only the ranks that hold it build it.
 
     Args:
-        typename: the module's class.
-        *args, **kwargs: what it is called with. Its weights depend on (seed, place of the layer)
-            alone.
+        typename: class of the module.
+        *args, **kwargs: arguments that the class is called with. Its weights depend on the seed and
+            the layer's index in the model alone.
 
-    The `PipelineModule` refuses what cannot be built, since it knows which layer that is.
+    The `PipelineModule` refuses a spec that cannot be built, since it knows which layer that is.
     """
 
     def __init__(self, typename: type[nn.Module], *args: Any, **kwargs: Any) -> None:
@@ -30,7 +30,7 @@ class LayerSpec:
         self.kwargs = kwargs
 
     def build(self) -> nn.Module:
-        """The module, with whatever torch's generator gives now."""
+        """The module, with weights that torch's generator gives now."""
         return self.typename(*self.args, **self.kwargs)
 
     def __repr__(self) -> str:
@@ -60,14 +60,14 @@ class TiedLayerSpec(LayerSpec):
     held.
 
     Args:
-        key: names what is shared.
+        key: name of the shared weight.
         typename, *args, **kwargs: as for `LayerSpec`.
-        forward_fn: `forward_fn(module, value)` runs in place of `module(value)`, and may call that:
-            the module that it is given runs the class's own forward. Hooks of the layer run once,
-            around all of it.
-        tied_weight_attr: the parameter that is shared, or a list of them; dots lead to parameters
-            of submodules. Its first value, and whether it is trained, are those of the first layer
-            of the key.
+        forward_fn: function that runs as `forward_fn(module, value)` in place of `module(value)`,
+            and may call that: the module that it is given runs the class's own forward. Hooks of
+            the layer run once, around all of it. None: the module runs by itself.
+        tied_weight_attr: name of the shared parameter, or a list of names; dots lead to parameters
+            of submodules. The first layer of the key gives its initial value, and says whether it
+            is trained.
 
     Each layer keeps a copy and an accumulator of its own; their gradients are summed in the order
     of layers, and every copy is stepped alike.
@@ -95,7 +95,7 @@ class TiedLayerSpec(LayerSpec):
 
 
 def _running(module: nn.Module, forward_fn: Callable[[Any, Any], Any]) -> nn.Module:
-    """The module with another forward: of a class of its own, so that its parameters keep their
+    """Give the module another forward, by a class of its own, so that its parameters keep their
     names.
 
     The function is given the same module once more, an object that shares everything with it but
@@ -120,7 +120,7 @@ Layer = nn.Module | LayerSpec | Callable[[Any], Any]
 
 
 def refusal_of(layer: Any) -> str:
-    """Why this is no layer, to be said behind what it is; "" where it is one."""
+    """The end of an error's text that says why this is no layer; "" where it is one."""
     if not isinstance(layer, LayerSpec):
         is_one = callable(layer) and not isinstance(layer, type)
         return "" if is_one else "; expected a module, a LayerSpec or a function"
@@ -138,7 +138,7 @@ def refusal_of(layer: Any) -> str:
 
 
 def name_of(layer: Layer) -> str:
-    """The class of a layer, or the name of a function."""
+    """The class name of a layer, or the name of a function."""
     if isinstance(layer, LayerSpec):
         return layer.typename.__name__
     return (
@@ -151,8 +151,15 @@ def name_of(layer: Layer) -> str:
 def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
     """Layer `index` of the model as a module; torch's generator is afterwards where it was.
 
-    A `LayerSpec` is built under the seed of (seed, index); what it shares with others takes its
-    value from the first of them. A module is taken as it is.
+    A `LayerSpec` is built under the seed of (seed, index); a tied weight takes its value from the
+    first layer of its key. A module is taken as it is, and not copied.
+
+    Args:
+        layers: layers of the whole model.
+        index: index of the layer in the model.
+        seed: run seed, 0 <= seed < 2**63.
+    Raises:
+        ConfigError: tied layers do not fit each other.
     """
     layer = layers[index]
     if not isinstance(layer, LayerSpec):
@@ -164,7 +171,7 @@ def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
 
 
 def places_of(layers: Sequence[Layer], key: str) -> list[int]:
-    """The layers that share what `key` names."""
+    """The indices of the layers that share the weight of a key."""
     return [
         place
         for place, layer in enumerate(layers)
@@ -173,7 +180,7 @@ def places_of(layers: Sequence[Layer], key: str) -> list[int]:
 
 
 def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
-    """The tied layer at that place."""
+    """The tied layer at that index."""
     layer = layers[place]
     assert isinstance(layer, TiedLayerSpec)
     return layer
@@ -182,11 +189,16 @@ def tied_layer(layers: Sequence[Layer], place: int) -> TiedLayerSpec:
 def share(
     layers: Sequence[Layer], place: int, module: nn.Module, other_place: int, other: nn.Module
 ) -> None:
-    """Make the tied parameters of layer `place`, built as `module`, those of layer `other_place`
-    too.
+    """Give layer `other_place` the tied parameters of layer `place`.
 
+    Args:
+        layers: layers of the whole model.
+        place: index of the layer that gives its parameters.
+        module: module that was built for layer `place`.
+        other_place: index of the layer that takes them.
+        other: module that was built for layer `other_place`.
     Raises:
-        ConfigError: one of them has no such parameter, or of another shape.
+        ConfigError: one of them has no such parameter, or one of another shape.
     """
     names, other_names = tied_layer(layers, place).tied, tied_layer(layers, other_place).tied
     both = f"layers {place} and {other_place} are tied by key {tied_layer(layers, place).key!r}"
@@ -240,8 +252,10 @@ def _without_memory(layer: LayerSpec) -> nn.Module:
 
 
 def num_parameters(layer: Layer) -> int:
-    """How many elements the parameters of a layer have, counted without allocating them where its
-    constructor allows that."""
+    """Number of elements of a layer's parameters; 0 for a plain function.
+
+    They are counted without allocating them where the layer's constructor allows that.
+    """
     if isinstance(layer, LayerSpec):
         with torch.random.fork_rng(devices=[]):
             layer = _without_memory(layer)

@@ -22,23 +22,22 @@ class PipelineModule:
     Args:
         layers: an `nn.Sequential`, or modules, `LayerSpec`s and plain functions in any mix. A tuple
             that a layer returns stays one argument of the next.
-        loss_fn: `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a tensor with one
-            element; or, where microbatches
-            count differently, (sum, weight): the loss of a step is then the sum of sums over the
-                sum of weights, over all
+        loss_fn: function whose `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a
+            tensor with one element. Where microbatches count differently it gives (sum, weight):
+            the loss of a step is then the sum of sums over the sum of weights, over all
             microbatches of all replicas.
-        partition_method: where stages are cut, see `axrt.model.partition.boundaries`; `[parallel]
-            partition` overrides it.
-        num_stages: checked against the number of pipeline ranks where given.
-        seed_layers: the weights of a `LayerSpec` always depend on (seed, layer); only True is
-            accepted. A module given as it is
-            keeps the weights that it has on the rank that holds it: seed torch before you make it.
-        activation_checkpoint_interval: refused but for 0; `memory.recompute` says what is
+        partition_method: method by which stages are cut, see `axrt.model.partition.boundaries`;
+            `[parallel] partition` overrides it.
+        num_stages: number of stages that a pipe must have; None: any.
+        seed_layers: only True is accepted: the weights of a `LayerSpec` always depend on (seed,
+            layer). A module given as it is keeps the weights that it has on the rank that holds it:
+            seed torch before you make it.
+        activation_checkpoint_interval: only 0 is accepted; `memory.recompute` says which layers are
             recomputed.
-        topology: refused; `[parallel]` says how ranks are laid out.
+        topology: only None is accepted; `[parallel]` says how ranks are laid out.
     Raises:
-        ConfigError: no layers, something that is no layer or a LayerSpec that cannot be built, or
-            an option that is not taken.
+        ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, or an
+            option is not taken.
 
     Modules that are given as they are run and are trained as they are: the user's own objects get
     the new weights. Under a policy that splits backwards each of their modules that is exactly
@@ -91,8 +90,11 @@ class PipelineModule:
     def sequential(self, seed: int) -> nn.Sequential:
         """The whole model in one process, with the weights that a run with this seed starts from.
 
-        Modules given as they are are copied, so that training one does not change the other; tied
-        layers share their parameter.
+        Modules that are given as they are are copied, so that training one does not change the
+        other; tied layers share their parameter.
+
+        Args:
+            seed: run seed (`run.seed`), 0 <= seed < 2**63.
         """
         whole = copy.deepcopy(
             [build(self.layers, index, seed) for index in range(len(self.layers))]
@@ -104,7 +106,14 @@ class PipelineModule:
         return nn.Sequential(*whole)
 
     def boundaries(self, stages: int, override: str | Sequence[int] = "") -> list[int]:
-        """Where the layers are cut into so many stages; `ConfigError` where they cannot be."""
+        """The indices of the layers at which stages begin, then the number of layers.
+
+        Args:
+            stages: number of stages of a pipe.
+            override: method that replaces `partition_method`; "" leaves it.
+        Raises:
+            ConfigError: the layers cannot be cut so, or `num_stages` asks for another number.
+        """
         if self.num_stages not in (None, stages):
             raise ConfigError(
                 f"the model asks for num_stages = {self.num_stages} and the run has {stages} "

@@ -14,14 +14,16 @@ def boundaries(layers: Sequence[Layer], stages: int, method: str | Sequence[int]
     """Cut the layers into stages.
 
     Args:
-        layers: of the whole model.
-        stages: how many; every one gets at least one layer, unless boundaries are given.
+        layers: layers of the whole model.
+        stages: number of stages; every one gets at least one layer, unless boundaries are given.
         method: "uniform" (equal numbers of layers), "parameters" (equal numbers of parameters),
-            "type:REGEX" (equal numbers of layers whose class name matches), or the boundaries
-            themselves.
+            "type:REGEX" (equal numbers of layers whose class name matches, without regard to case),
+            or the boundaries themselves.
+    Returns:
+        The boundaries b0 to bS, stages + 1 numbers.
     Raises:
-        ConfigError: more stages than layers, no such method, nothing matches, or boundaries that do
-            not fit.
+        ConfigError: there are more stages than layers, there is no such method, no layer matches,
+            or the boundaries do not fit.
     """
     if not isinstance(method, str):
         return _checked(list(method), len(layers), stages)
@@ -35,10 +37,17 @@ def boundaries(layers: Sequence[Layer], stages: int, method: str | Sequence[int]
 
 
 def balanced(weights: Sequence[float], stages: int, method: str = "") -> list[int]:
-    """Contiguous parts, none empty, whose largest weight is as small as it can be; among those, the
-    earliest cuts win.
+    """Cut weights into contiguous parts, none empty, whose largest sum is as small as it can be;
+    among equal cuts, the earliest win.
 
     Dynamic programming over (parts, layers): stages x layers^2 comparisons.
+
+    Args:
+        weights: weight of each layer.
+        stages: number of parts, at most the number of layers.
+        method: name of the method, for the error.
+    Raises:
+        ConfigError: all weights are 0.
     """
     if not any(weights):
         raise ConfigError(

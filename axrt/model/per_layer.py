@@ -1,4 +1,4 @@
-"""Through a whole model on one rank, one layer after the other.
+"""A walk through a whole model on one rank, one layer after the other.
 
 One layer is built at a time, so that this works for a model that no rank could hold. Layers of the
 same specification that are given the same shapes are visited once.
@@ -30,16 +30,19 @@ def walk(
     compute: torch.dtype | None,
     compiler: Compiler | None = None,
 ) -> list[Found]:
-    """What a visit finds in every layer, on the generator's device.
+    """Visit every layer with its real input, on the generator's device.
 
     Args:
-        model: stays as it is: modules that are given as they are are copied, and so is the loss.
-        seed: of the run.
+        model: layers and loss; it stays as it is, since modules that are given as they are and the
+            loss are copied.
+        seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
         sample: a microbatch, (inputs, targets).
-        generator: borrowed by the caller.
-        visit: called with a stage of the one layer, whether it is the last, what enters it, and the
-            targets; returns what it finds, and what the layer hands on.
+        generator: random numbers of the device, borrowed by the caller.
+        visit: function that is called with a stage of the one layer, whether it is the last, its
+            input, and the targets; it returns a finding, and the layer's output.
         compute, compiler: as for `Stage`.
+    Returns:
+        The findings, one a layer; layers that are alike share one.
     """
     value, target = (on(generator.device, copied(part)) for part in sample)
     loss_fn = copy.deepcopy(model.loss_fn)
@@ -74,7 +77,7 @@ def walk(
 
 
 def _specification(layer: LayerSpec) -> tuple[object, ...]:
-    """Equal for layers that are built alike."""
+    """A key that is equal for layers that are built alike."""
     return (
         layer.typename,
         repr(layer.args),

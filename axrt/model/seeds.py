@@ -1,5 +1,4 @@
-"""Where randomness comes from: a seed for each layer of each microbatch, whatever rank runs it and
-when.
+"""Sources of randomness: a seed for each layer of each microbatch, whatever rank runs it and when.
 
 Torch's generator belongs to the user. While our tasks run it is borrowed: its state is put aside,
 set anew before every layer, and put back before any code of the user's runs between our calls.
@@ -21,12 +20,13 @@ def seed_of(seed: int, step: int, microbatch: int, layer: int) -> int:
     """The seed of torch's generator before `layer` runs the forward of `microbatch` in `step`.
 
     Args:
-        seed: of the run, `[run] seed`.
-        step: counted from 0.
-        microbatch: within the step, counted over all replicas: replica * microbatches + k.
-        layer: its place in the model.
+        seed: run seed, `[run] seed`, 0 <= seed < 2**63.
+        step: number of the step, from 0.
+        microbatch: index of the microbatch within the step, over all replicas: replica *
+            microbatches + k.
+        layer: index of the layer in the model, from 0.
     Returns:
-        63 bits, the same on every machine.
+        A seed of 63 bits, the same on every machine.
     """
     digest = hashlib.blake2b(
         struct.pack("<4q", seed, step, microbatch, layer), digest_size=8
@@ -44,8 +44,8 @@ class BorrowedGenerator:
     the GPU where there is one.
 
     Args:
-        seed: of the run.
-        device: where tasks run.
+        seed: run seed from which the seeds of layers are derived, 0 <= seed < 2**63.
+        device: device that tasks run on.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -57,7 +57,13 @@ class BorrowedGenerator:
         self._users: list[torch.Tensor] | None = None
 
     def before_layer(self, step: int, microbatch: int, layer: int) -> None:
-        """Make what `layer` draws depend on these numbers alone."""
+        """Seed the generators so that a layer's random numbers depend on these numbers alone.
+
+        Args:
+            step: number of the step, from 0.
+            microbatch: index of the microbatch within the step, over all replicas.
+            layer: index of the layer in the model.
+        """
         # Through the generator itself: torch.manual_seed visits every device, at a hundred times
         # the cost.
         for generator in self._generators:
@@ -65,7 +71,7 @@ class BorrowedGenerator:
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
-        """While tasks run: afterwards the user's state is back."""
+        """Context in which tasks run; afterwards the user's state is back."""
         self._users = self._states()
         try:
             yield
@@ -74,8 +80,13 @@ class BorrowedGenerator:
             self._users = None
 
     def lent_back(self, draw: Callable[[], T]) -> T:
-        """What code of the user's, run between tasks, returns; what it draws is drawn from the
-        user's own state."""
+        """Run the user's code between tasks, with the user's own random state.
+
+        Args:
+            draw: function that runs the code.
+        Returns:
+            The result of `draw`.
+        """
         if self._users is None:
             return draw()
         self._set(self._users)

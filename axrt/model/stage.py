@@ -1,6 +1,6 @@
-"""A stage computes: forward keeps what backward needs, backward gives the gradient of what came in.
-A backward runs whole, or the weight gradients of those layers that can defer them come later, piece
-by piece (see `deferral.py`).
+"""A stage computes: its forward keeps what its backward needs, and its backward gives the gradients
+of its inputs. A backward runs whole, or the weight gradients of those layers that can defer them
+come later, piece by piece (see `deferral.py`).
 
 Activations enter a stage through an *inlet*: a node of the autograd graph whose outputs are the
 tensors that arrived and whose backward catches their gradients. Leaves with `.grad` would do, but
@@ -8,12 +8,13 @@ torch lays a leaf's gradient out like the leaf, while in one process the stage b
 as it is; strides decide which kernels run, and so the last bits. An inlet also lets the first layer
 of a stage work in place.
 
-What a forward keeps is the graph, not the outputs: only edges of the graph are held, so an
-activation's memory is free as soon as it is sent, unless the graph itself needs it.
+A forward keeps the graph, not the outputs: only edges of the graph are held, so an activation's
+memory is free as soon as it is sent, unless the graph itself needs it.
 
-Of a stage that recomputes, the first layers keep nothing but what came in; before the backward they
-run again, with the same dropout and the same buffers; what they do to those is forgotten. Such a
-stage has a graph in two segments, each with an inlet of its own.
+In a stage that recomputes (activation checkpointing), the first layers keep nothing but the stage's
+inputs. Before the backward they run again, with the same dropout and the same buffers; their
+changes to those are forgotten. Such a stage has a graph in two segments, each with an inlet of its
+own.
 """
 
 import math
@@ -40,12 +41,13 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(slots=True)
 class _Inflow:
-    """What passes the inlet of a stage. It must not know the graph's roots: the graph holds it, and
-    that circle nothing would collect.
+    """The tensors and gradients that pass the inlet of a stage.
+
+    It must not know the graph's roots: the graph holds it, and that circle nothing would collect.
 
     Args:
-        arrived: tensors that want a gradient, until the inlet has taken them.
-        gradients: theirs, once the inlet has caught them.
+        arrived: tensors that want a gradient; () once the inlet has taken them.
+        gradients: gradients of these tensors, once the inlet has caught them.
     """
 
     arrived: tuple[Tensor, ...] = ()
@@ -56,10 +58,10 @@ class _Segment(NamedTuple):
     """A part of the graph of a microbatch.
 
     Args:
-        first: the number of its first layer, counted from the stage's.
-        inflow: where its gradients end.
-        roots: where they begin.
-        of_loss: the loss's own gradient, 1, where the segment ends with it; None elsewhere.
+        first: index of its first layer, counted from the stage's.
+        inflow: inlet at which its gradients end.
+        roots: edges of the graph at which its gradients begin.
+        of_loss: the loss's own gradient, 1, where the segment ends with the loss; None elsewhere.
     """
 
     first: int
@@ -70,12 +72,12 @@ class _Segment(NamedTuple):
 
 @dataclass(slots=True)
 class _Stashed:
-    """What a microbatch needs for its backward.
+    """The state that a microbatch needs for its backward.
 
     Args:
-        segments: of its graph, in order.
-        given: inputs and target for the layers that run again, and for each its buffers.
-        gradients: for the outputs of the last segment, once a backward in pieces has begun.
+        segments: segments of its graph, in order.
+        given: inputs and target for the layers that run again, and the buffers of each of them.
+        gradients: gradients of the last segment's outputs, once a backward in pieces has begun.
     """
 
     segments: list[_Segment] = field(default_factory=list)
@@ -101,22 +103,23 @@ class Stage:
     """Consecutive layers on one device.
 
     Args:
-        layers: its modules, already on the device; training mode.
-        first_layer: the place of its first layer in the model.
-        loss_fn: on the last stage, None elsewhere.
-        microbatches: per step and replica.
-        generator: set before each layer.
-        replica: of the pipeline, this one.
-        replicas: how many there are.
-        compute: the type that layers compute in and hand on; None: as they are.
-        splits: weight gradients may be deferred, where no compiler is given.
-        compiler: layers and loss run as it compiles them; None: as they are.
-        recomputed: so many of the first layers keep nothing and run again before a backward; where
-            it is all of them, so does the loss.
+        layers: modules of the stage in order, already on the device, in training mode.
+        first_layer: index of its first layer in the model.
+        loss_fn: loss function on the last stage; None elsewhere.
+        microbatches: number of microbatches of a step and replica.
+        generator: random numbers, seeded anew before each layer.
+        replica: index of the replica that this stage belongs to.
+        replicas: number of replicas.
+        compute: type that layers compute in and send on, by autocast (mixed precision); None: as
+            they are.
+        splits: True if weight gradients may be deferred; a compiler turns that off.
+        compiler: compiler that runs the layers and the loss; None: they run as they are.
+        recomputed: number of first layers that keep nothing and run again before a backward; where
+            it is all of them, so does the loss. 0: none.
     Attributes:
-        layers: by their place in the model.
-        first_layer: the place of the first one.
-        device: that they compute on.
+        layers: modules, by the index of the layer in the model as text.
+        first_layer: index of the first layer in the model.
+        device: device that they compute on.
     """
 
     def __init__(
@@ -155,8 +158,10 @@ class Stage:
         self._cuts: tuple[int, ...] = ()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """(`layer.name`, parameter) of every parameter that is trained, in model order; the names
-        are those of `sequential`."""
+        """The name and parameter of every trained parameter, in model order.
+
+        The names, `layer.name`, are those of `PipelineModule.sequential`.
+        """
         return [
             (name, parameter)
             for name, parameter in self.layers.named_parameters()
@@ -164,27 +169,32 @@ class Stage:
         ]
 
     def cut_at(self, layers: Collection[int]) -> None:
-        """Run backwards in pieces, where they are asked for piece by piece: a new one ends before
+        """Let backwards run in pieces where they are asked for piece by piece: a piece ends before
         each of these layers.
 
         Args:
-            layers: their places in the model.
+            layers: indices of layers in the model. Those that are recomputed, or on another stage,
+                are ignored.
         """
         places = sorted(place - self.first_layer for place in layers)
         self._cuts = tuple(place for place in places if self.recomputed < place < len(self._run))
 
     def forward(self, number: int, inputs: Any, target: Any, in_pieces: bool = False) -> Any:
-        """Run microbatch `number` and keep what its backward needs.
+        """Run the forward of a microbatch and keep what its backward needs.
 
         Args:
-            number: the running number of the microbatch.
-            inputs: what the stage before returned, or the reader read; tensors that want a gradient
-                say so.
-            target: for the loss, on the last stage.
-            in_pieces: its backward comes piece by piece (see `cut_at`).
+            number: running number of the microbatch over all steps.
+            inputs: payload that the stage before returned, or the reader read; tensors that want a
+                gradient say so.
+            target: target for the loss, on the last stage; None elsewhere.
+            in_pieces: True if its backward comes piece by piece (see `cut_at`).
         Returns:
-            What travels on, detached; on the last stage what the loss function returned, (mean,
-            None) or (sum, weight).
+            The outputs that travel on, detached; on the last stage (mean, None) or (sum, weight),
+            as the loss function gave them.
+        Raises:
+            ModelError: the loss depends on no trained weight.
+            TypeError: the loss function returned no tensor with one element, or the outputs cannot
+                travel.
         """
         stashed = self._stash[number] = _Stashed()
         whole = len(self._run)
@@ -202,8 +212,11 @@ class Stage:
         return out
 
     def recompute(self, number: int) -> None:
-        """Run those layers of microbatch `number` again that have kept nothing, for its
-        backward."""
+        """Run the layers of a microbatch again that have kept nothing, for its backward.
+
+        Args:
+            number: running number of the microbatch.
+        """
         stashed = self._stash[number]
         assert stashed.given is not None
         inputs, target, buffers = stashed.given
@@ -213,14 +226,14 @@ class Stage:
         stashed.segments[:0] = segments
 
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
-        """Run the backward of microbatch `number`, adding to the parameters' `.grad`.
+        """Run the backward of a microbatch, adding to the parameters' `.grad`.
 
         Args:
-            number: the running number of the microbatch.
-            gradients: one for each tensor that travelled on and wanted one, None where none came
-                back; None altogether on the last stage.
+            number: running number of the microbatch.
+            gradients: gradients of the tensors that travelled on and wanted one, in order, None for
+                those without; None altogether on the last stage.
         Returns:
-            The same for what came in.
+            The gradients of the inputs that wanted one, in order.
         """
         given = gradients or ()
         for segment in reversed(self._stash.pop(number).segments):
@@ -228,22 +241,22 @@ class Stage:
         return given
 
     def backward_pieces(self, number: int) -> int:
-        """How many pieces the backward of microbatch `number` has left."""
+        """Number of pieces that the backward of microbatch `number` has left."""
         return len(self._stash[number].segments)
 
     def next_piece(self, number: int) -> int:
-        """The place in the model of the first layer of that backward's next piece."""
+        """The index in the model of the first layer in the next piece of the backward of microbatch
+        `number`."""
         return self.first_layer + self._stash[number].segments[-1].first
 
     def backward_piece(self, number: int, gradients: Gradients | None) -> Gradients:
-        """Run the next piece of the backward of microbatch `number`, those of the last layers
-        first.
+        """Run the next piece of the backward of a microbatch; the last layers come first.
 
         Args:
-            number: the running number of the microbatch.
-            gradients: for the first piece, as `backward` takes them; ignored later.
+            number: running number of the microbatch.
+            gradients: gradients for the first piece, as `backward` takes them; ignored later.
         Returns:
-            As `backward`, from the last piece; () from others.
+            The result of `backward`, from the last piece; () from others.
         """
         stashed = self._stash[number]
         given = self._back_through(stashed.segments.pop(), stashed.gradients or gradients or ())
@@ -254,7 +267,7 @@ class Stage:
         return ()
 
     def _back_through(self, segment: _Segment, given: Gradients) -> Gradients:
-        """The gradients of what came into a segment, from those of what it gave."""
+        """The gradients of a segment's inputs, from those of its outputs."""
         _, inflow, edges, of_loss = segment
         given = given if of_loss is None else of_loss
         roots = tuple(
@@ -267,8 +280,11 @@ class Stage:
         return inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
-        """The backward without those weight gradients that can wait; what does not defer does all
-        of its work here."""
+        """Run the backward of a microbatch without the weight gradients that can wait.
+
+        Layers that do not defer do all of their work here. Arguments and result are those of
+        `backward`.
+        """
         fresh = self._without_gradient()
         with self._deferral.collecting(number):
             caught = self.backward(number, gradients)
@@ -280,34 +296,40 @@ class Stage:
         return caught
 
     def weight_pieces(self, number: int) -> int:
-        """How many weight gradients of microbatch `number` wait."""
+        """Number of weight gradients of microbatch `number` that wait."""
         return self._deferral.pieces(number)
 
     def waiting_bytes(self, number: int) -> int:
-        """What the products among them read."""
+        """Bytes of memory that waiting products of microbatch `number` read."""
         return self._deferral.waiting_bytes(number)
 
     def waiting_parameters(self, number: int) -> list[nn.Parameter]:
-        """The parameters of those that wait, the next one first."""
+        """The parameters whose gradients of microbatch `number` wait, the next one first."""
         return self._deferral.parameters(number)
 
     def weight_gradient(self, number: int) -> None:
-        """Compute the next of them, if there is one, and add it to its parameter's `.grad`."""
+        """Compute the next waiting weight gradient of microbatch `number`, if there is one, and add
+        it to its parameter's `.grad`."""
         self._deferral.run_piece(number)
 
     @torch.no_grad()
     def evaluate(self, number: int, inputs: Any, target: Any) -> Any:
-        """Run microbatch `number` in evaluation mode and keep nothing.
+        """Run the forward of a microbatch in evaluation mode and keep nothing.
 
+        Args:
+            number: running number of the microbatch.
+            inputs: payload that the stage before returned, or the reader read.
+            target: target for the loss, on the last stage; None elsewhere.
         Returns:
-            What travels on; on the last stage (outputs, what the loss function returned as in
-            `forward`).
+            The outputs that travel on; on the last stage the outputs and the loss, (mean, None) or
+            (sum, weight).
         """
         outputs = self._run_layers(number, inputs, 0, len(self._run))
         return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
 
     def drop(self) -> None:
-        """Forget every microbatch under way and what it has added to gradients."""
+        """Forget every microbatch under way and what it has added to gradients: `.grad` becomes
+        None."""
         self._stash.clear()
         self._deferral.drop()
         for parameter in self._parameters:
@@ -319,13 +341,17 @@ class Stage:
     def _segments(
         self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]
     ) -> tuple[Any, list[_Segment]]:
-        """Run layers in graphs of their own, and the loss after the last one of all; what travels
-        on, and the graphs.
+        """Run layers in graphs of their own, and the loss after the last one of all.
 
         Args:
-            first: the first layer.
-            ends: a graph ends before each of these layers; it goes on where what a layer hands on
-                may not travel.
+            number: running number of the microbatch.
+            inputs: payload for the first of these layers.
+            target: target for the loss, on the last stage.
+            first: index of the first layer in the stage.
+            ends: indices of layers before each of which a graph ends, at most the number of layers;
+                it goes on where the value there may not travel.
+        Returns:
+            The value that travels on, and the graphs.
         """
         segments: list[_Segment] = []
         inflow, begin = _Inflow(), first
@@ -352,8 +378,12 @@ class Stage:
     def _ended(
         self, number: int, outputs: Any, target: Any, end: int
     ) -> tuple[Any, list[GradientEdge], Gradients | None]:
-        """Where layers up to `end` have run: what travels on, where gradients begin, and the loss's
-        own, if it follows."""
+        """End a graph where layers up to `end` have run.
+
+        Returns:
+            The value that travels on, the edges where gradients begin, and the loss's own gradient
+            if the loss follows.
+        """
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
@@ -415,12 +445,12 @@ class Stage:
 
     @cached_property
     def _own_memory(self) -> set[int]:
-        """Where weights and buffers are; asked when they have moved to their buckets."""
+        """Addresses of weights and buffers; asked for once they have moved to their buckets."""
         return {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
 
     def _to_send(self, tensor: Tensor) -> Tensor:
-        """Detached, and not this stage's own weights or buffers: those change while the network may
-        still be reading."""
+        """The tensor detached, and a copy if it is one of this stage's weights or buffers: those
+        change while the network may still be reading."""
         out = tensor.detach()
         if _memory(out) in self._own_memory:
             out = out.clone()
@@ -440,10 +470,10 @@ class Stage:
 
 @contextmanager
 def _buffers_in_place_of(layers: Iterable[tuple[nn.Module, dict[str, Tensor]]]) -> Iterator[None]:
-    """Layers see buffers, such as running means, as they were at their first forward, and those of
-    now are as they were.
+    """Context in which layers have their buffers, such as running means, from their first forward;
+    afterwards they have the present ones again.
 
-    Other tensors, not other values: the new graph may keep what it reads.
+    The tensors are exchanged, not their values: the new graph may keep what it reads.
     """
     now = []
     for layer, before in layers:
@@ -460,11 +490,10 @@ def _buffers_in_place_of(layers: Iterable[tuple[nn.Module, dict[str, Tensor]]]) 
 
 
 def _edge(tensor: Tensor) -> GradientEdge:
-    """Where a tensor comes from in the graph: `get_gradient_edge`, which costs as much as a node,
-    only where it must do more.
+    """The edge of the graph that a tensor comes from.
 
-    That is for leaves, and for functions that are written in Python: those hold their part of the
-    graph only with a token.
+    `get_gradient_edge` costs as much as a node, so it is called only for leaves and for functions
+    that are written in Python: those hold their part of the graph only with a token.
     """
     made_by = tensor.grad_fn
     if made_by is None or isinstance(made_by, torch._C._FunctionBase):
@@ -473,16 +502,16 @@ def _edge(tensor: Tensor) -> GradientEdge:
 
 
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
-    """`torch.autograd.backward`, without what it makes of its arguments first; that costs more than
-    the walk through an empty stage."""
+    """`torch.autograd.backward` without its preparation of arguments, which costs more than the
+    walk through an empty stage."""
     _engine_run_backward(
         roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 
 def _in_type(value: Any, compute: torch.dtype) -> Any:
-    """What a layer hands on, in the type of computation, so that no bit depends on whether it
-    travels; as it is if it could not."""
+    """A layer's output in the type of computation, so that no bit depends on whether it travels; an
+    output that cannot travel stays as it is."""
     try:
         skeleton, tensors = flatten(value)
     except TypeError:
@@ -546,7 +575,15 @@ def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
 
 
 def check_finite(value: float, where: str, what: str = "loss") -> None:
-    """Raise `NonFiniteLossError` unless the loss is a number."""
+    """Check that a loss is a finite number.
+
+    Args:
+        value: loss.
+        where: step, stage and microbatch, for the error.
+        what: name of the value, for the error.
+    Raises:
+        NonFiniteLossError: it is infinite or not a number.
+    """
     if not math.isfinite(value):
         raise NonFiniteLossError(
             f"the {what} is {value} at {where} (all counted from 0); expected a finite number. "

@@ -14,7 +14,8 @@ class Parcel(NamedTuple):
 
     Args:
         generation: number of the `RankState` that the parcel is for. Every rank counts alike: one
-            for the training, one for each evaluation, one after a dropped step.
+            for the training, one for each evaluation, one after a dropped step or a loaded
+            checkpoint.
         message: message to a stage, or note to the rank.
         payload: a tensor, None, bool, int, float, str, or tuples, lists and dicts of payloads.
     """
@@ -44,7 +45,7 @@ class Transport(Protocol):
         payload any more.
 
         Args:
-            rank: rank of the job that the parcel is for, not this one.
+            rank: rank of the job that the parcel is for.
             parcel: parcel to send.
         Raises:
             TypeError: the payload holds something that cannot travel.
