@@ -1,2 +1,2 @@
-"""Checkpoints that know layers and parameters by name, and nothing of ranks: any number of them may
-load what any other has saved."""
+"""Checkpoints that know layers and parameters by name, and nothing of ranks: any number of ranks
+may load a checkpoint that any other number has saved."""

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whatever ends the process or the machine."""
+"""Files that exist as a whole or not at all, whatever ends the process or the machine."""
 
 import os
 import zlib
@@ -8,8 +8,11 @@ _READ_BYTES = 1 << 22
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file beside its place, then put it there, each on disk before the next; `OSError`
-    where that cannot be."""
+    """Write a file beside its place, then put it there, each on disk before the next.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name stands.
+    """
     beside = path.with_name(path.name + ".new")
     try:
         with beside.open("wb") as file:
@@ -24,7 +27,11 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the names in a directory durable.
+
+    Raises:
+        OSError: the directory cannot be opened or synchronised.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -39,7 +46,11 @@ def digest_of(data: bytes) -> str:
 
 
 def digest_of_file(path: Path) -> str:
-    """The same of a file, read piece by piece; `OSError` where it cannot be read."""
+    """The digest of a file as `digest_of` gives it, read piece by piece.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     value = 0
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_READ_BYTES):

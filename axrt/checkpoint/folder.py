@@ -1,5 +1,5 @@
-"""The folder of a run's checkpoints: which are there, how one comes to be, how the newest is found,
-what is set aside.
+"""The folder of a run's checkpoints: which ones exist, how one is written, how the newest is found,
+and which ones are set aside.
 
     checkpoints/
       latest                            the name of the newest, for people; nothing is decided by it
@@ -13,8 +13,9 @@ what is set aside.
       set-aside-after-step-00000100/    what came after step 100 before the run went back there
       set-aside-damaged/                what was damaged and had a name that was wanted
 
-A checkpoint is written as `.partial` and renamed, so what stands under its own name is whole. The
-newest is the one whose manifest says the highest step: names, times of files and `latest` may lie.
+A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
+The newest is the one whose manifest says the highest step: names, times of files and `latest` may
+lie.
 """
 
 import os
@@ -36,13 +37,13 @@ _LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-"
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint by its name, and what its manifest says.
+    """A checkpoint by its directory, with its manifest.
 
     Args:
-        path: its directory.
-        manifest: None where it cannot be read.
-        fault: what is wrong with the manifest, "" where nothing is.
-        is_foreign: it is of a format that this version does not know.
+        path: directory of the checkpoint.
+        manifest: manifest of the checkpoint; None where it cannot be read.
+        fault: text that says what is wrong with the manifest; "" where nothing is.
+        is_foreign: True if the checkpoint has a format that this version does not know.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Candidate:
 
     @classmethod
     def at(cls, path: Path) -> "Candidate":
+        """The candidate of a directory, whose manifest is read."""
         try:
             return cls(path, Manifest.read(path))
         except ConfigError as error:
@@ -59,8 +61,8 @@ class Candidate:
 
     @property
     def step(self) -> int:
-        """Of the manifest; where that is damaged, the last number in the name, for what it is
-        worth."""
+        """The step in the manifest; where that is damaged, the last number in the name, which may
+        be wrong."""
         if self.manifest is not None:
             return self.manifest.step
         numbers = re.findall(r"\d+", self.path.name)
@@ -68,13 +70,15 @@ class Candidate:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """It is one, undamaged or not."""
+    """The directory is a checkpoint, undamaged or not."""
     return any(any(path.glob(name)) for name in (MANIFEST, "layer-*.safetensors"))
 
 
 def candidates_in(folder: Path) -> list[Candidate]:
-    """All that stand under a name of their own in a folder, the newest first; of equal steps the
-    one that `latest` names."""
+    """All checkpoints that stand under a name of their own in a folder, the newest first.
+
+    Of equal steps the one that `latest` names comes first. A folder that does not exist has none.
+    """
     named = named_latest(folder)
     found = (
         [
@@ -91,8 +95,8 @@ def candidates_in(folder: Path) -> list[Candidate]:
 
 
 def candidates_at(path: Path) -> list[Candidate]:
-    """Those that a path means: the one that it is, those in it, or those of the run whose directory
-    it is; the newest first.
+    """The checkpoints that a path means, the newest first: the path itself, those in it, or those
+    of the run whose directory it is.
 
     Raises:
         ConfigError: there is no such directory.
@@ -111,7 +115,7 @@ def candidates_at(path: Path) -> list[Candidate]:
 
 
 def none_in(path: Path) -> ConfigError:
-    """What is raised where a path means no checkpoint."""
+    """The error for a path that means no checkpoint."""
     return ConfigError(
         f"{path} has no whole checkpoint; expected a run that has saved, a checkpoint, or the "
         "directory of some"
@@ -119,7 +123,7 @@ def none_in(path: Path) -> ConfigError:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The newest checkpoint that a path means whose manifest can be read.
+    """The newest checkpoint that a path means and whose manifest can be read.
 
     Raises:
         ConfigError: there is none.
@@ -132,7 +136,7 @@ def checkpoint_in(path: Path) -> Path:
 
 
 def named_latest(folder: Path) -> str | None:
-    """What `latest` says; None where it says nothing that can be read."""
+    """The name in the file `latest`; None where it cannot be read."""
     try:
         return (folder / _LATEST).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -140,12 +144,19 @@ def named_latest(folder: Path) -> str | None:
 
 
 def under_way(checkpoint: Path) -> Path:
-    """Where it is while it is written."""
+    """The directory that a checkpoint is written to before it has its own name."""
     return checkpoint.with_name(checkpoint.name + _PARTIAL)
 
 
 def check_name(checkpoint: Path, step: int) -> None:
-    """Refuse names that mean something else."""
+    """Check that a checkpoint may have that name.
+
+    Args:
+        checkpoint: directory that the checkpoint will have.
+        step: number of steps, for the name that the error suggests.
+    Raises:
+        ConfigError: the name means something else in a folder of checkpoints.
+    """
     if (
         checkpoint.name == _LATEST
         or checkpoint.suffix == _PARTIAL
@@ -158,7 +169,11 @@ def check_name(checkpoint: Path, step: int) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the directory, and raise `ConfigError` where no file can be written to it."""
+    """Make a directory where there is none, and check that a file can be written to it.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -172,7 +187,11 @@ def check_writable(folder: Path) -> None:
 
 
 def begin(checkpoint: Path) -> None:
-    """Make the place to write it to; `SaveError` where that cannot be."""
+    """Make the directory that a checkpoint is written to.
+
+    Raises:
+        SaveError: it cannot be made.
+    """
     try:
         under_way(checkpoint).mkdir(exist_ok=True)
     except OSError as error:
@@ -180,17 +199,22 @@ def begin(checkpoint: Path) -> None:
 
 
 def give_up(checkpoint: Path) -> None:
-    """Remove what has been written of one that will not be whole: a full disk wants its room
-    back."""
+    """Remove the files of a checkpoint that will not be whole: a full disk needs the room."""
     shutil.rmtree(under_way(checkpoint), ignore_errors=True)
 
 
 def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
-    """Make what has been written whole: exactly these files, the manifest, then its name, then
-    `latest`; each on disk before the next.
+    """Make a written checkpoint whole.
 
+    Files that are not listed are removed. Then come the manifest, the checkpoint's own name, and
+    `latest`; each is on disk before the next.
+
+    Args:
+        checkpoint: directory that the checkpoint will have.
+        manifest: manifest without files.
+        files: record of each file that was written, by name.
     Raises:
-        SaveError: a file is not there, or nothing can be written.
+        SaveError: a file is missing, or nothing can be written.
     """
     directory = under_way(checkpoint)
     try:
@@ -213,31 +237,37 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
 
 
 def name_latest(checkpoint: Path) -> None:
-    """Let `latest` name a checkpoint; where that cannot be written it stays as it is: it is for
-    people, and decides nothing."""
+    """Let `latest` name a checkpoint.
+
+    A file that cannot be written stays as it is: it is for people, and decides nothing.
+    """
     with suppress(OSError):
         if named_latest(checkpoint.parent) != checkpoint.name:
             write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
 
 
 def after(folder: Path, step: int) -> list[Path]:
-    """The checkpoints of a folder that come after a step, the newest first; damaged ones too, by
-    their names."""
+    """The checkpoints of a folder whose step is later than `step`, the newest first; of damaged
+    ones the name counts."""
     return [one.path for one in candidates_in(folder) if one.step > step]
 
 
 def home_of(checkpoint: Path) -> Path:
-    """The folder of the run whose checkpoint it is, or was before it was set aside; one spelling of
-    it."""
+    """The folder of the run that a checkpoint belongs to, or belonged to before it was set aside,
+    with all links resolved."""
     folder = checkpoint.parent.resolve()
     return folder.parent if folder.name.startswith(_ASIDE) else folder
 
 
 def set_aside(folder: Path, why: str, paths: Sequence[Path]) -> str:
-    """Move checkpoints to a directory of their own whose name says why.
+    """Move checkpoints to a directory of their own.
 
+    Args:
+        folder: folder of the checkpoints.
+        why: reason, which becomes part of the directory's name.
+        paths: checkpoints to move.
     Returns:
-        What has been done, for people.
+        A text for people that says what was moved where.
     Raises:
         SaveError: they cannot be moved.
     """
@@ -262,18 +292,25 @@ def _numbered(path: Path) -> Iterator[Path]:
 
 
 def all_set_aside(folder: Path) -> list[Path]:
-    """The directories of what has been set aside."""
+    """The directories of checkpoints that were set aside, by name."""
     return sorted(folder.glob(f"{_ASIDE}*"))
 
 
 def all_partial(folder: Path) -> list[Path]:
-    """What is being written, or was left over."""
+    """The directories of checkpoints that are being written, or were left over, by name."""
     return sorted(folder.glob(f"*{_PARTIAL}"))
 
 
 def prune(folder: Path, keep: int, just_saved: Path) -> None:
-    """Remove all but the newest `keep` checkpoints of a run (0: none), and what is left of broken
-    ones; `OSError` where that cannot be."""
+    """Remove old checkpoints of a run, and the remains of broken ones.
+
+    Args:
+        folder: folder of checkpoints; only those named `step-...` are removed.
+        keep: number of newest checkpoints that stay; 0 keeps all.
+        just_saved: checkpoint that stays in any case.
+    Raises:
+        OSError: something cannot be removed.
+    """
     whole = (
         [one.path for one in candidates_in(folder) if one.path.name.startswith("step-")]
         if keep

@@ -1,5 +1,5 @@
-"""Saving and loading by all ranks of a job together: each its own files, the main rank what is said
-of all."""
+"""Saving and loading by all ranks of a job together: each rank writes its own files, and the main
+rank the manifest of all."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +35,8 @@ _MAIN = 0
 
 
 class _WentBack(NamedTuple):
-    """To which step of a folder's checkpoints, and the names of those that were damaged, whatever
-    step they say."""
+    """The step that a run has gone back to in a folder of checkpoints, and the names of those that
+    were damaged, whatever step they say."""
 
     step: int
     damaged: tuple[str, ...] = ()
@@ -46,12 +46,12 @@ class JobCheckpoints:
     """The checkpoints that this job saves and loads; every rank calls alike.
 
     Args:
-        exchange: with the other ranks.
-        rank: of this process in the job.
-        layers: the class of each layer of the model, in order.
-        say: takes what a person should know, on the main rank.
+        exchange: exchange of notes with the other ranks.
+        rank: rank of this process in the job.
+        layers: class name of each layer of the model, in order.
+        say: function that tells a person a text, on the main rank; None: print it to stderr.
     Attributes:
-        loaded: the checkpoint that was loaded last, None before.
+        loaded: checkpoint that was loaded last; None before.
     """
 
     def __init__(
@@ -82,15 +82,16 @@ class JobCheckpoints:
         """Write a checkpoint.
 
         Args:
-            checkpoint: its name.
-            make_manifest: gives what it says of itself, but for its files; called on the main rank
+            checkpoint: directory that the checkpoint will have.
+            make_manifest: function that makes its manifest, without files; called on the main rank
                 before anything is written.
-            mine: the layers that this rank writes; None where others write the same.
-            writers: the ranks that write.
+            mine: layers that this rank writes; None where other ranks write the same.
+            writers: ranks of the job that write.
         Raises:
-            ConfigError: on every rank: the name means something else or is taken, another run
-                writes to that folder, or there is no such manifest. Nothing is written.
-            SaveError: on every rank: something cannot be written. What was saved before stands.
+            ConfigError: the name means something else or is taken, another run writes to that
+                folder, or the manifest cannot be made; raised on every rank. Nothing is written.
+            SaveError: some file cannot be written; raised on every rank. Earlier checkpoints stand.
+            DataError: some layer or optimizer has state that cannot be saved; raised where it is.
         """
         manifests: list[Manifest] = []
 
@@ -122,8 +123,8 @@ class JobCheckpoints:
             raise SaveError(f"{verdict}; {checkpoint} is not saved, what was saved before stands")
 
     def _prepare(self, checkpoint: Path, step: int) -> None:
-        """Refuse what cannot be saved under that name, before anything is written; on the main
-        rank."""
+        """Refuse a checkpoint that cannot be saved under its name, before anything is written; on
+        the main rank."""
         check_name(checkpoint, step)
         folder = checkpoint.parent
         if (
@@ -139,7 +140,7 @@ class JobCheckpoints:
         return is_checkpoint(checkpoint) and bool(fault_in(checkpoint))
 
     def _lock(self, folder: Path) -> None:
-        """Keep other runs from writing there until `close`."""
+        """Keep other runs from writing to a folder until `close`."""
         folder = folder.resolve()
         if folder in self._locks:
             return
@@ -181,7 +182,8 @@ class JobCheckpoints:
         ]
 
     def _set_aside(self, folder: Path) -> None:
-        """This job has gone back to an older checkpoint here, and writes others of its own."""
+        """Set later checkpoints aside where this job has gone back to an older one, before it
+        writes others."""
         if paths := self._to_set_aside(folder):
             self._say(
                 set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths)
@@ -191,16 +193,16 @@ class JobCheckpoints:
     # Loading.
 
     def load(self, path: Path, model: LocalModel, missing_ok: bool) -> Manifest | None:
-        """Take weights and optimizer state from the newest checkpoint that a path means and that is
-        undamaged.
+        """Take weights and optimizer state from the newest undamaged checkpoint that a path means.
 
         Args:
-            path: a checkpoint, the folder of some, or a run.
-            model: what this rank has of the model.
-            missing_ok: give None where there is none at all, and do not raise.
+            path: a checkpoint, a folder of checkpoints, or the directory of a run.
+            model: part of the model that this rank holds; its weights and optimizers are changed in
+                place.
+            missing_ok: True to return None, and not to raise, where there is none at all.
         Raises:
-            ConfigError: on every rank: there is none, it is of another model, or all are damaged.
-                Nothing is changed.
+            ConfigError: there is none, it is of another model, or all are damaged; raised on every
+                rank. Nothing is changed.
         """
         faults: dict[Path, str] = {}
         offered = self._exchange.agreed(lambda: _offered(path))
@@ -215,8 +217,8 @@ class JobCheckpoints:
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
     def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
-        """Take a checkpoint if every rank finds its part undamaged; else what is wrong, and nothing
-        is changed."""
+        """Take a checkpoint if every rank finds its part undamaged; else return what is wrong, and
+        change nothing."""
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
@@ -268,12 +270,15 @@ class JobCheckpoints:
         )
 
     def own(self, folder: Path, step: int) -> None:
-        """Make a folder this run's own: no other run writes there until `close`, and what comes
-        after a step is set aside now.
+        """Make a folder this run's own: no other run writes there until `close`, and later
+        checkpoints are set aside now.
 
+        Args:
+            folder: folder of checkpoints; it is made where there is none.
+            step: number of steps; checkpoints with more are set aside.
         Raises:
-            ConfigError: on every rank: another run writes there.
-            SaveError: on every rank: something cannot be written or moved.
+            ConfigError: another run writes there; raised on every rank.
+            SaveError: something cannot be written or moved; raised on every rank.
         """
 
         def begin_there() -> None:
@@ -286,15 +291,15 @@ class JobCheckpoints:
         self._exchange.agreed(begin_there)
 
     def close(self) -> None:
-        """Let others write where this job has."""
+        """Release the locks, so that other runs may write where this job has."""
         for lock in self._locks.values():
             lock.release()
         self._locks.clear()
 
 
 def _offered(path: Path) -> list[tuple[str, str]]:
-    """(path, what is wrong with the manifest) of each checkpoint that a path means; a foreign one
-    before any other is refused."""
+    """The path and the manifest's fault of each checkpoint that a path means; refused where the
+    first one has an unknown format."""
     candidates = candidates_at(path)
     if candidates and candidates[0].is_foreign:
         raise ConfigError(candidates[0].fault)
@@ -302,8 +307,8 @@ def _offered(path: Path) -> list[tuple[str, str]]:
 
 
 def _outcome(act: Callable[[], Any]) -> Any:
-    """What an act gives, or the text of what kept it from being done: the others wait to hear of
-    it."""
+    """The result of an act, or the text of the error that kept it from being done: the other ranks
+    wait to hear of it."""
     try:
         return act()
     except (SaveError, ConfigError, OSError) as error:

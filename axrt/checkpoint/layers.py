@@ -1,6 +1,6 @@
 """The layers of a rank and their optimizer's state, as files.
 
-What is read is checked before anything is changed: each file against its digest, and what it holds
+Files are checked before anything is changed: their bytes against their digests, and their tensors
 against the model.
 """
 
@@ -28,12 +28,12 @@ Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayers:
-    """What has been read and checked, of the layers of one rank.
+    """Tensors that have been read and checked, for the layers of one rank.
 
     Args:
-        weights: of each layer by its place, tensors by name.
-        states: of the optimizer, by parameter; none for a parameter that was frozen when it was
-            saved.
+        weights: weights and buffers by name, by index of their layer.
+        states: optimizer state, by name of the parameter; a parameter that was frozen when it was
+            saved has none.
     """
 
     weights: dict[int, dict[str, Tensor]]
@@ -41,26 +41,31 @@ class LoadedLayers:
 
 
 def weights_file(place: int) -> str:
+    """The name of the file with the weights and buffers of a layer."""
     return f"layer-{place:04}.safetensors"
 
 
 def optimizer_file(place: int) -> str:
+    """The name of the file with the optimizer's state of a layer."""
     return f"optimizer-{place:04}.safetensors"
 
 
 def files_of(layers: int) -> set[str]:
-    """The names of all files with tensors, of a model with so many layers."""
+    """The names of all files with tensors of a model with that number of layers."""
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}
 
 
 def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
     """Write the layers of this rank.
 
+    Args:
+        directory: directory of the checkpoint while it is written.
+        model: part of the model that this rank holds.
     Returns:
-        What was written, by the names of files.
+        The records of the files that were written, by name.
     Raises:
-        SaveError: it cannot be written.
-        DataError: state that is neither a tensor nor a plain value.
+        SaveError: a file cannot be written.
+        DataError: there is state that is neither a tensor nor a plain value.
     """
     records = {}
     for name, data in _packed_layers(model):
@@ -74,7 +79,7 @@ def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
 
 
 def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
-    """(name of a file, its bytes) for each layer twice."""
+    """The name and the bytes of two files for each layer: its weights, and its optimizer state."""
     states = {name: state for bucket in model.all_buckets for name, state in bucket.saved()}
     for place, layer in model.layers():
         parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
@@ -90,10 +95,14 @@ def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
 def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> LoadedLayers:
     """Read the layers of this rank from a checkpoint, and change nothing.
 
+    Args:
+        directory: directory of the checkpoint.
+        manifest: its manifest.
+        model: part of the model that this rank holds.
     Raises:
-        DamagedError: a file is missing or not what was saved, or holds what no run would go on
-            with.
-        ConfigError: it is of another model, or of another optimizer.
+        DamagedError: a file is missing, differs from the one that was saved, or holds weights that
+            are no finite numbers.
+        ConfigError: the checkpoint is of another model, or of another optimizer.
     """
     weights = read_weights(directory, manifest, list(model.layers()))
     states: dict[str, ParameterState] = {}
@@ -111,8 +120,14 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
 def read_weights(
     directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]
 ) -> dict[int, dict[str, Tensor]]:
-    """Weights and buffers of layers, given by their places, tensors by name; errors as in
-    `read_layers`."""
+    """Read weights and buffers of some layers, by index of the layer and name; errors are those of
+    `read_layers`.
+
+    Args:
+        directory: directory of the checkpoint.
+        manifest: its manifest.
+        layers: layers with their indices in the model.
+    """
     found = {}
     for place, layer in layers:
         path = directory / weights_file(place)
@@ -123,7 +138,7 @@ def read_weights(
 
 
 def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
-    """Make what was read the layers' own and the optimizer's."""
+    """Copy what `read_layers` gave into the layers and the optimizers."""
     take_weights(loaded.weights, list(model.layers()))
     for bucket in model.all_buckets:
         bucket.restore(loaded.states)
@@ -132,7 +147,7 @@ def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
 def take_weights(
     found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]
 ) -> None:
-    """Make what `read_weights` gave the layers' own."""
+    """Copy what `read_weights` gave into the layers."""
     with torch.no_grad():
         for place, layer in layers:
             for name, value in _weights(place, layer):
@@ -140,11 +155,12 @@ def take_weights(
 
 
 def fault_in(checkpoint: Path) -> str:
-    """Read every file of a checkpoint, without its model: the first thing that is wrong, "" where
-    nothing is.
+    """Read every file of a checkpoint, without its model.
 
+    Returns:
+        A text about the first damage; "" where there is none.
     Raises:
-        ConfigError: it is of another format.
+        ConfigError: the checkpoint has another format.
     """
     try:
         manifest = Manifest.read(checkpoint)
@@ -220,8 +236,8 @@ def _specs(tensors: Mapping[str, Tensor]) -> Specs:
 def _unpacked(
     path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]
 ) -> tuple[dict[str, ParameterState], list[str]]:
-    """ParameterState by parameter, and the parameters that were not trained; what is there must be
-    what is told."""
+    """The optimizer state by parameter, and the parameters that were not trained; the tensors must
+    be those that the metadata lists."""
     try:
         told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
         states = {
@@ -297,7 +313,7 @@ def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) 
 
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Of parameters alone: buffers, such as masks, may hold infinities."""
+    """Check parameters alone: buffers, such as masks, may hold infinities."""
     try:
         parameters = [(name, tensors[name]) for name in json.loads(metadata["parameters"])]
     except (KeyError, TypeError, ValueError, RecursionError) as error:

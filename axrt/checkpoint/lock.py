@@ -2,8 +2,8 @@
 
 The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on
 the same host is simply free. A file system may not pass locks on to other hosts. For them the file
-says who writes, and its time is renewed as long as that one lives: a lock that nobody has renewed
-for five minutes is taken over.
+names the process that writes, which renews the file's time as long as it lives: a lock that was not
+renewed for five minutes is taken over.
 """
 
 import fcntl
@@ -24,13 +24,13 @@ _RENEWED_EVERY_S, _STALE_S = 30.0, 300.0
 
 
 class DirectoryLock:
-    """Held from when it is made until `release`.
+    """The lock of a directory, held from when it is made until `release`.
 
     Args:
-        directory: that this process is going to write to.
+        directory: existing directory that this process is going to write to.
     Raises:
         ConfigError: another process writes to it.
-        OSError: nothing can be written there.
+        OSError: nothing can be written to the directory.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -50,7 +50,7 @@ class DirectoryLock:
         ).start()
 
     def release(self) -> None:
-        """Let others write there; the end of the process does that, too."""
+        """Let other processes write there; the end of this process does that, too."""
         self._release()
 
     def _take(self, directory: Path) -> None:
@@ -99,7 +99,7 @@ class DirectoryLock:
 
 
 def _myself() -> dict[str, object]:
-    """This process, so that nobody takes a later one with the same number for it."""
+    """This process, in terms that no later process with the same number shares."""
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -110,8 +110,8 @@ def _myself() -> dict[str, object]:
 
 
 def _is_before_me(said: dict[str, object]) -> bool:
-    """An earlier start of the same job of Slurm, which queues a job again only when it has
-    ended."""
+    """The lock's writer is an earlier start of the same Slurm job, which is queued again only when
+    it has ended."""
     me = _myself()
     return (
         bool(me["job"])
@@ -125,7 +125,7 @@ def _number(value: object) -> int:
 
 
 def _age_s(path: Path) -> float:
-    """For how long nobody has renewed it, by the clock of the file system."""
+    """Seconds since the file was renewed, by the clock of the file system."""
     probe = path.with_name(f"{path.name}-{os.getpid()}")
     probe.touch()
     try:

@@ -1,5 +1,5 @@
-"""What a checkpoint says of itself: a JSON file that begins with its own digest and has those of
-all other files.
+"""The manifest of a checkpoint: a JSON file that begins with its own digest and has those of all
+other files.
 
     {"crc32": "8c736521", "format": 2, "step": 260, ..., "files": {"layer-0003.safetensors":
     {"size_bytes": 66304, "crc32": "..."}}}
@@ -36,11 +36,11 @@ _LARGEST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a file was when it was saved.
+    """The size and digest of a file when it was saved.
 
     Args:
-        size_bytes: how long it was.
-        crc32: its digest, see `durable.digest_of`.
+        size_bytes: size of the file, in bytes.
+        crc32: digest of its bytes, 8 hexadecimal digits, see `durable.digest_of`.
     """
 
     size_bytes: int
@@ -101,19 +101,20 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint.
 
     Args:
-        step: how many steps are done.
-        samples: how many samples of the data are used up, over all replicas.
-        seed: run seed from which seeds of layers and of dropout are derived.
-        lr: learning rate of the last step; for people, since it follows from the step.
-        saved_at: when it was saved, UTC; for people.
-        layers: the class of each layer, in order.
+        step: number of steps that are done.
+        samples: number of samples of the data that are used up, over all replicas.
+        seed: run seed from which seeds of layers and of dropout are derived, 0 <= seed < 2**63.
+        lr: learning rate of the last step, None where it was no number; for people, since it
+            follows from the step.
+        saved_at: time when it was saved, UTC, in ISO format; for people.
+        layers: class name of each layer, in order.
         config: every section with every key.
-        versions: of Python, torch and axrt.
-        extra: the user's own, what JSON can hold.
-        files: every other file by name, as `FileRecord`.
+        versions: versions of Python, torch and axrt.
+        extra: the user's own values, as JSON can hold them.
+        files: record of every other file, by name, as the dict of a `FileRecord`.
     """
 
     step: int
@@ -137,7 +138,11 @@ class Manifest:
         config: Config,
         extra: Mapping[str, Any],
     ) -> Self:
-        """That of a run as it stands, without files; `ConfigError` where `extra` is not JSON."""
+        """The manifest of a run as it stands, without files; arguments are the fields of that name.
+
+        Raises:
+            ConfigError: `extra` is not JSON.
+        """
         try:
             own = json.loads(json.dumps(dict(extra), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
@@ -165,11 +170,11 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
-        """That of a whole checkpoint.
+        """The manifest of a whole checkpoint.
 
         Raises:
-            DamagedError: there is none, a bit of it is another, or it says what cannot be.
-            ConfigError: it is of a format that this version does not know.
+            DamagedError: there is none, its bytes have changed, or it holds a value that cannot be.
+            ConfigError: it has a format that this version does not know.
         """
         path = checkpoint / MANIFEST
         try:
@@ -209,12 +214,16 @@ class Manifest:
         return cls(**{name: found[name] for name in _EXPECTED})
 
     def record_of(self, name: str) -> FileRecord | None:
-        """What is said of a file; None where nothing is."""
+        """The record of a file; None where the manifest has none."""
         said = self.files.get(name)
         return None if said is None else FileRecord(**said)
 
     def write(self, directory: Path) -> None:
-        """Write it durably; `OSError` where that cannot be."""
+        """Write the manifest durably to a directory.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         body = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False).encode()
         rest = b'",\n' + body.removeprefix(b"{\n")
         write_durably(
