@@ -97,7 +97,7 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
 
     Args:
         directory: directory of the checkpoint.
-        manifest: its manifest.
+        manifest: manifest of the checkpoint.
         model: part of the model that this rank holds.
     Raises:
         DamagedError: a file is missing, differs from the one that was saved, or holds weights that
@@ -125,7 +125,7 @@ def read_weights(
 
     Args:
         directory: directory of the checkpoint.
-        manifest: its manifest.
+        manifest: manifest of the checkpoint.
         layers: layers with their indices in the model.
     """
     found = {}
