@@ -1,5 +1,5 @@
-"""The `axrt` command; one module a subcommand, imported when it is called: most need torch, some do
-not."""
+"""The `axrt` command. Each subcommand has a module that is imported when it is called: most need
+torch, some do not."""
 
 from importlib import import_module
 

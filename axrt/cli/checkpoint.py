@@ -1,4 +1,4 @@
-"""`axrt checkpoint`: which checkpoints there are, what one holds, and whether they are what was
+"""`axrt checkpoint`: list checkpoints, show what one holds, and verify that they are as they were
 saved."""
 
 import json
@@ -134,7 +134,8 @@ def _row(one: Candidate) -> dict[str, str]:
 
 
 def _has_size(path: Path, file: tuple[str, dict[str, int]]) -> bool:
-    """The file is there, as long as it was; that is quick, and says nothing of what it holds."""
+    """The file exists with the size it had; that is a quick check, and says nothing of its
+    contents."""
     name, record = file
     try:
         return (path / name).stat().st_size == record["size_bytes"]

@@ -45,7 +45,7 @@ def doctor(as_json: bool) -> None:
 
 
 def _gathered(mine: "Facts") -> "tuple[list[Facts], list[Link]]":
-    """What all ranks have found, in the order of ranks, on rank 0."""
+    """The facts of all ranks, in the order of ranks, and the links between them, on rank 0."""
     if mine.mpi is None or mine.mpi.size == 1:
         return [mine], []
     from mpi4py import MPI

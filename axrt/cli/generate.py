@@ -85,14 +85,18 @@ def generate(
 
 
 class Codec(Protocol):
-    """Between what is shown and tokens."""
+    """The map between text and tokens."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt; `DataError` where there are none."""
+        """The tokens of a prompt.
+
+        Raises:
+            DataError: the prompt has none.
+        """
         ...
 
     def decode(self, token: int) -> str:
-        """What to show for the next token."""
+        """The text to show for the next token; "" where a character is not whole yet."""
         ...
 
 
@@ -145,8 +149,10 @@ def _check(tokens: list[int], vocab: int) -> None:
 
 
 def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
-    """The model of the newest undamaged checkpoint that a path means, with its configuration; says
-    so where that is not the newest."""
+    """The model of the newest undamaged checkpoint that a path means, with its configuration.
+
+    It prints a line where that is not the newest.
+    """
     faults: list[str] = []
     for one in candidates_at(run):
         try:
@@ -176,16 +182,16 @@ def sample(
     top_k: int,
     generator: torch.Generator,
 ) -> Iterator[int]:
-    """Tokens that the model chooses, one after the other.
+    """Choose tokens, one after the other.
 
     Args:
-        model: from tokens (1, length), int64, to logits (1, length, vocab).
+        model: network from tokens, shape (1, length), int64, to logits, shape (1, length, vocab).
         prompt: tokens to go on from, at least one.
-        number: how many to choose.
-        context: how many of the last tokens the model looks at.
-        temperature: logits are divided by it; 0: the likeliest.
-        top_k: choose among so many; 0: all.
-        generator: of the choices.
+        number: number of tokens to choose.
+        context: number of last tokens that the model looks at.
+        temperature: number that logits are divided by, at least 0; 0 takes the likeliest token.
+        top_k: number of likeliest tokens to choose among; 0: all.
+        generator: random numbers of the choices, on the CPU.
     """
     tokens = list(prompt)
     for _ in range(number):

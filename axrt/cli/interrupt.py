@@ -11,11 +11,14 @@ _TWICE_S = 1.0  # a terminal and the launcher may both pass one Ctrl-C on
 
 
 class Interrupt:
-    """While it is entered, Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as
+    """A context in which Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as
     ever.
 
     Every rank catches signals, and the main one acts on them: its batches end with a step, which
     every rank is told as it is of any end of data.
+
+    Attributes:
+        asked: True once an end has been asked for.
     """
 
     def __init__(self) -> None:
@@ -32,7 +35,12 @@ class Interrupt:
             signal.signal(number, handler)
 
     def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
-        """The batches, in whole steps of so many microbatches, until an end is asked for."""
+        """The batches until an end is asked for, in whole steps.
+
+        Args:
+            batches: microbatches of the main rank's replica.
+            microbatches: number of microbatches of a step and replica.
+        """
         while not self.asked:
             for _ in range(microbatches):
                 yield next(batches)

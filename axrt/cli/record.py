@@ -1,4 +1,4 @@
-"""What the main rank shows and writes of a run."""
+"""The display and the files of a run, on the main rank."""
 
 import math
 import os
@@ -23,14 +23,14 @@ _BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "micr
 
 
 class Record:
-    """Shows and writes what each step has given.
+    """Shows and writes the results of each step.
 
     Args:
-        engine: of the main rank.
-        show: the display.
-        files: of the run; what cannot be written there is told, and training goes on.
+        engine: engine of the main rank.
+        show: display on the terminal.
+        files: files of the run; where one cannot be written, a line says so and training goes on.
     Attributes:
-        failed: lines of metrics, or a timeline, could not be written to the end.
+        failed: True if lines of metrics, or a timeline, could not be written by the end.
     """
 
     def __init__(self, engine: Engine, show: Progress, files: RunFiles) -> None:
@@ -57,7 +57,12 @@ class Record:
         return self._files.directory
 
     def began(self, resumed_from: Path | None, done: int) -> None:
-        """The run begins, or goes on from a checkpoint."""
+        """Record that the run begins, or goes on from a checkpoint.
+
+        Args:
+            resumed_from: checkpoint that the run goes on from; None where it begins.
+            done: number of steps that are done.
+        """
         if resumed_from is not None:
             self._append(step=done, resumed_from=str(resumed_from))
             self._show.say(f"going on from {resumed_from} at step {done}")
@@ -74,6 +79,7 @@ class Record:
         self._last_s, self._last_step = time.perf_counter(), done
 
     def step(self, result: StepResult) -> None:
+        """Show a step; every `run.log_every` steps write a line of metrics."""
         done = result.step + 1
         self._unwritten = result
         if done % self._config.run.log_every == 0 or done == self._config.run.steps:
@@ -84,12 +90,18 @@ class Record:
         self._show.step(done, result.loss, self._tokens_per_s)
 
     def validation(self, done: int, loss: float) -> None:
+        """Show and write a validation loss.
+
+        Args:
+            done: number of steps that are done.
+            loss: mean loss, in nats a token.
+        """
         self._append(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
         self._last_s, self._last_step = time.perf_counter(), done  # its time is not training's
 
     def timeline(self, line: Timeline) -> None:
-        """Of the steps that were traced."""
+        """Write and draw the timeline of the traced steps."""
         try:
             self._files.write("timeline.json", line.to_json())
             self._files.write("timeline.svg", draw(line))
@@ -102,17 +114,24 @@ class Record:
         )
 
     def saved(self, done: int) -> None:
+        """Write the metrics of the last step that has no line yet, since a checkpoint was saved
+        after it."""
         if self._unwritten is not None:
             self._write(self._unwritten)
         self._last_s, self._last_step = time.perf_counter(), done
 
     def warn(self, text: str) -> None:
-        """A line that is told whatever the display shows."""
+        """Print a line to stderr, whatever the display shows."""
         click.echo(f"axrt: {text}", err=True)
 
     def end(self, done: int, checkpoint: Path | None, is_saved: bool) -> None:
-        """The run ends: so many steps are done, and the newest checkpoint is this one, which has
-        them all or has not."""
+        """Record that the run ends.
+
+        Args:
+            done: number of steps that are done.
+            checkpoint: newest checkpoint; None where there is none.
+            is_saved: True if that checkpoint has all steps.
+        """
         if self._unwritten is not None:
             self._write(self._unwritten)
         try:
@@ -171,7 +190,12 @@ class Record:
 
 
 def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
-    """Settings that shape what is learned, where they are others now."""
+    """The settings that shape the result of training and have other values now, one text each.
+
+    Args:
+        before: sections of the configuration in the checkpoint.
+        now: configuration of this run.
+    """
     sections = {
         name: keys
         for name, keys in now.as_dict().items()
@@ -193,14 +217,14 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
 
 
 def _launch(ranks: int) -> str:
-    """How ranks are started."""
+    """The beginning of the command line that starts the ranks."""
     if "SLURM_JOB_ID" in os.environ:
         return "srun (as before) "
     return f"mpirun -n {ranks} " if ranks > 1 else ""
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinity and no nan."""
+    """The value, or None for infinity and nan, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 

@@ -1,6 +1,7 @@
-"""`axrt simulate`: what a schedule would do, before anything runs.
+"""`axrt simulate`: predict a schedule, before anything runs.
 
-A study calls it a hundred times. So what only some calls need is imported where they need it.
+A study calls it a hundred times. So modules that only some calls need are imported where they need
+them.
 """
 
 import json
@@ -26,7 +27,7 @@ from axrt.scheduler.timeline import Timeline
 
 
 class _Numbers(click.ParamType):  # type: ignore[type-arg]
-    """So many numbers with a mark between them, such as 1,1,1 or 2:1.3."""
+    """A fixed count of numbers with a mark between them, such as 1,1,1 or 2:1.3."""
 
     def __init__(self, count: int, mark: str) -> None:
         self._count, self._mark = count, mark
@@ -268,7 +269,7 @@ def simulate_command(
 
 
 def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, Any]) -> None:
-    """One policy, or all of them."""
+    """Simulate one policy, or all of them, and print the figures."""
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
         for name in (name for name, path in files.items() if path):
@@ -305,7 +306,7 @@ def _drawn(line: Timeline) -> str:
 
 
 def _given(context: click.Context) -> set[str]:
-    """The options that were given."""
+    """The options that were given on the command line."""
     sources = {
         option.opts[0]: context.get_parameter_source(option.name or "")
         for option in context.command.params
@@ -316,7 +317,7 @@ def _given(context: click.Context) -> set[str]:
 
 
 def _refuse_besides(mode: str, allowed: Sequence[str], context: click.Context) -> None:
-    """What would be left aside is not silently left aside."""
+    """Refuse options that the mode would ignore."""
     others = sorted(_given(context) - {mode, *allowed})
     if others:
         _refuse(f"{mode} takes no {others[0]}; expected only {', '.join(allowed)} with it")
@@ -328,7 +329,7 @@ def _check_picture(path: Path | None) -> None:
 
 
 def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None) -> None:
-    """Measured beside predicted."""
+    """Print measured figures beside predicted ones."""
     if path is None:
         _refuse("--what-if compares with a run; expected --like RUN")
     from axrt.observe.picture import draw
@@ -391,7 +392,8 @@ def _check(options: dict[str, Any]) -> None:
 
 
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
-    """`ValueError` where the options do not go together."""
+    """The job of a policy, and its simulated timeline; raises `ValueError` where the options do not
+    go together."""
     job = build_schedule(
         name,
         options["ranks"],
@@ -453,8 +455,10 @@ def _figures(job: Job, line: Timeline, options: dict[str, Any], held_mib: float)
 
 
 def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
-    """MiB on each rank; what is recomputed is there from its recomputation on, and what came in is
-    not counted."""
+    """The most activations that each rank holds, in MiB.
+
+    Recomputed activations count from their recomputation on, and inputs of stages are not counted.
+    """
     again = _recomputed(job, options)
     whole = held_mib * job.placement.share
     return line.stash(

@@ -15,6 +15,12 @@ from axrt.scheduler.task import Kind
 
 
 def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
+    """Print the figures of simulated schedules, the fastest first.
+
+    Args:
+        found: figures of each schedule.
+        misfits: texts about policies that do not fit.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
         table.add_column(column, no_wrap=True)
@@ -56,7 +62,13 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
 
 
 def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
-    """The fastest, and how far from the bound."""
+    """Print the fastest schedules, and how far they are from the bound.
+
+    Args:
+        found: schedules, the fastest first, at least one.
+        least: makespan that no schedule on any of the tried placements can beat.
+        rows: largest number of schedules to print.
+    """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
         table.add_column(column, no_wrap=True)
@@ -97,7 +109,13 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
 
 
 def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run: Run) -> None:
-    """The tables."""
+    """Print measured figures beside predicted ones, and other schedules on the same costs.
+
+    Args:
+        found: figures from `comparison.compared`.
+        others: schedules from `comparison.with_other_schedules`; () prints none.
+        run: measured run.
+    """
     measured, predicted, fit = found["measured"], found["predicted"], found["fitted"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in (

@@ -83,10 +83,10 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
 
 
 def _train(file: str, overrides: tuple[str, ...]) -> Exit:
-    """Train to the end, or to where it is interrupted.
+    """Train to the end, or until it is interrupted.
 
     Returns:
-        With which code this rank ends. The main rank alone says that the run was interrupted: Open
+        The exit code of this rank. The main rank alone says that the run was interrupted: Open
         MPI's mpirun ends all ranks when one leaves with a code, and it would lose the main rank's
         last words.
     """
@@ -135,7 +135,13 @@ def _code(engine: Engine, record: Record | None, saves: "_Saves") -> Exit:
 
 
 def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
-    """What the main rank makes, there; where it refuses with a `ConfigError`, every rank does."""
+    """Act on the main rank alone.
+
+    Returns:
+        The result of `act` on the main rank; None on the others.
+    Raises:
+        ConfigError: `act` has raised it; raised on every rank.
+    """
     made, refusal = None, None
     if engine.is_main and act:
         try:
@@ -149,7 +155,7 @@ def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
 
 
 def _sample(config: Config) -> tuple[Tensor, Tensor]:
-    """A microbatch like those of the data, of random tokens."""
+    """A microbatch of the shape that the data has, of random tokens."""
     model = config.model
     rows = torch.randint(
         model.vocab,
@@ -160,8 +166,8 @@ def _sample(config: Config) -> tuple[Tensor, Tensor]:
 
 
 def _of_this_run(file: str, config: Config) -> Config:
-    """A run that goes on from itself is the one whose configuration is given, wherever it has been
-    moved to since."""
+    """The configuration with `run.out` set to the directory of the given file, where that is a run
+    that goes on: it may have been moved."""
     directory = Path(file).parent
     if (directory / "metrics.jsonl").exists() and stays(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
@@ -169,7 +175,7 @@ def _of_this_run(file: str, config: Config) -> Config:
 
 
 def _resume(engine: Engine) -> Path | None:
-    """Load the checkpoint to begin with, and say which it was."""
+    """Load the checkpoint to begin with. Returns its path; None where the run begins anew."""
     config = engine.config
     if config.checkpoint.resume == "auto" and config.checkpoint.dir:
         engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True)
@@ -182,7 +188,7 @@ def _resume(engine: Engine) -> Path | None:
 
 
 def _check_heads(where: Path, config: Config) -> None:
-    """No shape tells how many there are."""
+    """Check the number of heads, which no shape tells."""
     heads = Manifest.read(where).config.get("model", {}).get("heads", config.model.heads)
     if heads != config.model.heads:
         raise ConfigError(
@@ -193,8 +199,13 @@ def _check_heads(where: Path, config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What a rank that reads has: a stream to train on, and what is held out, None where nothing
-    is."""
+    """The data of a rank that reads.
+
+    Args:
+        training: microbatches to train on, without end until an end is asked for.
+        held_out: samples to validate on; None where there are none.
+        engine: engine of the run.
+    """
 
     training: Iterator[Any]
     held_out: Windows | None
@@ -217,7 +228,7 @@ class _Data:
         return cls(stream, held_out if config.data.validates else None, engine)
 
     def validation(self) -> Iterator[Any]:
-        """This replica's part of the microbatches to validate on."""
+        """This replica's share of the microbatches to validate on."""
         assert self.held_out is not None
         run, engine = self.engine.config.run, self.engine
         items = self.held_out.evenly(run.eval_microbatches, engine.config.schedule.microbatch_size)
@@ -229,21 +240,25 @@ class _Data:
 
 
 class _Saves:
-    """When and where this run saves.
+    """The checkpoints that this run saves.
+
+    A save that fails is told, and training goes on: the next one may succeed. Only that of the last
+    step matters for how the run ends.
 
     A save that fails is told, and training goes on: the next one may succeed. Only that of the last
     step matters for how the run ends.
 
     Args:
-        engine: of the run.
-        record: on the main rank.
+        engine: engine of the run.
+        record: record of the main rank; None on the others.
     Attributes:
-        folder: of checkpoints; None where nothing is saved.
-        newest: the last one that was saved, or that the run has gone on from.
-        failed: the last save has failed.
+        folder: folder of checkpoints; None where nothing is saved.
+        newest: checkpoint that was saved last, or that the run has gone on from; None where there
+            is none.
+        failed: True if the save of the last step has failed.
     Raises:
-        ConfigError: on every rank, where nothing can be written; now, and not when there is
-            something to lose.
+        ConfigError: nothing can be written; raised on every rank, and before there is anything to
+            lose.
     """
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
@@ -264,7 +279,12 @@ class _Saves:
             name_latest(self.newest)
 
     def after(self, done: int, last: bool) -> None:
-        """Save, if this step is one to save after."""
+        """Save if a checkpoint is due.
+
+        Args:
+            done: number of steps that are done.
+            last: True for the end of the run.
+        """
         if self.folder is None or not (
             last or (self._config.every and done % self._config.every == 0)
         ):
@@ -292,7 +312,7 @@ class _Saves:
 
 
 class _Drawing:
-    """The timeline of what is traced, once; every rank takes part."""
+    """Writes the timeline of the traced steps, once; every rank takes part."""
 
     def __init__(self, engine: Engine, record: Record | None) -> None:
         self._engine, self._record, self._done = engine, record, False
