@@ -1,5 +1,5 @@
-"""Tokens to train on and tokens held out: text as bytes, or token files; which files are held out
-depends on their names alone."""
+"""Tokens to train on and tokens held out: text as bytes, or token files. The names of files alone
+decide which of them are held out."""
 
 import hashlib
 import sysconfig
@@ -20,19 +20,19 @@ _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Tokens to train on and tokens held out, each shape (number,)."""
+    """Tokens to train on and tokens held out, integers, each of shape (number,)."""
 
     training: Tokens
     held_out: Tokens
 
 
 class _Source(NamedTuple):
-    """Where tokens come from.
+    """A place that tokens come from.
 
     Args:
-        key: of the configuration, for errors.
-        name: its value.
-        files: which ones of a directory.
+        key: key of the configuration that names it, for errors.
+        name: value of that key.
+        files: glob pattern that selects files of a directory.
     """
 
     key: str
@@ -41,14 +41,16 @@ class _Source(NamedTuple):
 
 
 def load(config: Data, context: int, vocab: int = 256) -> Corpus:
-    """Read what `[data]` names.
+    """Read the data that `[data]` names.
 
     Args:
-        config: the section.
-        context: tokens a sequence; each part must hold at least one and its next token.
-        vocab: how many different tokens the model knows.
+        config: section `[data]`.
+        context: number of tokens of a sequence; each part must hold at least one sequence and its
+            next token.
+        vocab: number of different tokens that the model knows.
     Raises:
-        DataError: nothing there, nothing in it, too little, or tokens that the model does not know.
+        DataError: there is no data, too little of it, or it has tokens that the model does not
+            know.
     """
     source, validation = (
         _Source(key, name, config.files)

@@ -9,11 +9,11 @@ from .windows import Item, Windows
 
 
 class Microbatches(Dataset[Item]):
-    """The microbatch that begins with a sample.
+    """Data set of microbatches, indexed by their first sample.
 
     Args:
-        windows: the samples.
-        size: of a microbatch.
+        windows: samples to cut microbatches from.
+        size: number of samples of a microbatch.
     """
 
     def __init__(self, windows: Windows, size: int) -> None:
@@ -26,16 +26,16 @@ class Microbatches(Dataset[Item]):
 def microbatches(
     windows: Windows, size: int, first_samples: Iterable[int], workers: int
 ) -> Iterator[Item]:
-    """The microbatches that begin with these samples.
+    """The microbatches that begin with these samples, in their order.
 
     Args:
-        windows: the samples; each worker gets a copy, of memory-mapped tokens only the name of the
-            file.
-        size: of a microbatch.
-        first_samples: of each, without end.
-        workers: processes that make them ahead of time; 0: made here when they are wanted. They are
-            begun by a server of
-            their own: a process that has started MPI must not be forked.
+        windows: samples to cut microbatches from. Each worker gets a copy; of memory-mapped tokens
+            it gets only the name of the file.
+        size: number of samples of a microbatch.
+        first_samples: number of the first sample of each microbatch, without end.
+        workers: number of processes that make microbatches ahead of time; 0: they are made here
+            when they are wanted. Workers are begun by a server of their own: a process that has
+            started MPI must not be forked.
     """
     dataset = Microbatches(windows, size)
     if not workers:

@@ -1,4 +1,5 @@
-"""Which replica reads which samples: the same order of samples for any layout at one global batch.
+"""The order of samples: each replica's share of a step, the same for any layout at one global
+batch.
 
 Samples are numbered on over the epochs, and a step takes the next ones: first those of replica 0,
 in the order of its microbatches, then those of replica 1, and so on.
@@ -13,9 +14,9 @@ class Share:
     """One replica's part of every step.
 
     Args:
-        replica, replicas: which one of how many.
-        microbatches: per step and replica.
-        size: samples a microbatch.
+        replica, replicas: index of the replica, and number of replicas.
+        microbatches: number of microbatches of a step and replica.
+        size: number of samples of a microbatch.
     """
 
     replica: int
@@ -25,14 +26,14 @@ class Share:
 
     @property
     def global_batch(self) -> int:
-        """Samples a step, over all replicas."""
+        """Number of samples of a step, over all replicas."""
         return self.replicas * self.microbatches * self.size
 
     def first_samples(self, used: int) -> Iterator[int]:
-        """The first sample of each of this replica's microbatches, without end.
+        """The number of the first sample of each of this replica's microbatches, without end.
 
         Args:
-            used: samples that are used up, over all replicas; any number.
+            used: number of samples that are used up, over all replicas, at least 0.
         """
         while True:
             own = used + self.replica * self.microbatches * self.size

@@ -1,8 +1,9 @@
-"""Token files: mapped into memory, read where they are looked at.
+"""Token files: mapped into memory, and read only where samples are cut.
 
-Two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's: `NAME.bin` is a
-row of tokens, and `NAME.idx` beside it says their type and how long each sequence is; samples are
-cut from the row as it is, across the ends of sequences, as Megatron's own are.
+There are two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's:
+`NAME.bin` is a row of tokens, and `NAME.idx` beside it says their type and the length of each
+sequence; samples are cut from the row as it is, across the ends of sequences, as Megatron's own
+are.
 """
 
 import struct
@@ -22,13 +23,13 @@ _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 
 class Mapped(NamedTuple):
-    """Where mapped tokens are, to be mapped again in another process.
+    """The place of mapped tokens, from which another process can map them again.
 
     Args:
-        path: of the file.
-        dtype: of the tokens.
-        offset: of the first, in bytes.
-        number: how many.
+        path: path of the file.
+        dtype: type of the tokens, as numpy writes it.
+        offset: place of the first token in the file, in bytes.
+        number: number of tokens.
     """
 
     path: str
@@ -38,14 +39,15 @@ class Mapped(NamedTuple):
 
     @classmethod
     def of(cls, tokens: Tokens) -> Self | None:
-        """Of a row of tokens that is mapped as it is, or a contiguous part of one; None for one in
-        memory."""
+        """The place of a row of tokens that is mapped as it is, or of a contiguous part of one;
+        None for a row in memory."""
         if not isinstance(tokens, np.memmap) or tokens.filename is None:
             return None
         start = np.frombuffer(tokens._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
         return cls(str(tokens.filename), tokens.dtype.str, tokens.ctypes.data - start, len(tokens))
 
     def tokens(self) -> Tokens:
+        """The tokens, mapped again, shape (number,)."""
         return (
             np.memmap(self.path, self.dtype, "r", self.offset, (self.number,))
             if self.number
@@ -54,12 +56,13 @@ class Mapped(NamedTuple):
 
 
 def is_token_file(path: Path) -> bool:
-    """By its name."""
+    """The name says that the file holds tokens: it ends in .bin."""
     return path.suffix == ".bin"
 
 
 def unknown(tokens: Tokens, vocab: int) -> int | None:
-    """A token of an array that is not among 0 .. vocab - 1, None where there is none."""
+    """A token of an array, not empty, that is not among 0 .. vocab - 1; None where there is
+    none."""
     most = int(tokens.max())
     if most >= vocab:
         return most
@@ -68,7 +71,10 @@ def unknown(tokens: Tokens, vocab: int) -> int | None:
 
 
 def unknown_in_row(tokens: Tokens, vocab: int) -> int | None:
-    """The same of a row; of a very long one, of pieces spread over it evenly."""
+    """A token of a row that is not among 0 .. vocab - 1; None where none was found.
+
+    A row of more than 2**28 tokens is checked in pieces that are spread over it evenly.
+    """
     piece = _LOOKED_AT // _PIECES
     if len(tokens) <= _LOOKED_AT:
         return unknown(tokens, vocab)
@@ -81,10 +87,10 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
     """The tokens of a file, shape (number,), of the type that they are stored in.
 
     Args:
-        path: of the .bin.
-        key: of the configuration that names it, for errors.
+        path: path of the .bin file.
+        key: key of the configuration that names it, for errors.
     Raises:
-        DataError: no such file, or one whose length does not fit its type or its index.
+        DataError: there is no such file, or its length does not fit its type or its index.
     """
     index = path.with_suffix(".idx")
     try:
@@ -108,7 +114,7 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
 
 
 def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
-    """The type of the tokens and how many there are."""
+    """The type of the tokens and their number, from a Megatron index."""
     data = index.read_bytes()
     if len(data) < _HEAD.size or data[:9] != _MAGIC:
         raise DataError(

@@ -1,5 +1,5 @@
-"""Sequences cut from a row of tokens; which one is sample n depends on (seed, n) alone, so any
-layout of ranks sees the same order."""
+"""Sequences cut from a row of tokens. Sample n depends on (seed, n) alone, so any layout of ranks
+sees the same order."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,10 +21,12 @@ class Windows:
     """All samples of all epochs of one row of tokens.
 
     Args:
-        tokens: shape (number,), more than `context`.
-        context: tokens a sequence.
-        seed: of the order.
-        vocab: how many different tokens the model knows.
+        tokens: integers, shape (number,); more than `context` where samples are drawn.
+        context: number of tokens of a sequence.
+        seed: run seed from which the order of samples is derived, 0 <= seed < 2**63.
+        vocab: number of different tokens that the model knows.
+    Attributes:
+        per_epoch: number of samples of an epoch, at least 1.
     """
 
     def __init__(self, tokens: Tokens, context: int, seed: int, vocab: int) -> None:
@@ -36,12 +38,25 @@ class Windows:
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def microbatch(self, first: int, size: int) -> Item:
-        """Samples first .. first + size - 1: inputs and, one token later, targets; each (size,
-        context), int64."""
+        """A microbatch of consecutive samples.
+
+        Args:
+            first: number of its first sample, over all epochs.
+            size: number of samples.
+        Returns:
+            Inputs and, one token later, targets; each of shape (size, context), int64.
+        Raises:
+            DataError: it has a token that the model does not know.
+        """
         return self._items([self._start_of(sample) for sample in range(first, first + size)])
 
     def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
-        """So many microbatches from evenly spaced places, the same ones every time."""
+        """Microbatches from evenly spaced places, the same ones every time.
+
+        Args:
+            microbatches: number of microbatches.
+            size: number of samples of each.
+        """
         starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(
             np.int64
         )
