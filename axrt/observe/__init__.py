@@ -1,1 +1,1 @@
-"""Observers of the loop, and what a run shows and records."""
+"""Observers of the loop, and the display and files of a run."""

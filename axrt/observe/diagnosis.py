@@ -1,4 +1,4 @@
-"""Says what a rank waits for, when it has waited long."""
+"""Tells a person what a rank waits for, when it has waited long."""
 
 import sys
 import time
@@ -15,14 +15,15 @@ def _to_stderr(text: str) -> None:
 
 
 class WaitDiagnosis(Observer):
-    """After a minute without any event, and again after two, four, ... names what is awaited and
-    who owes it.
+    """After a minute without any event, and again after two, four and so on, it names what is
+    awaited and who owes it.
 
     Args:
-        rank: of the job, for the text.
-        patience_s: until the first word.
-        say: takes the text.
-        now: a clock in seconds.
+        rank: rank in the job, for the text.
+        patience_s: seconds of waiting until the first text; each later text comes after twice as
+            long.
+        say: function that takes the text.
+        now: clock, in seconds.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""The files of a run: its configuration as it was resolved, and its metrics, one JSON object a
-line."""
+"""The files of a run: its resolved configuration, and its metrics, one JSON object a line."""
 
 import errno
 import json
@@ -25,8 +24,10 @@ class RunFiles:
     nothing is written before `begin`.
 
     Args:
-        config: `run.out` names the directory; where it exists, the first free number is added,
-            unless the run stays in it.
+        config: settings of the run. `run.out` names the directory; where it exists, the first free
+            number is added, unless the run stays in it.
+    Attributes:
+        directory: directory of the run; a number may be added by `begin`.
     Raises:
         ConfigError: another run writes there.
     """
@@ -41,10 +42,10 @@ class RunFiles:
         self._unwritten: list[str] = []
 
     def begin(self) -> None:
-        """Make the directory where it is to be a new one, and write its configuration.
+        """Make the directory if it is to be a new one, and write the run's configuration to it.
 
         Raises:
-            ConfigError: that cannot be done.
+            ConfigError: the directory cannot be made or written to.
         """
         if not self._stays:
             self.directory = _new_directory(self.directory)
@@ -66,10 +67,12 @@ class RunFiles:
             raise _refusal(self.directory, error) from None
 
     def record(self, **values: Any) -> None:
-        """Append one line, with the seconds since the run began; written at once.
+        """Append one line of metrics, with the seconds since the run began; it is written at once.
 
+        Args:
+            **values: values of the line, as JSON can hold them.
         Raises:
-            SaveError: it cannot be written now. It is kept, and written with the next one.
+            SaveError: the line cannot be written now. It is kept, and written with the next one.
         """
         self._unwritten.append(
             json.dumps({**values, "time_s": round(time.monotonic() - self._began, 3)}) + "\n"
@@ -77,7 +80,11 @@ class RunFiles:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Write lines that could not be written before; errors as in `record`."""
+        """Write the lines that could not be written before.
+
+        Raises:
+            SaveError: they cannot be written now, either.
+        """
         if not self._unwritten:
             return
         try:
@@ -90,7 +97,11 @@ class RunFiles:
         self._unwritten.clear()
 
     def write(self, name: str, text: str) -> None:
-        """A file of that name in the directory; `SaveError` where it cannot be written."""
+        """Write a file of that name in the directory.
+
+        Raises:
+            SaveError: it cannot be written.
+        """
         try:
             write_durably(self.directory / name, text.encode())
         except OSError as error:
@@ -105,7 +116,8 @@ def _refusal(directory: Path, error: OSError) -> ConfigError:
 
 
 def stays(config: Config, directory: Path) -> bool:
-    """The run of this directory goes on, from its newest checkpoint or from one that is named."""
+    """The run of this directory goes on there, from its newest checkpoint or from one that is
+    named."""
     resume, folder = config.checkpoint.resume, config.checkpoint.dir
     if not directory.is_dir():
         return False
@@ -117,7 +129,7 @@ def stays(config: Config, directory: Path) -> bool:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
+    """Append all of the data, or nothing where the disk is full."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         length = os.fstat(file).st_size
@@ -132,7 +144,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def _cut_off_half_a_line(path: Path) -> None:
-    """What a process was writing when it was killed."""
+    """Remove a last line that a process had not finished when it was killed."""
     if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
 

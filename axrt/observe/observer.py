@@ -1,5 +1,5 @@
-"""What the loop tells its observers; each overrides what it cares for, and none may change what
-happens."""
+"""The events that the loop tells its observers. Each overrides the ones that it cares for, and none
+may change what happens."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,35 +8,37 @@ from axrt.scheduler.task import Task
 
 
 class Observer:
-    """Hears of every event of one rank's loop, at the time it happens."""
+    """Hears of every event of one rank's loop, at the time it happens; each method does nothing
+    here."""
 
     def entered(self) -> None:
-        """The user has called, and the loop begins."""
+        """The user has called the engine, and the loop begins."""
 
     def arrived(self, source: int, message: News) -> None:
-        """A message from another rank."""
+        """A message has arrived from rank `source`."""
 
     def sent(self, rank: int, message: News) -> None:
-        """A message to another rank."""
+        """A message is on its way to rank `rank`."""
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
-        """Nothing is done until something arrives, or for a moment longer; told again and again
-        while that lasts.
+        """The rank does nothing until something arrives, or for a moment longer; told again and
+        again while that lasts.
 
         Args:
-            what: says what is lacking.
-            why: the cause, one of `scheduler.state.CAUSES`.
+            what: function that gives a text about what is lacking.
+            why: function that gives the cause, one of `scheduler.state.CAUSES`.
         """
 
 
 class Audience:
-    """Observers by event: only those that care for it. Most care for few, and a microbatch has a
-    dozen.
+    """Methods of observers by event, only of those that override it.
+
+    Most observers care for few events, and a microbatch has a dozen.
 
     Args:
-        observers: all of them.
+        observers: all observers.
     """
 
     def __init__(self, observers: Sequence[Observer]) -> None:

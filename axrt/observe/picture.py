@@ -1,5 +1,5 @@
-"""Timelines as a picture: one row a rank, a colour a kind, microbatch numbers, what is held below
-each row; SVG, light and dark."""
+"""Timelines as a picture in SVG, light and dark: one row a rank, a colour a kind, microbatch
+numbers, and below each row the number of chunks held."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -43,8 +43,13 @@ rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#77
 
 
 def draw(*lines: Timeline) -> str:
-    """The picture of timelines, one above the other on one scale of time; microbatches are numbered
-    within their step."""
+    """The SVG text of timelines, one above the other on one scale of time.
+
+    Microbatches are numbered within their step.
+
+    Args:
+        *lines: timelines with at least one forward each.
+    """
     width, longest = max(map(_width, lines)), max(line.makespan for line in lines)
     scale = (width - _LEFT - _RIGHT) / longest
     panels, bottom = [], 0
@@ -104,7 +109,7 @@ def _legend(line: Timeline) -> Iterable[str]:
 
 
 def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str]:
-    """Round times below the rows, some eight a screen."""
+    """Round times below the rows, about eight a screen."""
     rough = line.makespan / (8 * width / _NARROWEST)
     magnitude: float = 10.0 ** floor(log10(rough))
     step = next(times * magnitude for times in (1, 2, 5, 10) if times * magnitude >= rough)
@@ -129,12 +134,12 @@ def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) 
 
 
 def _room(number: int) -> int:
-    """What a number takes."""
+    """The width of a number, in pixels."""
     return 5 + 6 * len(str(number))
 
 
 def _held(line: Timeline, spans: Sequence[Span], bottom: float, scale: float, most: int) -> str:
-    """What is held over time, as a filled line."""
+    """The number of chunks held over time, as a filled line."""
     changes = [(span.start, 1) for span in spans if span.task.kind is Kind.FORWARD]
     changes += [(span.end, -1) for span in spans if line.ends_a_backward(span)]
     points, held = [(spans[0].start, 0)], 0

@@ -1,5 +1,4 @@
-"""What the terminal shows of a run: a live line on a terminal, a plain one now and then
-elsewhere."""
+"""The display of a run: a live line on a terminal, a plain one now and then elsewhere."""
 
 import os
 import sys
@@ -16,21 +15,27 @@ _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "srun"}
 
 
 class Progress(Protocol):
-    """Shows a run; used as a context."""
+    """The display of a run; used as a context."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
     def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        """So many steps are done; the loss of the last; tokens a second lately."""
+        """Show a step.
+
+        Args:
+            done: number of steps that are done.
+            loss: loss of the last step.
+            tokens_per_s: tokens a second, over the last steps.
+        """
         ...
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         ...
 
 
 class Quiet:
-    """Shows nothing."""
+    """The display that shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -95,8 +100,13 @@ class Plain(Quiet):
 
 
 def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
-    """The display of that kind, "auto", "live", "plain" or "off", for a run that goes on from step
-    `first`."""
+    """The display of a run.
+
+    Args:
+        kind: "auto", "live", "plain" or "off"; "auto" is live on a terminal, else plain.
+        steps: number of steps of the run.
+        first: number of steps that are done at the start.
+    """
     if kind == "auto":
         kind = "live" if _ends_at_a_terminal() else "plain"
     if kind == "off":
@@ -105,7 +115,7 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
 
 
 def _ends_at_a_terminal() -> bool:
-    """This process's output, or that of the launcher which forwards it."""
+    """This process's output ends at a terminal, or that of the launcher which forwards it."""
     if sys.stdout.isatty():
         return True
     try:

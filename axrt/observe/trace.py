@@ -1,4 +1,4 @@
-"""What a rank has run and when, for a timeline."""
+"""The tasks that a rank has run, with their times, for a timeline."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,10 @@ class Trace(Observer):
 
     Args:
         place: this rank's row in the timeline.
-        steps: how many to keep; the first that is trained warms up and is not kept.
+        steps: number of steps to keep; the first trained step warms up and is not kept.
+    Attributes:
+        spans: tasks that have run, with times in seconds.
+        pauses: times in which nothing ran.
     """
 
     def __init__(self, place: int, steps: int) -> None:
@@ -33,7 +36,7 @@ class Trace(Observer):
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step is trained within."""
+        """Context in which a step is trained."""
         self._recording = 0 < self._begun <= self._steps
         self._begun += 1
         self._kept = len(self.spans), len(self.pauses)
@@ -44,7 +47,7 @@ class Trace(Observer):
             self._end_pause(self._now())
 
     def drop_step(self) -> None:
-        """The last step was not whole: it will be trained again, and does not count."""
+        """Forget the last step, which was not whole: it will be trained again."""
         spans, pauses = self._kept
         del self.spans[spans:], self.pauses[pauses:]
         self._started.clear()
@@ -52,7 +55,7 @@ class Trace(Observer):
 
     @property
     def whole(self) -> bool:
-        """All steps that are to be kept have been trained."""
+        """True once all steps that are to be kept have been trained."""
         return self._begun > self._steps
 
     def started(self, task: Task) -> None:
