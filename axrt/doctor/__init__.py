@@ -1,2 +1,2 @@
-"""Is this machine fit for training: `facts` looks, `findings` judges, `links` measures between
-ranks."""
+"""Checks whether a machine is fit for training: `facts` looks, `findings` judges, `links` measures
+between ranks."""

@@ -1,4 +1,4 @@
-"""What there is: looked up, not judged."""
+"""Facts about a process and its machine, looked up and not judged."""
 
 import os
 import platform
@@ -25,13 +25,13 @@ class Mpi:
     """The MPI library of this process.
 
     Args:
-        library: how it calls itself.
-        path: of its file; "" where it cannot be told.
-        chosen_by: why mpi4py took this one.
-        threads: the level that it gives: single, funneled, serialized or multiple.
-        cuda_aware: it says that it may touch GPU memory.
-        rank, size: of this process in its world.
-        on_node: ranks of the world on this node.
+        library: name and version that the library gives itself.
+        path: path of its file; "" where it cannot be told.
+        chosen_by: reason why mpi4py took this one.
+        threads: level of thread support: single, funneled, serialized or multiple.
+        cuda_aware: True if the library says that it may touch GPU memory.
+        rank, size: rank of this process, and number of ranks, in its world.
+        on_node: number of the world's ranks on this node.
     """
 
     library: str
@@ -49,19 +49,20 @@ class Facts:
     """One process and its machine.
 
     Args:
-        versions: of python, torch, mpi4py, axrt.
-        host: its name.
-        cuda: the version that torch was built with, None for a CPU build.
-        gpus: names of those that torch sees.
-        mpi: None where no library could be loaded.
-        mpi_error: why not.
-        mpi_packages: MPI libraries installed into this environment.
-        launcher: what it says, None without one.
-        cores: the numbers of those that this process may use.
-        threads: torch's, for one operation, before axrt gives each rank its share.
-        omp_num_threads: the variable, None where it is not set.
-        memory_gib, free_gib: of the machine, and what is left.
-        variables: of the environment, those that matter to us.
+        versions: versions of python, torch, mpi4py and axrt, by name.
+        host: name of the host.
+        cuda: CUDA version that torch was built with; None for a CPU build.
+        gpus: names of the GPUs that torch sees.
+        mpi: MPI library; None where none could be started.
+        mpi_error: reason why no library could be started; "" where one was.
+        mpi_packages: names of the packages with MPI libraries in this environment.
+        launcher: rank and size in the launcher's variables; None without a launcher.
+        cores: numbers of the cores that this process may use.
+        threads: number of threads that torch takes for one operation, before axrt gives each rank
+            its share.
+        omp_num_threads: value of OMP_NUM_THREADS; None where it is not set.
+        memory_gib, free_gib: memory of the machine, and the part that is available, in GiB.
+        variables: environment variables that axrt looks at, by name.
     """
 
     versions: dict[str, str]
@@ -81,7 +82,11 @@ class Facts:
 
 
 def look(environment: Mapping[str, str] = os.environ) -> Facts:
-    """The facts of this process. Starts MPI; under a launcher every rank must do so."""
+    """Look up the facts of this process. It starts MPI; under a launcher every rank must do so.
+
+    Args:
+        environment: variables of this process.
+    """
     mpi, error = _mpi(environment)
     memory = psutil.virtual_memory()
     return Facts(
@@ -146,7 +151,7 @@ def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
 
 
 def _short(library: str) -> str:
-    """Name and version, of the paragraphs that libraries say of themselves."""
+    """Name and version from the text that an MPI library gives of itself."""
     return " ".join(
         library.strip("\0").splitlines()[0].partition(",")[0].replace("Version:", "").split()
     )
@@ -166,8 +171,11 @@ def _loaded_library() -> str:
 
 
 def _chosen_by(path: str, environment: Mapping[str, str]) -> str:
-    """mpi4py takes what is loaded already, else MPI4PY_LIBMPI, else the environment's own, else
-    what the loader finds."""
+    """The reason why mpi4py took a library.
+
+    mpi4py takes one that is loaded already, else MPI4PY_LIBMPI, else the environment's own, else
+    the one that the loader finds.
+    """
     if "MPI4PY_LIBMPI" in environment:
         return f"MPI4PY_LIBMPI={environment['MPI4PY_LIBMPI']}"
     return (

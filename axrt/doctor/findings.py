@@ -1,4 +1,4 @@
-"""What the facts mean for training: pure, so that every machine can be tested."""
+"""Findings: the judgement of the facts. It is pure, so that every machine can be tested."""
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -16,7 +16,7 @@ _SLOW_US = 1000.0
 
 
 class Level(Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "OK"
     WARNING = "warning"
@@ -24,12 +24,12 @@ class Level(Enum):
 
 
 class Finding(NamedTuple):
-    """One line.
+    """One line of the doctor's report.
 
     Args:
-        level: how bad.
-        topic: what was looked at.
-        text: what was found and, unless it is OK, what to do.
+        level: severity of the finding.
+        topic: thing that was looked at.
+        text: state that was found and, unless it is OK, what to do.
     """
 
     level: Level
@@ -38,8 +38,13 @@ class Finding(NamedTuple):
 
 
 def examine(ranks: Sequence[Facts], links: Sequence[Link] = ()) -> list[Finding]:
-    """Judge the facts of all ranks; those of rank 0 come first, and stand for the others where they
-    are alike."""
+    """Judge the facts of all ranks.
+
+    Args:
+        ranks: facts of each rank, at least one; those of rank 0 stand for the others where they are
+            alike.
+        links: measured links between ranks.
+    """
     first = ranks[0]
     found = [finding for check in _OF_A_RANK for finding in check(first)]
     found += [*_alike(ranks), *_cores(ranks), *_links(links)]
@@ -151,7 +156,7 @@ def _memory(facts: Facts) -> Iterator[Finding]:
 
 
 def _alike(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """A job whose ranks run different code trains nonsense, or hangs."""
+    """Compare the ranks: a job whose ranks run different code trains nonsense, or hangs."""
     compared: dict[str, Callable[[Facts], object]] = {
         "versions": lambda facts: facts.versions,
         "MPI library": lambda facts: facts.mpi and facts.mpi.library,
@@ -170,7 +175,7 @@ def _alike(ranks: Sequence[Facts]) -> Iterator[Finding]:
 
 
 def _cores(ranks: Sequence[Facts]) -> Iterator[Finding]:
-    """The first node speaks: threads of its ranks against the cores that they may use."""
+    """Compare the threads of the first node's ranks with the cores that they may use."""
     first = ranks[0]
     usable = [facts.cores for facts in ranks if facts.host == first.host]
     cores, on_node, share = len(set().union(*usable)), len(usable), share_of(0, usable)

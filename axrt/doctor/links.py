@@ -11,12 +11,12 @@ _PINGS, _TRANSFERS = 200, 8
 
 
 class Link(NamedTuple):
-    """From one rank to another.
+    """The measured link from one rank to another.
 
     Args:
-        source, target: ranks.
-        latency_us: of a message of 1 KiB, one way, median.
-        gb_per_s: of messages of 16 MiB, one way, median; 1e9 bytes.
+        source, target: ranks of the two ends.
+        latency_us: median time of a message of 1 KiB, one way, in microseconds.
+        gb_per_s: median rate of messages of 16 MiB, one way, in 1e9 bytes a second.
     """
 
     source: int
@@ -26,8 +26,13 @@ class Link(NamedTuple):
 
 
 def measure(comm: Any) -> list[Link]:
-    """Each rank with the next, one pair after the other; every rank calls it and rank 0 gets them
-    all."""
+    """Measure the link from each rank to the next, one pair after the other; every rank calls it.
+
+    Args:
+        comm: MPI communicator.
+    Returns:
+        All links on rank 0; on other ranks [].
+    """
     links = []
     for source in range(comm.size - 1):
         comm.Barrier()
@@ -47,7 +52,7 @@ def measure(comm: Any) -> list[Link]:
 
 
 def _ping_s(comm: Any, peer: int, first: bool, size: int, times: int) -> float:
-    """Seconds for one way of a ping-pong, the median; the first ones warm up."""
+    """Median time of one way of a ping-pong, in seconds; the first two round trips warm up."""
     data = np.ones(size, np.uint8)  # touched: fresh pages would be measured along
     taken = []
     for _ in range(times + 2):
