@@ -14,15 +14,17 @@ from axrt.model import LayerSpec, PipelineModule
 
 
 class Norm(nn.RMSNorm):
-    """In float32, whatever type comes in: for that of bfloat16 there is no fused kernel with
-    float32 weights."""
+    """RMSNorm in the type of its weights, float32, whatever type comes in.
+
+    For bfloat16 inputs there is no fused kernel with float32 weights.
+    """
 
     def forward(self, features: Tensor) -> Tensor:
         return super().forward(features.to(self.weight.dtype))
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, context), int64, to features (batch, context, width)."""
+    """Maps tokens, shape (batch, context), int64, to features, shape (batch, context, width)."""
 
     def __init__(self, vocab: int, width: int) -> None:
         super().__init__()
@@ -35,7 +37,8 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions."""
+    """Causal self-attention with rotary positions; features keep their shape (batch, context,
+    width)."""
 
     def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
         super().__init__()
@@ -63,14 +66,16 @@ class Attention(nn.Module):
         return projected
 
     def _rotate(self, heads: Tensor) -> Tensor:
-        """Turn each pair of features by its position; shape (batch, heads, context, features)."""
+        """Turn each pair of features by its position; `heads` has shape (batch, heads, context,
+        features)."""
         first, second = heads.chunk(2, dim=-1)
         cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]  # type: ignore[index]
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each around a residual."""
+    """Attention and a feed-forward network, each around a residual; features keep their shape
+    (batch, context, width)."""
 
     def __init__(self, width: int, heads: int, context: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -90,7 +95,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Features to logits (batch, context, vocab)."""
+    """Maps features, shape (batch, context, width), to logits, shape (batch, context, vocab)."""
 
     def __init__(self, width: int, vocab: int) -> None:
         super().__init__()
@@ -104,12 +109,17 @@ class Head(nn.Module):
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over all tokens, nats a token; targets (batch, context), int64."""
+    """The mean loss over all tokens, in nats a token, shape ().
+
+    Args:
+        logits: scores, shape (batch, context, vocab).
+        targets: tokens, shape (batch, context), int64.
+    """
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def gpt(config: Config) -> PipelineModule:
-    """The model that `[model]` describes."""
+    """The GPT whose sizes `[model]` gives."""
     m = config.model
     blocks = [LayerSpec(Block, m.width, m.heads, m.context, m.dropout) for _ in range(m.layers)]
     return PipelineModule(

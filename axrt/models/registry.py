@@ -15,7 +15,7 @@ from axrt.preflight import exit_refused
 
 
 def model_of(config: Config) -> PipelineModule:
-    """What `[model]` describes.
+    """The model that `[model]` describes.
 
     Raises:
         ConfigError: `model.factory` cannot be imported, returns something else, or ends the
