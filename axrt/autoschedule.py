@@ -48,7 +48,7 @@ class Candidate:
     Args:
         schedule: settings of the schedule, its policy and cap filled in.
         step_s: seconds that a step takes.
-        busy: share of them in which the busiest rank computes, 0 to 1.
+        busy: share of them in which the busiest rank computes.
         held_mib: largest amount of activations that a rank holds, in MiB.
     """
 

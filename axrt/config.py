@@ -94,7 +94,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class Model(_Section):
-    """What is trained: a GPT of these sizes, or a model of the user's own."""
+    """The model to train: a GPT of these sizes, or a model of the user's own."""
 
     name: str = _key("gpt", "a built-in model", choices=("gpt",))
     factory: str = _key(
@@ -112,7 +112,7 @@ class Model(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Data(_Section):
-    """What it is trained on."""
+    """The data to train on."""
 
     source: str = _key(
         "stdlib",
@@ -173,7 +173,7 @@ class Optimizer(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(_Section):
-    """How ranks are laid out."""
+    """The layout of ranks."""
 
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
@@ -189,7 +189,7 @@ class Parallel(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Schedule(_Section):
-    """In which order microbatches run, and how many there are."""
+    """The order in which microbatches run, and their number."""
 
     policy: str = _key(
         "",
@@ -247,7 +247,7 @@ class Schedule(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Precision(_Section):
-    """The type that is computed in."""
+    """The type to compute in."""
 
     compute: str = _key(
         "float32",
@@ -258,7 +258,7 @@ class Precision(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Memory(_Section):
-    """How memory is cut, and what is not kept in it."""
+    """The cut of memory into buckets, and the activations that are not kept."""
 
     activations_mb: float = _key(
         0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0
@@ -282,7 +282,7 @@ class Memory(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(_Section):
-    """What a run saves and goes on from."""
+    """The checkpoints that a run saves and goes on from."""
 
     dir: str = _key(
         "checkpoints",

@@ -428,8 +428,8 @@ class Engine:
             )
         with self._rank.loop.computing(), self._rank.generator.borrowed():
             precompile(self._model, model, self.config, given, self._rank.generator)
-        # The main rank alone waits here: what it tells of the first step's speed is not to count
-        # how long others compile.
+        # The main rank alone waits here: the speed that it shows for the first step should not
+        # include the time that others compile.
         self._exchange.gathered(None)
 
     def _await_later(self, collected: Collected, what: str) -> list[Any]:

@@ -73,7 +73,7 @@ class Heartbeat(Silence):
         self._waits_since: float | None = None
         self._waits_for: tuple[int, ...] = ()
         self._verdict: tuple[tuple[int, ...], Sign] | None = (
-            None  # who was waited for, and the sign of one that is lost
+            None  # the ranks that were waited for, and the sign of one that is lost
         )
         self._sending: list[tuple[MPI.Request, bytes]] = []
         self._stopped = threading.Event()

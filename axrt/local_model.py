@@ -49,6 +49,7 @@ class LocalModel:
 
     @property
     def copies(self) -> dict[int, tuple[Copies, ...]]:
+        """The copies of each bucket of a stage, by stage."""
         return {
             stage: tuple(bucket.copies for bucket in buckets)
             for stage, buckets in self.buckets.items()
@@ -56,6 +57,7 @@ class LocalModel:
 
     @property
     def all_buckets(self) -> list[Bucket]:
+        """The buckets of all stages."""
         return [bucket for buckets in self.buckets.values() for bucket in buckets]
 
     @property

@@ -1,4 +1,4 @@
-"""Who holds a bucket: a contiguous piece of a stage's parameters, reduced and stepped as one.
+"""The copies of a bucket: a contiguous piece of a stage's parameters, reduced and stepped as one.
 
 Every pipe holds the buckets of all stages. A bucket of tied weights is held once for each layer
 that uses them, in each pipe. Copies are listed in the order in which their gradients are added up,

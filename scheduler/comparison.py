@@ -68,6 +68,7 @@ class Run:
 
     @property
     def steps(self) -> int:
+        """Number of steps in the timeline."""
         return len({self.job.step_of(span.task.microbatch)[0] for span in self.line.computing()})
 
     def predicted(self, job: Job, costs: Costs) -> list[Timeline]:

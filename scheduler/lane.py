@@ -18,7 +18,7 @@ from .task import AnyKind, Task
 
 
 class Gate(Enum):
-    """What opens work besides tasks and messages."""
+    """Conditions that open work besides tasks and messages."""
 
     WEIGHTS = "weights"  # those of the step are in place; counts microbatches
 
@@ -85,7 +85,7 @@ class Lane:
         self._senders: dict[Meaning, Sequence[Seat]] = {}
         self._after: dict[Meaning, AnyKind] = {}
 
-    # What is counted.
+    # Counters.
 
     def count_tasks(self, kind: AnyKind, bucket: int = 0) -> None:
         """Tasks of a kind run on this lane."""

@@ -1,4 +1,4 @@
-"""Anticipation: waiting a moment for what is due before a weight gradient starts that is early
+"""Anticipation: waiting a moment for due work before an early weight gradient starts
 (`RankState.is_early`).
 
 A message that is late by a hair's breadth would else find its receiver in a task that nobody waits

@@ -16,7 +16,7 @@ class Load(Enum):
 
 
 class Meaning(Vocabulary):
-    """What a message says to the stage that it is addressed to.
+    """The facts that a message may tell the stage that it is addressed to.
 
     Args:
         notation: how the meaning prints.

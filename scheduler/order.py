@@ -38,6 +38,7 @@ class Order:
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
+        """The due order of each rank."""
         return tuple(map(Plan, self.rows))
 
     @property
@@ -149,7 +150,7 @@ def _all_placements(ranks: int, chunks: int) -> Iterator[Placement]:
             yield placement_by_name(name, ranks, chunks if name == "looped" else 0)
 
 
-# What stands before a task of a kind.
+# The kind that stands before a task of a kind.
 _BEFORE: dict[AnyKind, Kind] = {
     Kind.BACKWARD: Kind.FORWARD,
     Kind.INPUT: Kind.FORWARD,

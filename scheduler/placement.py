@@ -20,7 +20,10 @@ class Placement(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def ranks(self) -> int: ...
+    def ranks(self) -> int:
+        """Number of ranks of a pipeline."""
+        ...
+
     @property
     def chunks(self) -> int:
         """Number of stages that a rank holds, over all pipes."""
@@ -32,7 +35,10 @@ class Placement(Protocol):
         ...
 
     @abstractmethod
-    def rank_of(self, stage: int, pipe: int = 0) -> int: ...
+    def rank_of(self, stage: int, pipe: int = 0) -> int:
+        """The rank of a pipeline that holds a stage; `pipe` is an index within the replica."""
+        ...
+
     @abstractmethod
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, from the shallowest to the deepest.

@@ -133,7 +133,7 @@ class Outcome(NamedTuple):
         makespan: duration of all steps.
         least: duration that no schedule on its placement can beat.
         held: largest amount that a rank holds, in microbatches of all its layers.
-        utilisation: work of the busiest rank over the makespan, 0 to 1.
+        utilisation: work of the busiest rank over the makespan.
     """
 
     option: Option

@@ -107,7 +107,7 @@ class RankState:
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
-        # What follows once a task has finished, and whether more pieces of it come.
+        # The messages that follow once a task has finished, and whether more pieces of it come.
         self._later: dict[Task, tuple[list[Message], bool]] = {}
         # The buckets of a stage that pieces of the task at its head have completed.
         self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
@@ -134,7 +134,7 @@ class RankState:
             if self.rank == self.placement.rank_of(stage, pipe):
                 yield self._lanes[stage], meaning
 
-    # What a policy may look at (policies.policy.View).
+    # The view of a policy (policies.policy.View).
 
     @property
     def in_flight(self) -> int:
@@ -239,8 +239,8 @@ class RankState:
         for row, lane, stage in self._table.often[queue]:
             if lane.is_ready(row.kind):
                 head = lane.head(row.kind, stage)
-                # What nobody has asked for here may have come: another rank is in its next call,
-                # and the user of this one may do something before.
+                # Inputs of a step that was not asked for here may have come: another rank is in its
+                # next call, and the user of this one may do something before.
                 if head.microbatch < self.asked and row.admitted(head, self):
                     ready.append((row, head))
         if self._look[queue]:

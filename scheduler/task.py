@@ -16,14 +16,14 @@ _NOTATION = re.compile(r"([A-Za-z]+)(\d+)\.(\d+)(?:/(\d+))?")
 
 
 class Counts(Enum):
-    """What the numbers of a kind of work, or of messages, count."""
+    """The unit in which the numbers of a kind of work, or of messages, count."""
 
     MICROBATCHES = "microbatches"
     STEPS = "steps"
 
 
 class Part(Enum):
-    """What the last number of a task says."""
+    """The meaning of the last number of a task."""
 
     NONE = "nothing"
     BUCKET = "the bucket of the stage"
@@ -63,7 +63,7 @@ class AnyKind(Vocabulary):
 
 
 class Kind(AnyKind):
-    """What a task does. `rules` say what each kind needs and what follows from it."""
+    """The kinds of work. `rules` say what each kind needs and what follows from it."""
 
     FORWARD = "F", "forward", Counts.MICROBATCHES
     RECOMPUTE = "R", "recomputed forward", Counts.MICROBATCHES  # where only its input was kept
@@ -80,7 +80,7 @@ class Task(NamedTuple):
     """One piece of work on one stage.
 
     Args:
-        kind: what is done.
+        kind: kind of the work.
         stage: stage index over the whole model, from 0; stage 0 holds the first layers.
         microbatch: running number over all steps, from 0; for a kind of once a step, the step.
         part: index of the bucket on the stage, for work on a bucket; index of the piece, for a

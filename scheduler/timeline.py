@@ -103,13 +103,16 @@ class Timeline:
 
     @property
     def utilisation(self) -> float:
+        """The share of the makespan that the busiest rank computes; 0 where `ideal` is not
+        known."""
         return self.ideal / self.makespan
 
     @property
     def tasks(self) -> int:
+        """Number of spans of forwards and backwards; pieces count each."""
         return sum(1 for _ in self.computing())
 
-    # What is kept, counted from the spans: a forward adds, and what frees it takes away when it
+    # Memory, counted from the spans: a forward adds, and the task that frees it takes away when it
     # ends.
 
     @property

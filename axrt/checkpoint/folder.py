@@ -3,15 +3,15 @@ and which ones are set aside.
 
     checkpoints/
       latest                            the name of the newest, for people; nothing is decided by it
-      .lock                             who writes here
+      .lock                             the process that writes here
       step-00000260/
         manifest.json                   see `manifest.py`
         layer-0003.safetensors          weights and buffers of layer 3, named as in
                                         `model.sequential(seed)`
         optimizer-0003.safetensors      their optimizer's state: `name/key`
       step-00000300.partial/            being written, or left over
-      set-aside-after-step-00000100/    what came after step 100 before the run went back there
-      set-aside-damaged/                what was damaged and had a name that was wanted
+      set-aside-after-step-00000100/    checkpoints after step 100, before the run went back there
+      set-aside-damaged/                damaged checkpoints whose name was wanted
 
 A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
 The newest is the one whose manifest says the highest step: names, times of files and `latest` may
@@ -318,6 +318,6 @@ def prune(folder: Path, keep: int, just_saved: Path) -> None:
     )
     for old in whole[keep:]:
         if old.name != just_saved.name:
-            old.rename(under_way(old))  # what is half removed must not look whole
+            old.rename(under_way(old))  # a half removed checkpoint must not look whole
     for broken in folder.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(broken)

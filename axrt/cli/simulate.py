@@ -51,7 +51,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
         return numbers
 
 
-# What says how long things take, and nothing of the schedule.
+# Options that say how long things take, and nothing of the schedule.
 _COSTS = (
     *(
         "--ranks",
@@ -414,7 +414,7 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         bucket=options["reduce_transfer"],
         step=options["step_cost"],
         task=options["task_cost"],
-        edge=Edge(options["latency"], 1.0),  # sizes are given as what they take
+        edge=Edge(options["latency"], 1.0),  # sizes are given as durations
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},

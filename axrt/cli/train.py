@@ -273,7 +273,7 @@ class _Saves:
             self.newest = loaded
         if self.folder is not None:
             _on_main(engine, partial(check_writable, self.folder))
-            # last: whatever is refused before leaves it as it was
+            # last: a refusal before this leaves the folder as it was
             engine.own_checkpoints(self.folder)
         if record and self.newest is not None:
             name_latest(self.newest)

@@ -48,8 +48,9 @@ def microbatches(
         multiprocessing_context="forkserver",
         worker_init_fn=_ignore_interrupts,
     )
-    # Signals go to whole groups of processes, and who reads decides when to end. The server and its
-    # workers inherit what is blocked now; what comes meanwhile is delivered here afterwards.
+    # Signals go to whole groups of processes, and the rank that reads decides when to end. The
+    # server and its workers inherit the signals that are blocked now; a signal that comes meanwhile
+    # is delivered here afterwards.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         return iter(loader)

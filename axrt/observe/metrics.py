@@ -52,7 +52,7 @@ class RunFiles:
             self._take()
         resolved = self._config.as_dict()
         resolved["run"]["out"] = str(self.directory)
-        if self._stays:  # whoever has gone back once goes on from there the next time
+        if self._stays:  # a run that has gone back once goes on from there the next time
             resolved["checkpoint"]["resume"] = "auto"
         try:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())

@@ -76,7 +76,7 @@ def restore_state(
     ordered = [
         name_of[parameter] for group in optimizer.param_groups for parameter in group["params"]
     ]
-    # By torch's own rules of which state is of which type and on which device.
+    # Torch's own rules decide the type and the device of each state.
     whole = optimizer.state_dict()
     whole["state"] = {
         number: {**states[name].tensors, **states[name].plain}

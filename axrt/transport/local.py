@@ -1,10 +1,11 @@
 """Many ranks in one process, for tests: one thread a rank, of which exactly one runs at a time.
 
-A rank runs until it polls; then a seeded generator says who runs next and which of the parcels that
-wait for it arrive, in which order. So a seed is a history: any failure can be run again. The order
-is as hostile as a network may be: parcels overtake each other, and a parcel that was sent long ago
-may still be under way. It is read from the sender's memory when it arrives, so that a sender who
-writes to it too early is found out. Parcels take the form of `envelope.py`, as they do over MPI.
+A rank runs until it polls; then a seeded generator draws the next rank to run, and which of its
+waiting parcels arrive in which order. So a seed is a history: any failure can be run again. The
+order is as hostile as a network may be: parcels overtake each other, and a parcel that was sent
+long ago may still be under way. It is read from the sender's memory when it arrives, so that a
+sender who writes to it too early is found out. Parcels take the form of `envelope.py`, as they do
+over MPI.
 
 When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that
 is raised as `Stuck` rather than waited for.

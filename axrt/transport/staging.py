@@ -52,7 +52,7 @@ class Direct:
         # not wait for that.
         with torch.cuda.stream(self._stream):
             room = layout.allocate(self._device)
-        self._stream.synchronize()  # deterministic algorithms fill what is allocated
+        self._stream.synchronize()  # deterministic algorithms fill memory that is allocated
         room.record_stream(torch.cuda.current_stream())
         return room
 

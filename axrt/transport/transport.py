@@ -29,9 +29,15 @@ class Transport(Protocol):
     """The contract of a transport. Parcels may overtake each other; none is lost or doubled."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Rank of this process in the job."""
+        ...
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks of the job."""
+        ...
+
     @property
     def takes_time(self) -> bool:
         """True if parcels on their way come with time, so that it may pay to wait a moment; False

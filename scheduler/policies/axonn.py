@@ -9,11 +9,11 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class AxoNN(Policy):
-    """Every rank runs what has arrived, backward first; rank 0 starts a microbatch while fewer than
-    `limit` are in flight.
+    """Every rank runs the microbatches that have arrived, backward first; rank 0 starts one while
+    fewer than `limit` are in flight.
 
-    Bound: `limit` on every rank, since what is in flight anywhere is in flight on rank 0; 1 on the
-    last.
+    Bound: `limit` on every rank, since a microbatch in flight anywhere is in flight on rank 0; 1 on
+    the last.
     Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to
     G_inter).
     """

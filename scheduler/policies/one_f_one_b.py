@@ -38,7 +38,7 @@ class OneForwardOneBackward(Policy):
 
 @dataclass(frozen=True, slots=True)
 class EagerOneForwardOneBackward(Policy):
-    """1f1b with room for what is on the wire: rank r has at most 2(p - r) - 1 microbatches in
+    """1f1b with room for messages on the wire: rank r has at most 2(p - r) - 1 microbatches in
     flight.
 
     Bound: 2(p - r) - 1; it hides a latency of up to half a forward and backward on every edge.

@@ -1,6 +1,6 @@
 """Along a plan: one acyclic order of forwards and input gradients. Weight gradients go wherever
 there is time: the plan, where it names them, only says when one comes early, so early that the rank
-had better wait a moment for what is due.
+had better wait a moment for the due task.
 """
 
 from dataclasses import dataclass
@@ -133,8 +133,8 @@ def _v_min(view: View) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Policy):
-    """The order of zb-v as a plan with slack: what is due, else a weight gradient, else what comes
-    next in the plan.
+    """The order of zb-v as a plan with slack: the due task, else a weight gradient, else the next
+    task of the plan.
 
     A forward runs ahead while fewer than cap - 2p have done so and there is room. An input gradient
     runs ahead where there is no room, or, with a cap above 2p, while another input gradient is due.

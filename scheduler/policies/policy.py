@@ -14,8 +14,7 @@ backward (or input gradient), and the deepest stage s that has started it.
   never refused.) Contradiction.
 * s is the last: its backward needs nothing else. Only gpipe refuses backwards, and only until the
   forwards of that step are done here; they are refused by nothing, since in flight < m holds for
-  the microbatches of the oldest step, and their activations come from stages of which the same is
-  true.
+  the microbatches of the oldest step, and their activations come from stages where the same holds.
 * No stage has started n: the reader gives it, and F0.n is the first case with s+1 = 0.
 
 *Nested caps, several stages a rank* (dualpipe, dualpipe-v, v-half, the rule of evaluations). A flat
@@ -43,12 +42,12 @@ while weight gradients wait, which are never refused: the order itself needs so 
 than the cap leaves above that run ahead. An order that is given is acyclic if one simulation of it
 ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
 
-*Rows*. What is said of forwards and backwards here is said of rows of the table (`rules`) whose
-`admitted` asks the policy. Every other row is admitted always, and its head runs when its needs are
-met. So a row is stuck only behind another row, and what rows of one step need of each other is
-acyclic: forward, backward, sums of buckets, norms, vote, steps; only the gate of the weights leads
-from a step to the next. A feature that adds rows keeps the proof if its rows are always admitted
-and come between two of these.
+*Rows*. Forwards and backwards stand here for rows of the table (`rules`) whose `admitted` asks the
+policy. Every other row is admitted always, and its head runs when its needs are met. So a row is
+stuck only behind another row, and the needs between rows of one step are acyclic: forward,
+backward, sums of buckets, norms, vote, steps; only the gate of the weights leads from a step to the
+next. A feature that adds rows keeps the proof if its rows are always admitted and come between two
+of these.
 
 *Recomputation* adds a task between a forward and its backward that no policy is asked about. It is
 refused only while others of its stage are recomputed and wait, and the first of those wants nothing
@@ -64,14 +63,20 @@ from ..task import AnyKind, Task
 
 
 class View(Protocol):
-    """What a policy may look at: this rank's counters, no clock and no tensors."""
+    """The counters of this rank that a policy may look at; no clock and no tensors."""
 
     @property
     def placement(self) -> Placement: ...
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """Index of this rank in its pipeline."""
+        ...
+
     @property
-    def ranks(self) -> int: ...
+    def ranks(self) -> int:
+        """Number of ranks of a pipeline."""
+        ...
+
     @property
     def microbatches(self) -> int:
         """Number of microbatches of a step and replica."""
@@ -153,7 +158,10 @@ class Policy(Protocol):
         ...
 
     @abstractmethod
-    def admits(self, task: Task, view: View) -> bool: ...
+    def admits(self, task: Task, view: View) -> bool:
+        """The head of a kind has room to start now."""
+        ...
+
     def is_early(self, task: Task, view: View) -> bool:
         """A weight gradient that may start had better wait: other work should arrive any moment.
 
@@ -162,4 +170,12 @@ class Policy(Protocol):
         return False
 
     @abstractmethod
-    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds: ...
+    def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
+        """The most that a rank of the placement has under way under this policy.
+
+        Args:
+            placement: placement of the stages.
+            rank: index of the rank in its pipeline.
+            microbatches: number of microbatches of a step and replica.
+        """
+        ...

@@ -10,8 +10,8 @@ from .policy import Bounds, Policy, View
 
 @dataclass(frozen=True, slots=True)
 class DualPipeV(Policy):
-    """Forwards before input gradients before weight gradients, the deepest stage first: whatever is
-    ready runs, up to a cap.
+    """Forwards before input gradients before weight gradients, the deepest stage first: every ready
+    task runs, up to a cap.
 
     Bound: `cap`, in flight and held.
     Source: the V-shaped cut of DualPipe, published with it by DeepSeek-AI, 2025 ("cut in half": one

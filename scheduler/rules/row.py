@@ -1,4 +1,4 @@
-"""A row of the table of work: what a kind of work needs, who owes it, and what follows from it."""
+"""A row of the table of work: the needs of a kind of work, their senders, and what follows."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
