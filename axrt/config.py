@@ -173,7 +173,7 @@ class Optimizer(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(_Section):
-    """The layout of ranks."""
+    """The layout of ranks: pipelines and replicas (data parallelism)."""
 
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
@@ -189,7 +189,7 @@ class Parallel(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Schedule(_Section):
-    """The order in which microbatches run, and their number."""
+    """The order in which microbatches run, and their number (gradient accumulation)."""
 
     policy: str = _key(
         "",
@@ -247,7 +247,7 @@ class Schedule(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Precision(_Section):
-    """The type to compute in."""
+    """The type to compute in (mixed precision)."""
 
     compute: str = _key(
         "float32",
@@ -258,7 +258,7 @@ class Precision(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Memory(_Section):
-    """The cut of memory into buckets, and the activations that are not kept."""
+    """The cut of memory into buckets, and recomputation (activation checkpointing)."""
 
     activations_mb: float = _key(
         0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0

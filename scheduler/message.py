@@ -37,9 +37,9 @@ class Meaning(Vocabulary):
     GRADIENT = "gradient", Counts.MICROBATCHES, Load.ACTIVATIONS
     # A pipe's last stage knows the losses of a step.
     LOSS = "loss", Counts.STEPS, Load.WORD, True
-    # A copy of the bucket has its part of this shard's gradient.
+    # A copy of the bucket has its part of this shard's gradient (reduce-scatter).
     PART = "part", Counts.STEPS, Load.SHARD
-    # A copy has added up its shard.
+    # A copy has added up its shard (all-gather).
     SUM = "sum", Counts.STEPS, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True

@@ -41,13 +41,14 @@ class Timeline:
 
     Args:
         ranks: number of rows, one for each rank of each replica.
-        microbatches: number of microbatches of a step; tasks number them on over the steps.
+        microbatches: number of microbatches of a step and replica; tasks number them on over the
+            steps.
         ideal: duration of the work that a rank must compute, by which utilisation is measured; 0
             where it is not known.
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
-        schedule: settings of a run: the arguments of `axrt.schedule.scheduled`, and replicas and
-            clips; {} for a simulation.
+        schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips
+            and recompute; {} for a simulation.
         spans: tasks that ran, by start.
         pauses: times in which a rank could run nothing.
     """
@@ -82,8 +83,9 @@ class Timeline:
         """By rank, the time until the makespan in which it ran nothing.
 
         Args:
-            cause: one of `state.CAUSES`, to count only pauses with that cause; "" counts all. In
-                real runs the causes add up to less: the loop's own time between tasks has none.
+            cause: one of `state.CAUSES`, to count only pauses with that cause; "" counts all idle
+                time. In real runs the causes add up to less: the loop's own time between tasks has
+                none.
         """
         makespan = self.makespan
         if cause:

@@ -33,7 +33,8 @@ class Share:
         """The number of the first sample of each of this replica's microbatches, without end.
 
         Args:
-            used: number of samples that are used up, over all replicas, at least 0.
+            used: number of samples that are used up, over all replicas; it need not be a multiple
+                of `global_batch`.
         """
         while True:
             own = used + self.replica * self.microbatches * self.size

@@ -48,7 +48,7 @@ CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take m
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
 
 
-FIXED = Fixed.name  # follows an order that is given, see axrt.schedule
+FIXED = Fixed.name  # follows a given order, see planner.build_schedule
 
 
 def policy_by_name(name: str, max_held: int = 0) -> Policy:
