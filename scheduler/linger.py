@@ -50,9 +50,10 @@ class Linger:
         task = state.pick(queue)
         if task is None or not self._share:
             return task
-        takes = usual or self._usual
-        if state.is_early(task, has_more(task)) and self.defers(now, takes(task)):
-            return None
+        if task.kind in state.may_be_early and state.is_early(task, has_more(task)):
+            takes = (usual or self._usual)(task)
+            if self.defers(now, takes):
+                return None
         self.end()
         return task
 

@@ -14,15 +14,26 @@ from .job import Job, Seat
 from .lane import Counter, Gate, Lane, Passed
 from .message import Meaning, Message
 from .rules import Feature, Need, Queue, Row, StageHere
-from .task import Task
+from .rules.row import never
+from .task import AnyKind, Task
 
 
 class Entry(NamedTuple):
-    """A row, and the lane that counts it."""
+    """A row, and the lane that counts it.
+
+    Args:
+        row: of the table.
+        lane: counts the row's tasks.
+        stage: that the lane is of.
+        kind: the row's kind of work.
+        needs: what its head needs.
+    """
 
     row: Row
     lane: Lane
     stage: int
+    kind: AnyKind
+    needs: tuple[Passed, ...]
 
     def head(self) -> Task:
         """The next task of the row."""
@@ -45,6 +56,7 @@ class Table:
         once: by queue, what may run only when something of a step is done.
         lanes: by stage.
         buckets: by stage, the lanes of its buckets.
+        early: the kinds of which a head may be early.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class Table:
         for entry in self.entries:
             of = self.once if entry.row.kind.once_a_step else self.often
             of[entry.row.queue].append(entry)
+        self.early = frozenset(entry.kind for entry in self.entries if entry.row.early is not never)
 
     def _add_lanes(self, here: StageHere, open_to: int) -> None:
         pipe, stage = here.seat
@@ -90,16 +103,18 @@ class Table:
         for row in rows:
             lane = self._lane(stage, row.bucket)
             lane.count_tasks(row.kind, row.bucket or 0)
-            entry = self._entry_of[row.kind, stage, row.bucket] = Entry(row, lane, stage)
-            self.entries.append(entry)
             for counter, senders, bucket, after in row.needs:
                 needed = self._lane(stage, bucket)
                 if isinstance(counter, Meaning):
                     needed.count_messages(counter, senders, after)
                 self._listening[needed, counter].add(row.queue)
         for row in rows:
-            needs = (self._passed(stage, row.queue, need, queue_of) for need in row.needs)
-            self._lane(stage, row.bucket).needs[row.kind] = tuple(needs)
+            lane = self._lane(stage, row.bucket)
+            needs = tuple([self._passed(stage, row.queue, need, queue_of) for need in row.needs])
+            lane.needs[row.kind] = needs
+            entry = Entry(row, lane, stage, row.kind, needs)
+            self._entry_of[row.kind, stage, row.bucket] = entry
+            self.entries.append(entry)
         for gate in {row.opens for row in rows if row.opens is not None}:
             opening = [row for row in rows if row.opens is gate]
             at_once = self._listening[self.lanes[stage], gate] <= {row.queue for row in opening}
