@@ -4,7 +4,7 @@
 A message that is late by a hair's breadth would else find its receiver in a task that nobody waits
 for. The moment is a share of what that task takes, and only where it comes in one piece: a piece of
 many is not long in the way. Making the moment shorter after one that was in vain was tried: it
-loses more where some are than it saves where all are (docs/schedules.md).
+loses more where some are than it saves where all are (docs/journal.md).
 """
 
 from collections.abc import Callable

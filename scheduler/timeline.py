@@ -43,7 +43,7 @@ class Timeline:
         ideal: what a rank must compute, by which utilisation is measured; 0 where nobody knows.
         unit: of time.
         title: what it is of.
-        schedule: of a run: what `axrt.schedule.scheduled` takes, and replicas, clips.
+        schedule: of a run: what `planner.build_schedule` takes, and replicas, clips, recompute.
         spans: by start.
         pauses: where nothing could run.
     """

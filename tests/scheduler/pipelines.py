@@ -1,4 +1,4 @@
-"""Whole pipelines of brains without hands: in lockstep for timetables, in random order for
+"""Whole pipelines of brains without workers: in lockstep for timetables, in random order for
 properties."""
 
 from collections.abc import Callable, Collection, Sequence
