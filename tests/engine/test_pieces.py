@@ -22,6 +22,9 @@ from .reference import (
     train_on_a_rank,
 )
 from .test_engine import Watch
+from .test_ties import MICROBATCHES as TIED
+from .test_ties import batches as tied_batches
+from .test_ties import tied
 
 MICROBATCHES, STEPS = 4, 3
 SMALL, LARGE = 1e-6, 1000.0  # MiB: a bucket a parameter, a bucket a stage
@@ -166,3 +169,18 @@ def test_a_gradient_that_comes_after_its_bucket_has_left_is_refused() -> None:
 
     with pytest.raises(axrt.ModelError, match="as it should be"):
         LocalWorld(2).run(rank_main)
+
+
+def test_nothing_is_expected_for_ever() -> None:
+    """With tied weights on one rank some sums never pass the transport."""
+
+    def rank_main(transport: Any) -> None:
+        config = configured(TIED, parallel={"data": 2})
+        engine = axrt.initialize(tied(), config=config, transport=transport)
+        with engine:
+            for step in range(STEPS):
+                mine = tied_batches(2)(step)[transport.rank * TIED :][:TIED]
+                engine.train_batch(iter(mine))
+            assert not transport._landings._rooms
+
+    LocalWorld(2).run(rank_main)
