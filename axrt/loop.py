@@ -12,7 +12,7 @@ told of every event and may not change what happens.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
@@ -26,7 +26,7 @@ from axrt.observe.observer import Audience, Observer
 from axrt.peers import Peers
 from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Message
-from axrt.scheduler.rules import OnDevice
+from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.state import INPUT, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
@@ -59,7 +59,7 @@ class Loop:
 
     Args:
         transport: transport to the other ranks.
-        compute: engine of this rank's device.
+        queues: engines that run tasks, by the queue of their kind; that of the device computes.
         mesh: map from coordinates to ranks of the job.
         hear: function that is called with (source rank, generation, note, payload) for every note
             that is not the loop's own.
@@ -72,14 +72,14 @@ class Loop:
     def __init__(
         self,
         transport: Transport,
-        compute: Compute,
+        queues: Mapping[Queue, Compute],
         mesh: Mesh,
         hear: Callable[[int, int, Note, Any], None],
         heartbeat: Silence,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._transport = transport
-        self._compute = compute
+        self._queues, self._compute = queues, queues[OnDevice.COMPUTE]
         self._mesh = mesh
         self._hear = hear
         self._audience = Audience(observers)
@@ -101,7 +101,7 @@ class Loop:
             self._enter(session)
             moved = True
             while not done():
-                waiting = not moved and not self._compute.busy
+                waiting = not moved and not any(one.busy for one in self._queues.values())
                 if waiting:
                     self._wait(session.state)
                 else:
@@ -180,7 +180,8 @@ class Loop:
     def forget(self, older_than: int) -> None:
         """Drop all work under way, and all parcels, also future ones, of generations before
         `older_than`."""
-        self._compute.drain()
+        for queue in self._queues.values():
+            queue.drain()
         self._session = None
         self._oldest = older_than
         for generation in [g for g in self._for_later if g < older_than]:
@@ -249,29 +250,33 @@ class Loop:
 
     def _start(self, session: Session) -> bool:
         started = False
-        while self._compute.idle and (task := self._pick(session)):
-            here = session.state.start(task, *session.workers.piece_of(task))
-            self.task = task
-            self._peers.moved()  # no more waiting: a task may take long, or never end
-            for tell in self._audience.started:
-                tell(task)
-            began_s = time.perf_counter()
-            made = self._compute.start(task, session.workers.run)
-            if task.kind.in_pieces:
-                self._linger.took(task, time.perf_counter() - began_s)
-            for message in here:
-                session.workers.keep(message, made(message))
-            started = True
+        for queue in session.state.queues:
+            runs = self._queues[queue]
+            while runs.idle and (task := self._pick(session, queue)):
+                self._run(session, task, runs)
+                started = True
         return started
 
-    def _pick(self, session: Session) -> Task | None:
-        """The task to start now; behind work that still runs on a device no task is too early."""
-        if self._compute.busy:
+    def _run(self, session: Session, task: Task, runs: Compute) -> None:
+        here = session.state.start(task, *session.workers.piece_of(task))
+        self.task = task
+        self._peers.moved()  # no more waiting: a task may take long, or never end
+        for tell in self._audience.started:
+            tell(task)
+        began_s = time.perf_counter()
+        made = runs.start(task, session.workers.run)
+        if task.kind in session.state.may_be_early:
+            self._linger.took(task, time.perf_counter() - began_s)
+        for message in here:
+            session.workers.keep(message, made(message))
+
+    def _pick(self, session: Session, queue: Queue) -> Task | None:
+        """The task to start now; behind work that still runs on its queue no task is too early."""
+        if self._queues[queue].busy:
             self._linger.end()
-            return session.state.pick()
-        return self._linger.pick(
-            session.state, OnDevice.COMPUTE, time.perf_counter(), session.workers.has_more_pieces
-        )
+            return session.state.pick(queue)
+        now_s = time.perf_counter()
+        return self._linger.pick(session.state, queue, now_s, session.workers.has_more_pieces)
 
     def _patience_s(self) -> float:
         """Seconds that it is worth waiting for a message."""
@@ -279,7 +284,7 @@ class Loop:
         return inf if until_s is None else max(until_s - time.perf_counter(), 0.0)
 
     def _finish(self, session: Session) -> bool:
-        finished = self._compute.finished()
+        finished = [task for one in self._queues.values() for task in one.finished()]
         for task in finished:
             made = session.workers.complete(task)
             for tell in self._audience.finished:

@@ -22,6 +22,7 @@ from axrt.note import Note, Topic
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
+from axrt.scheduler.rules import OnDevice
 from axrt.threads import threads_of, usable_cores
 from axrt.transport import Transport
 
@@ -83,7 +84,7 @@ class Rank:
         )
         self.loop = Loop(
             self.transport,
-            compute_on(self.device),
+            {OnDevice.COMPUTE: compute_on(self.device)},
             self.mesh,
             self._hear,
             self._heartbeat,

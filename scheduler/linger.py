@@ -4,7 +4,7 @@
 A message that is late by a hair's breadth would else find its receiver in a task that nobody waits
 for. The moment is a share of that task's duration, and only where the task comes in one piece: a
 piece of many is not long in the way. A shorter moment after one in vain was tried: it loses more
-where some moments are in vain than it saves where all are (docs/schedules.md).
+where some moments are in vain than it saves where all are (docs/journal.md).
 """
 
 from collections.abc import Callable
@@ -51,9 +51,10 @@ class Linger:
         task = state.pick(queue)
         if task is None or not self._share:
             return task
-        takes = usual or self._usual
-        if state.is_early(task, has_more(task)) and self.defers(now, takes(task)):
-            return None
+        if task.kind in state.may_be_early and state.is_early(task, has_more(task)):
+            takes = (usual or self._usual)(task)
+            if self.defers(now, takes):
+                return None
         self.end()
         return task
 

@@ -10,6 +10,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import exp
 from random import Random
 from typing import NamedTuple
@@ -208,6 +209,7 @@ class _Simulation:
         ] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
+        self._usual = [partial(self._usual_on, state) for state in self.states]
         self._lingers = [Linger(costs.linger) for _ in self.states]
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
 
@@ -265,25 +267,23 @@ class _Simulation:
     def _start(self, place: int, queue: Queue, now: float) -> None:
         state, linger = self.states[place], self._lingers[place]
         waited_until = linger.until
-        task = linger.pick(
-            state, queue, now, self._has_more, lambda task: self._of(state, task).usual(task)
-        )
+        task = linger.pick(state, queue, now, self._has_more, self._usual[place])
         if linger.until not in (waited_until, None):
             self._push(linger.until, place, None)
         if task is None:
             if queue is OnDevice.COMPUTE and self._idle_since[place] is None:
                 self._idle_since[place] = (now, state.why_idle())
             return
-        if queue is OnDevice.COMPUTE:
+        if queue is OnDevice.COMPUTE and self._idle_since[place] is not None:
             self._end_pause(place, now)
-        state.start(task, more=self._has_more(task))
+        state.start(task, self._has_more(task))
         self._running.add((place, queue))
-        end = now + self._of(state, task).of(task)
+        end = now + self._durations[state.pipe_of[task.stage]].of(task)
         self.line.spans.append(Span(place, task, now, end))
         self._push(end, place, task)
 
-    def _of(self, state: RankState, task: Task) -> _Durations:
-        return self._durations[state.pipe_of[task.stage]]
+    def _usual_on(self, state: RankState, task: Task) -> float:
+        return self._durations[state.pipe_of[task.stage]].usual(task)
 
     def _has_more(self, task: Task) -> bool:
         return task.kind is Kind.WEIGHT and task.part < self._costs.pieces - 1

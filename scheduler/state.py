@@ -84,7 +84,8 @@ class RankState:
         first_step: number of the step to begin with, at least 0; no history is needed.
         features: functions that make the rows of the table; None: those of the job.
     Attributes:
-        queues: the queues on which some work of this rank runs.
+        queues: queues on which some work of this rank runs.
+        may_be_early: kinds of work whose heads may be early.
         asked: number of microbatches that are wanted, counted from the first step of the run.
         end: number of microbatches there are, once a reader has said so; None before.
     """
@@ -120,6 +121,7 @@ class RankState:
             job.microbatches if job.trains else UNLIMITED,
         )
         self._lanes, self.queues = self._table.lanes, self._table.queues
+        self.may_be_early = self._table.early
         self._look_again()
         self._entries = list(self._entered())
         for lane in self._table.all_lanes():
@@ -236,12 +238,17 @@ class RankState:
             None where no head of the queue may run. Nothing changes until `start`.
         """
         ready: list[tuple[Row, Task]] = []
-        for row, lane, stage in self._table.often[queue]:
-            if lane.is_ready(row.kind):
-                head = lane.head(row.kind, stage)
-                # Inputs of a step that was not asked for here may have come: another rank is in its
-                # next call, and the user of this one may do something before.
-                if head.microbatch < self.asked and row.admitted(head, self):
+        for row, lane, stage, kind, needs in self._table.often[queue]:
+            # Inputs of a step that was not asked for here may have come: another rank is in its
+            # next call, and the user of this one may do something before.
+            if (number := lane.count[kind]) >= self.asked:
+                continue
+            for numbers, counter, _ in needs:  # `Lane.is_ready`, without a call for every row
+                if numbers[counter] <= number:
+                    break
+            else:
+                head = Task(kind, stage, number, lane.part[kind])
+                if row.admitted(head, self):
                     ready.append((row, head))
         if self._look[queue]:
             once = [of for of in self._table.once[queue] if of.lane.is_ready(of.row.kind)]
@@ -255,9 +262,9 @@ class RankState:
         """The queue on which a task of this rank runs.
 
         Raises:
-            IllegalMove: this rank has no such task.
+            IllegalMove: this rank has several queues, and no such task.
         """
-        return self._entry_of(task, "run").row.queue
+        return self.queues[0] if len(self.queues) == 1 else self._entry_of(task, "run").row.queue
 
     def is_early(self, task: Task, more: bool) -> bool:
         """By the policy's plan other work comes before a picked task, and should be here any
@@ -268,14 +275,14 @@ class RankState:
             more: the task is a piece, and not the last. A piece is not long in the way, and never
                 early.
         """
-        if task.kind.in_pieces and (more or task.part > 0):
+        if task.kind not in self.may_be_early or more or task.part > 0:
             return False
         return self._entry_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
         """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
         something early."""
-        for row, lane, _ in self._table.entries:
+        for row, lane, *_ in self._table.entries:
             if row.kind.once_a_step or row.fills or lane.count[row.kind] >= self.asked:
                 continue
             if lane.is_ready(row.kind):
@@ -297,38 +304,38 @@ class RankState:
         Raises:
             IllegalMove: the task is not a ready head.
         """
-        row, lane, stage = self._entry_of(task, "start")
-        head = lane.head(task.kind, stage)
-        if task != head or not lane.is_ready(task.kind):
-            piece = f"piece {head.part} is next; " if head.part != task.part else ""
+        kind, stage, number, part = task
+        row, lane, *_ = self._entry_of(task, "start")
+        if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
+            piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
-        whole = lane.start(task.kind, more)
+        whole = lane.start(kind, more)
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
             self._open(row, stage)
+        follows = row.then(task) if whole else ()
+        if row.completes is not None and self.job.ends_a_step(number):
+            follows = [*follows, *self._leaving(row, task, whole, completes)]
         here: list[Message] = []
         later: list[Message] = []
-        for message in self._following(row, task, whole, completes):
+        for message in follows:
             (here if self._holds_at_once(message, row) else later).append(message)
         self._later[task] = later, not whole
         for message in here:
             self.deliver(message)
-        if task.kind.once_a_step or self.job.ends_a_step(task.microbatch):
+        if kind.once_a_step or self.job.ends_a_step(number):
             self._look_again()
         return here
 
-    def _following(
+    def _leaving(
         self, row: Row, task: Task, whole: bool, completes: Collection[int]
     ) -> Iterator[Message]:
-        """The messages that follow from a task, or from a piece of it."""
-        if whole:
-            yield from row.then(task)
-        if row.completes is None or not self.job.ends_a_step(task.microbatch):
-            return
+        """What follows for buckets that a task, or a piece of it, completes."""
         done = self._completed[task.stage]
         for bucket in range(len(self._table.buckets[task.stage])) if whole else completes:
             if bucket not in done:
+                assert row.completes is not None
                 done.add(bucket)
                 yield from row.completes(task, bucket)
         if whole:
@@ -343,7 +350,7 @@ class RankState:
         Raises:
             IllegalMove: the task has not started, or one before it has not finished.
         """
-        row, lane, stage = self._entry_of(task, "finish")
+        row, lane, stage, *_ = self._entry_of(task, "finish")
         if task not in self._later or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
         later, more = self._later.pop(task)

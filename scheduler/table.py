@@ -14,15 +14,26 @@ from .job import Job, Seat
 from .lane import Counter, Gate, Lane, Passed
 from .message import Meaning, Message
 from .rules import Feature, Need, Queue, Row, StageHere
-from .task import Task
+from .rules.row import never
+from .task import AnyKind, Task
 
 
 class Entry(NamedTuple):
-    """A row of the table, the lane that counts it, and its stage."""
+    """A row of the table, and the lane that counts it.
+
+    Args:
+        row: row of the table.
+        lane: lane that counts the row's tasks.
+        stage: stage that the lane belongs to.
+        kind: the row's kind of work.
+        needs: numbers that must have passed its head, each with the lane that keeps it.
+    """
 
     row: Row
     lane: Lane
     stage: int
+    kind: AnyKind
+    needs: tuple[Passed, ...]
 
     def head(self) -> Task:
         """The next task of the row."""
@@ -40,12 +51,13 @@ class Table:
         open_to: number of the first microbatch for which the weights are not yet in place.
     Attributes:
         entries: all rows, in the order in which the features make them.
-        queues: the queues that some row runs on.
+        queues: queues that some row runs on.
         often: rows whose work may become ready at any moment, by queue.
         once: rows of kinds of once a step, by queue; they become ready only after some event that
             ends a step.
         lanes: lane of each stage, by stage.
         buckets: lanes of the buckets of a stage, by stage.
+        early: kinds of work whose heads may be early.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class Table:
         for entry in self.entries:
             of = self.once if entry.row.kind.once_a_step else self.often
             of[entry.row.queue].append(entry)
+        self.early = frozenset(entry.kind for entry in self.entries if entry.row.early is not never)
 
     def _add_lanes(self, here: StageHere, open_to: int) -> None:
         pipe, stage = here.seat
@@ -91,16 +104,18 @@ class Table:
         for row in rows:
             lane = self._lane(stage, row.bucket)
             lane.count_tasks(row.kind, row.bucket or 0)
-            entry = self._entry_of[row.kind, stage, row.bucket] = Entry(row, lane, stage)
-            self.entries.append(entry)
             for counter, senders, bucket, after in row.needs:
                 needed = self._lane(stage, bucket)
                 if isinstance(counter, Meaning):
                     needed.count_messages(counter, senders, after)
                 self._listening[needed, counter].add(row.queue)
         for row in rows:
-            needs = (self._passed(stage, row.queue, need, queue_of) for need in row.needs)
-            self._lane(stage, row.bucket).needs[row.kind] = tuple(needs)
+            lane = self._lane(stage, row.bucket)
+            needs = tuple([self._passed(stage, row.queue, need, queue_of) for need in row.needs])
+            lane.needs[row.kind] = needs
+            entry = Entry(row, lane, stage, row.kind, needs)
+            self._entry_of[row.kind, stage, row.bucket] = entry
+            self.entries.append(entry)
         for gate in {row.opens for row in rows if row.opens is not None}:
             opening = [row for row in rows if row.opens is gate]
             at_once = self._listening[self.lanes[stage], gate] <= {row.queue for row in opening}

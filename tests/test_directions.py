@@ -1,4 +1,4 @@
-"""Imports go one way: the brain knows nobody, the hands know the brain."""
+"""Imports go one way: the brain knows nobody, the workers know the brain."""
 
 import ast
 import sys

@@ -56,3 +56,23 @@ def test_what_is_missing_is_said_in_one_line(
     assert ended.stderr.startswith(line), ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not (checkout / ".venv").exists()
+
+
+def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    shutil.copytree(ROOT / "scripts", tmp_path / "axrt" / "scripts")
+    tools.mkdir()
+    for name in ("mpirun", "python"):
+        (tools / name).write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        (tools / name).chmod(0o755)
+    ended = subprocess.run(
+        [tmp_path / "axrt" / "scripts" / "quickstart", "run.steps=1"],
+        env={"PATH": os.environ["PATH"], "AXRT_PYTHON": str(tools / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    command = f"{tools}/python -m axrt train examples/quickstart.toml"
+    assert ended.stdout.startswith(f"mpirun -n 2 {command} run.steps=1\n")
+    assert f"{command} run.out=runs/mine" in ended.stdout

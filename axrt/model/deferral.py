@@ -62,12 +62,19 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
 
     ```python
     class Scale(torch.autograd.Function):
-        @staticmethod def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight) return x * weight
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
 
-        @staticmethod def backward(ctx, gradient):
-            x, weight = ctx.saved_tensors return gradient * weight,
-            axrt.defer_weight_gradient(weight, lambda: (gradient * x).sum_to_size(weight.shape))
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+
+            def product():
+                return (gradient * x).sum_to_size(weight.shape)
+
+            return gradient * weight, axrt.defer_weight_gradient(weight, product)
     ```
     """
     if not callable(compute):

@@ -22,14 +22,8 @@ _CLASS: dict[AnyKind, str] = {
     Kind.INPUT: "i",
     Kind.WEIGHT: "w",
 }
-_NAMES = (
-    ("f", "forward"),
-    ("c", "recomputed forward"),
-    ("b", "backward"),
-    ("i", "input gradient"),
-    ("w", "weight gradient"),
-    ("h", "held: forward started, weight gradient not finished"),
-)
+_OTHER = "o"  # of kinds without a colour of their own
+_HELD = ("h", "held: forward started, weight gradient not finished")
 _STYLE = """
 text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}
 .t{font-size:13px;font-weight:bold}
@@ -95,15 +89,13 @@ def _width(line: Timeline) -> int:
 
 
 def _legend(line: Timeline) -> Iterable[str]:
-    kinds = {_CLASS.get(span.task.kind, "o") for span in line.spans if span.task.kind in _CLASS} | {
-        "h"
-    }
+    drawn = {span.task.kind for span in line.computing()}
+    kinds = [*(kind for kind in _CLASS if kind in drawn), *(drawn - _CLASS.keys())]
     at = _LEFT
-    for name, words in _NAMES:
-        if name in kinds:
-            box = f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/>'
-            yield f'{box}<text x="{at + 16}" y="34">{_escape(words)}</text>'
-            at += 30 + 7 * len(words)
+    for name, words in (*((_CLASS.get(kind, _OTHER), kind.label) for kind in kinds), _HELD):
+        box = f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/>'
+        yield f'{box}<text x="{at + 16}" y="34">{_escape(words)}</text>'
+        at += 30 + 7 * len(words)
     if len({span.task.stage for span in line.computing()}) > line.ranks:
         yield f'<text x="{at}" y="34">lighter: a deeper stage of the rank</text>'
 
@@ -123,7 +115,9 @@ def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str
 def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) -> str:
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
     kind = (
-        _CLASS.get(span.task.kind, "o") + (" d" if deeper else "") + (" s" if width < _THIN else "")
+        _CLASS.get(span.task.kind, _OTHER)
+        + (" d" if deeper else "")
+        + (" s" if width < _THIN else "")
     )
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'

@@ -46,6 +46,7 @@ class GradientWorker(Worker):
         self._copies: dict[BucketCopy, int] = {
             to: len(bucket.copies) for (to, _), bucket in self._senders.items()
         }
+        self._here = {bucket.me for of in buckets.values() for bucket in of}
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
 
     def leaves_in_parts(self, stage: int) -> bool:
@@ -120,10 +121,9 @@ class GradientWorker(Worker):
         """Let sums from other ranks arrive in the memory of the gradient."""
         pipe, stage, number = bucket.me
         for copy, rooms in bucket.rooms_for_sums():
-            self._land(
-                Message(Meaning.SUM, stage, step * len(bucket.copies) + copy, pipe, number),
-                rooms,
-            )
+            if bucket.copies[copy] not in self._here:  # what stays here never passes the transport
+                which = step * len(bucket.copies) + copy
+                self._land(Message(Meaning.SUM, stage, which, pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
         total = self._buckets[task.stage][task.part].add_up(self._from_copies(Meaning.PART, task))

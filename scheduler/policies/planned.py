@@ -139,7 +139,7 @@ class Adaptive(Policy):
     A forward runs ahead while fewer than cap - 2p have done so and there is room. An input gradient
     runs ahead where there is no room, or, with a cap above 2p, while another input gradient is due.
     Bound: the cap, in flight and held; 2p by default, the memory of zb-v.
-    Source: axrt's own; docs/schedules.md compares it.
+    Source: axrt's own; docs/study.md compares it.
     """
 
     cap: int = 0  # chunks held on a rank; 0: 2p

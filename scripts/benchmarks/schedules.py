@@ -1,4 +1,4 @@
-"""The tables of docs/schedules.md, simulated; see scripts/study_schedules."""
+"""The tables of docs/study.md, simulated; see scripts/study_schedules."""
 
 import statistics
 import time

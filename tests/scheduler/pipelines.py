@@ -1,4 +1,4 @@
-"""Whole pipelines of brains without hands: in lockstep for timetables, in random order for
+"""Whole pipelines of brains without workers: in lockstep for timetables, in random order for
 properties."""
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,6 +46,7 @@ class Pipeline:
         end: the readers end after so many.
         recomputes: stages whose forwards run again.
         features: the rules of a job.
+        leaves: buckets leave one by one where backwards are whole.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class Pipeline:
         placement: Placement | None = None,
         recomputes: Collection[int] = (),
         features: Callable[[Job], Sequence[Feature]] = features_of,
+        leaves: bool = False,
     ) -> None:
+        self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
         self.end = evaluate if end is None else end
         trains = evaluate is None
@@ -109,18 +112,27 @@ class Pipeline:
         )
 
     def start(self, place: int, task: Task) -> None:
-        more = task.kind is Kind.WEIGHT and task.part < PIECES - 1
-        self.states[place].start(task, more)
+        more = task.part < self.pieces_of(task) - 1
+        # The deepest buckets of a stage are complete first, one with each piece.
+        deepest = len(self.buckets[task.stage]) - 1 - task.part
+        self.states[place].start(task, more, (deepest,) if more and deepest > 0 else ())
         self.ran[place].append(task)
         # Counted here, not asked of the state that is tested.
-        forward, back = task.kind is Kind.FORWARD, task.kind in (Kind.BACKWARD, Kind.INPUT)
-        last = task.kind is Kind.BACKWARD or (task.kind is Kind.WEIGHT and not more)
+        forward = task.kind is Kind.FORWARD
+        back = task.kind is Kind.INPUT or (task.kind is Kind.BACKWARD and not more)
+        last = task.kind in (Kind.BACKWARD, Kind.WEIGHT) and not more
         now = self.now[place] = Bounds(
             self.now[place].in_flight + forward - back, self.now[place].held + forward - last
         )
         self.stash[place] = Bounds(
             max(self.stash[place].in_flight, now.in_flight), max(self.stash[place].held, now.held)
         )
+
+    def pieces_of(self, task: Task) -> int:
+        """Three of a weight gradient; one a bucket of the last whole backward, if they leave."""
+        if task.kind is Kind.BACKWARD and self.leaves and self.job.ends_a_step(task.microbatch):
+            return len(self.buckets[task.stage])
+        return PIECES if task.kind is Kind.WEIGHT else 1
 
     @property
     def finished(self) -> bool:

@@ -314,7 +314,7 @@ def test_adaptive_runs_ahead_of_the_plan_only_where_no_weight_gradient_waits_and
 
 
 def test_running_ahead_of_the_plan_pays_under_jitter_where_there_is_room() -> None:
-    """Of three seeds; docs/schedules.md has the study."""
+    """Of three seeds; docs/study.md has the study."""
     gains = []
     for seed in range(3):
         strict, ahead = (

@@ -1,0 +1,186 @@
+"""Buckets that leave one by one: which leaves when, and that no bit depends on it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.note import News
+from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.task import Kind, Task
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .models import perceptron
+from .reference import (
+    Outcome,
+    configured,
+    random_batches,
+    together,
+    train_on_a_rank,
+)
+from .test_engine import Watch
+from .test_ties import MICROBATCHES as TIED
+from .test_ties import batches as tied_batches
+from .test_ties import tied
+
+MICROBATCHES, STEPS = 4, 3
+SMALL, LARGE = 1e-6, 1000.0  # MiB: a bucket a parameter, a bucket a stage
+POLICIES = ("1f1b", "gpipe", "zb-h1", "adaptive", "breadth-first", "merak")
+
+
+def batches_for(replicas: int) -> Any:
+    return random_batches((6, 16), classes=5, microbatches=MICROBATCHES * replicas)
+
+
+def trained(
+    pipe: int, bucket_mb: float, policy: str, seed: int = 0, memory: dict[str, Any] | None = None
+) -> Outcome:
+    config = configured(
+        MICROBATCHES,
+        parallel={"data": 2, "pipe": pipe},
+        schedule={"policy": policy},
+        memory={"bucket_mb": bucket_mb, **(memory or {})},
+        optimizer={"clip": 0.5},
+    )
+    outcomes = LocalWorld(2 * pipe, seed).run(
+        lambda transport: train_on_a_rank(transport, perceptron(), batches_for(2), STEPS, config)
+    )
+    return together(outcomes, 2)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("pipe", [1, 2])
+def test_the_size_of_buckets_changes_no_bit(pipe: int, policy: str) -> None:
+    whole = trained(pipe, LARGE, policy)
+    assert trained(pipe, SMALL, policy, seed=pipe) == whole
+    assert trained(pipe, 0.002, policy, seed=5) == whole
+
+
+@pytest.mark.parametrize("recompute", ["full", 1])
+def test_nor_where_forwards_run_again(recompute: str | int) -> None:
+    plain = trained(1, LARGE, "1f1b")
+    for bucket_mb in (SMALL, LARGE):
+        assert trained(1, bucket_mb, "1f1b", memory={"recompute": recompute}) == plain
+
+
+class WhenPartsLeave(Watch):
+    """How many pieces of a step's last backward had started when each part was sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces_before: list[int] = []
+        self._pieces = 0
+
+    def started(self, task: Task) -> None:
+        if task.kind in (Kind.BACKWARD, Kind.WEIGHT) and task.microbatch == MICROBATCHES - 1:
+            self._pieces += 1
+
+    def sent(self, rank: int, message: News) -> None:
+        if isinstance(message, Message) and message.meaning is Meaning.PART:
+            self.pieces_before.append(self._pieces)
+
+
+@pytest.mark.parametrize(("policy", "pieces"), [("1f1b", 5), ("zb-h1", 9)])
+def test_a_bucket_leaves_with_the_piece_that_completes_it(policy: str, pieces: int) -> None:
+    """A whole backward has a piece a layer, a weight gradient one for each nn.Linear."""
+    layers = 5
+    watches = [WhenPartsLeave(), WhenPartsLeave()]
+    config = configured(
+        MICROBATCHES,
+        parallel={"data": 2},
+        schedule={"policy": policy, "placement": "linear"},
+        memory={"bucket_mb": SMALL},
+    )
+
+    def rank_main(transport: Transport) -> None:
+        engine = axrt.initialize(
+            perceptron(layers=layers),
+            config=config,
+            transport=transport,
+            observers=[watches[transport.rank]],
+        )
+        with engine:
+            items = batches_for(2)(0)[transport.rank * MICROBATCHES :][:MICROBATCHES]
+            engine.train_batch(iter(items))
+
+    LocalWorld(2).run(rank_main)
+    for watch in watches:
+        assert watch.pieces_before == sorted(watch.pieces_before)
+        assert watch.pieces_before[0] == 1, "the last layer's weights leave with the first piece"
+        assert len(set(watch.pieces_before)) == pieces
+
+
+class Boxes(nn.Module):
+    """Hands on an object that may not travel between stages, but within one."""
+
+    def forward(self, value: Tensor) -> object:
+        return type("Box", (), {"value": value})()
+
+
+class Opens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 5)
+
+    def forward(self, box: Any) -> Tensor:
+        return self.linear(box.value)  # type: ignore[no-any-return]
+
+
+def test_a_stage_is_not_cut_where_what_a_layer_hands_on_cannot_travel() -> None:
+    def outcome(bucket_mb: float) -> Outcome:
+        layers = [axrt.LayerSpec(nn.Linear, 16, 16), axrt.LayerSpec(Boxes), axrt.LayerSpec(Opens)]
+        model = axrt.PipelineModule(layers, nn.functional.cross_entropy)
+        config = configured(MICROBATCHES, parallel={"data": 2}, memory={"bucket_mb": bucket_mb})
+        return together(
+            LocalWorld(2).run(lambda t: train_on_a_rank(t, model, batches_for(2), STEPS, config)), 2
+        )
+
+    assert outcome(SMALL) == outcome(LARGE)
+
+
+class Borrows(nn.Module):
+    """Uses the weight of another layer, which it does not list."""
+
+    def __init__(self, lender: nn.Linear) -> None:
+        super().__init__()
+        self._lender = [lender]
+        self.own = nn.Linear(4, 4)
+
+    def forward(self, value: Tensor) -> Tensor:
+        return self.own(value @ self._lender[0].weight)  # type: ignore[no-any-return]
+
+
+def test_a_gradient_that_comes_after_its_bucket_has_left_is_refused() -> None:
+    def rank_main(transport: Transport) -> None:
+        torch.manual_seed(0)
+        lender = nn.Linear(4, 4)
+        model = axrt.PipelineModule(
+            [Borrows(lender), lender], lambda out, target: (out - target).square().mean()
+        )
+        config = configured(2, parallel={"data": 2}, memory={"bucket_mb": SMALL})
+        engine = axrt.initialize(model, config=config, transport=transport)
+        items = [(torch.ones(2, 4), torch.zeros(2, 4))] * 2
+        with pytest.raises(axrt.ModelError, match=r"1\.weight got a gradient from an earlier"):
+            engine.train_batch(iter(items))
+        raise axrt.ModelError("as it should be")
+
+    with pytest.raises(axrt.ModelError, match="as it should be"):
+        LocalWorld(2).run(rank_main)
+
+
+def test_nothing_is_expected_for_ever() -> None:
+    """With tied weights on one rank some sums never pass the transport."""
+
+    def rank_main(transport: Any) -> None:
+        config = configured(TIED, parallel={"data": 2})
+        engine = axrt.initialize(tied(), config=config, transport=transport)
+        with engine:
+            for step in range(STEPS):
+                mine = tied_batches(2)(step)[transport.rank * TIED :][:TIED]
+                engine.train_batch(iter(mine))
+            assert not transport._landings._rooms
+
+    LocalWorld(2).run(rank_main)
