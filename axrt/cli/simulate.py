@@ -163,7 +163,7 @@ _COSTS = (
     "--jitter",
     default=0.0,
     type=click.FloatRange(0, 3, clamp=False),
-    help="sigma of a lognormal factor on every duration",
+    help="sigma of a lognormal factor on the duration of every forward and backward",
 )
 @click.option(
     "--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again"
