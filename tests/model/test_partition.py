@@ -140,7 +140,7 @@ def test_what_a_pipeline_module_does_not_do_is_refused(
 def test_num_stages_is_checked_against_the_ranks() -> None:
     model = axrt.PipelineModule(LAYERS, functional.mse_loss, num_stages=2)
     assert model.boundaries(2) == [0, 3, 6]
-    with pytest.raises(axrt.ConfigError, match="the run has 3 pipeline ranks"):
+    with pytest.raises(axrt.ConfigError, match="the run's pipeline has 3 stages"):
         model.boundaries(3)
 
 
