@@ -117,8 +117,8 @@ class PipelineModule:
         if self.num_stages not in (None, stages):
             raise ConfigError(
                 f"the model asks for num_stages = {self.num_stages} and the run's pipeline has "
-                f"{stages} stages; expected as many. Leave num_stages away, or change the number of "
-                "ranks or schedule.placement"
+                f"{stages} stages; expected as many. Leave num_stages away, or change the number "
+                "of ranks or schedule.placement"
             )
         return boundaries(self.layers, stages, override or self.partition_method)
 

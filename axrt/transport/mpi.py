@@ -31,6 +31,9 @@ from .waiting import Patience, sharpen_sleep
 _ENVELOPES, _TENSORS = 1, 2  # tags
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
+# A call moves only some 64 KiB of a large message through shared memory, and a rank that computes
+# looks only between two tasks.
+_ROUNDS = 16
 _TURN_S = (
     2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
 )
@@ -83,6 +86,7 @@ class MpiTransport:
         self._lent: list[
             object
         ] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._large_sending = 0  # how many of them are pieces of large tensors
         self._status = MPI.Status()
         self._envelopes: dict[
             int, deque[tuple[bytearray, MPI.Request]]
@@ -115,14 +119,23 @@ class MpiTransport:
         while True:
             self._take_envelopes()
             self._send_what_is_ready()
-            self._let_go_of_sent()
-            arrived = self._completed() if self._coming else []
+            arrived = self._moved()
             if arrived or not wait_s:
                 self._patience.reset()
                 return arrived
             self._patience.pause()
             if time.perf_counter() >= until_s:
                 return arrived
+
+    def _moved(self) -> list[tuple[int, Parcel]]:
+        """Let messages move on, large ones several times; the parcels that are complete."""
+        arrived: list[tuple[int, Parcel]] = []
+        for _ in range(_ROUNDS):
+            self._let_go_of_sent()
+            arrived = self._completed() if self._coming else []
+            if arrived or not (self._coming or self._large_sending):
+                break
+        return arrived
 
     @property
     def receiving(self) -> bool:
@@ -165,12 +178,14 @@ class MpiTransport:
                     self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces
                 ]
                 self._lent += [tensor] * len(pieces)
+                self._large_sending += len(pieces)
 
     def _let_go_of_sent(self) -> None:
         if not self._sending:
             return
         done = MPI.Request.Testsome(self._sending)
         for place in sorted(done or (), reverse=True):
+            self._large_sending -= isinstance(self._lent[place], Tensor)
             del self._sending[place], self._lent[place]
 
     def _take_envelopes(self) -> None:
