@@ -316,7 +316,7 @@ class Dozing(torch.nn.Module):
 def case_short_waits_are_in_the_timeline(comm: "MPI.Comm") -> None:
     """One microbatch is under way, so each rank waits while another works, for less than a
     millisecond each time."""
-    schedule = {"policy": "axonn", "in_flight": 1, "microbatches": 20}
+    schedule = {"policy": "axonn", "max_held": 1, "microbatches": 20}
     config = {"schedule": schedule, "run": {"device": "cpu", "trace_steps": 1}}
     model = axrt.PipelineModule([axrt.LayerSpec(Dozing)] * comm.size, lambda out, target: out.sum())
     engine = axrt.initialize(model, config=config, transport=MpiTransport(comm))
