@@ -62,6 +62,11 @@ def __getattr__(name: str) -> Any:
         for home in _HOMES:
             if hasattr(module := import_module(home), name):
                 return getattr(module, name)
+    try:
+        return import_module(f"axrt.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"axrt.{name}":
+            raise
     raise AttributeError(f"module 'axrt' has no attribute {name!r}")
 
 

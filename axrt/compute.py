@@ -113,7 +113,8 @@ class OnCuda:
         return torch.cuda.stream(self._stream)
 
     def start(self, task: Task, run: Run) -> Made:
-        made = run(task)
+        with torch.cuda.stream(self._stream):
+            made = run(task)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         self._running.append((task, event))

@@ -490,6 +490,17 @@ _RENAMED = {
 }
 
 
+def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections that a former version of axrt has written, with the keys of today."""
+    renamed = {old: new.partition(".")[2] for old, new in _RENAMED.items()}
+    return {
+        section: {renamed.get(f"{section}.{key}", key): value for key, value in keys.items()}
+        if isinstance(keys, Mapping)
+        else keys
+        for section, keys in tree.items()
+    }
+
+
 def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
     """The sections that do not exist, then the keys."""
     sections = get_type_hints(Config)

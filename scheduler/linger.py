@@ -9,7 +9,7 @@ where some moments are in vain than it saves where all are (docs/journal.md).
 
 from collections.abc import Callable
 
-from .rules import Queue
+from .rules import OnDevice, Queue
 from .state import RankState
 from .task import AnyKind, Task
 
@@ -49,7 +49,7 @@ class Linger:
             usual: function that gives the duration of a task; None: as `took` was told.
         """
         task = state.pick(queue)
-        if task is None or not self._share:
+        if task is None or not self._share or queue is not OnDevice.COMPUTE:
             return task
         if task.kind in state.may_be_early and state.is_early(task, has_more(task)):
             takes = (usual or self._usual)(task)

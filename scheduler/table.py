@@ -118,9 +118,9 @@ class Table:
             self.entries.append(entry)
         for gate in {row.opens for row in rows if row.opens is not None}:
             opening = [row for row in rows if row.opens is gate]
-            at_once = self._listening[self.lanes[stage], gate] <= {row.queue for row in opening}
+            listening = self._listening[self.lanes[stage], gate]
             self._opening[stage, gate] = [
-                Passed(lane.count if at_once else lane.finished, row.kind, lane)
+                Passed(lane.count if listening <= {row.queue} else lane.finished, row.kind, lane)
                 for row in opening
                 for lane in [self._lane(stage, row.bucket)]
             ]

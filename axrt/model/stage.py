@@ -18,7 +18,7 @@ own.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,10 +48,12 @@ class _Inflow:
     Args:
         arrived: tensors that want a gradient; () once the inlet has taken them.
         gradients: gradients of these tensors, once the inlet has caught them.
+        caught: the inlet has caught them.
     """
 
     arrived: tuple[Tensor, ...] = ()
     gradients: Gradients = ()
+    caught: bool = False
 
 
 class _Segment(NamedTuple):
@@ -85,6 +87,35 @@ class _Stashed:
     gradients: Gradients = ()
 
 
+def are_apart(
+    graphs: Sequence[tuple[int, Sequence[GradientEdge]]], first_layer: Mapping[int, int]
+) -> bool:
+    """No graph of a microbatch reaches into another one, but by its inlet.
+
+    Args:
+        graphs: (number of its first layer, where its gradients begin) for each, in order.
+        first_layer: number of the first layer that lists a parameter, by the parameter's id.
+    Returns:
+        False also where a graph uses a parameter that only later graphs list.
+    """
+    seen: dict[Any, int] = {}
+    for graph, (_, roots) in enumerate(graphs):
+        ends_before = graphs[graph + 1][0] if graph + 1 < len(graphs) else math.inf
+        waiting = [root.node for root in roots]
+        while waiting:
+            node = waiting.pop()
+            parameter = getattr(node, "variable", None)
+            if parameter is not None:
+                if first_layer.get(id(parameter), 0) >= ends_before:
+                    return False
+            elif node not in seen:
+                seen[node] = graph
+                waiting += [to for to, _ in node.next_functions if to is not None]
+            elif seen[node] != graph:
+                return False
+    return True
+
+
 class _Inlet(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inflow: _Inflow, anchor: Tensor) -> tuple[Tensor, ...]:
@@ -95,6 +126,14 @@ class _Inlet(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, None]:
+        if ctx.inflow.caught:
+            raise ModelError(
+                "a layer got a tensor from an earlier one aside from its input, as it did not in "
+                "the first step, and its gradient came after that one's was complete; expected "
+                "all that passes between layers to be inputs and outputs, or memory.bucket_mb so "
+                "large that a stage has one bucket"
+            )
+        ctx.inflow.caught = True
         ctx.inflow.gradients = gradients
         return None, None
 
@@ -156,6 +195,7 @@ class Stage:
         self._parameters = [parameter for _, parameter in self.named_parameters()]
         self._deferral = Deferral(self._parameters if splits else ())
         self._cuts: tuple[int, ...] = ()
+        self._may_be_cut = False  # known when a microbatch has run in pieces
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The name and parameter of every trained parameter, in model order.
@@ -207,6 +247,9 @@ class Stage:
             inputs = self._forgetting(number, inputs)
             if self.recomputed == whole:
                 return self._ended(number, inputs, target, whole)[0]
+        if in_pieces and self._cuts and not self._may_be_cut:
+            out, stashed.segments = self._first_in_pieces(number, inputs, target)
+            return out
         ends = (*self._cuts, whole) if in_pieces else (whole,)
         out, stashed.segments = self._segments(number, inputs, target, self.recomputed, ends)
         return out
@@ -374,6 +417,30 @@ class Stage:
                 inflow, begin = _Inflow(), end
                 value = self._through_inlet(value, inflow)
         return value, segments
+
+    def _first_in_pieces(self, number: int, inputs: Any, target: Any) -> tuple[Any, list[_Segment]]:
+        """Run a microbatch in pieces for the first time, and find out whether it may be.
+
+        Layers may hand tensors to each other aside from their inputs and outputs, or use weights
+        that they do not list. Then a graph reaches into another one, and the stage is not cut: the
+        microbatch runs again as a whole.
+        """
+        whole, given = len(self._run), (copied(inputs), copied(target))  # layers may work in place
+        buffers = [(buffer, buffer.clone()) for buffer in self.layers.buffers()]
+        ends = (*self._cuts, whole)
+        out, segments = self._segments(number, inputs, target, self.recomputed, ends)
+        own = {
+            id(parameter): int(name.partition(".")[0]) - self.first_layer
+            for name, parameter in self.named_parameters()
+        }
+        if are_apart([(segment.first, segment.roots) for segment in segments], own):
+            self._may_be_cut = True
+            return out, segments
+        self._cuts = ()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        return self._segments(number, *given, self.recomputed, (whole,))
 
     def _ended(
         self, number: int, outputs: Any, target: Any, end: int

@@ -73,21 +73,19 @@ class Bucket:
         self._places = torch.tensor(places, dtype=torch.int64)
         self._schedule, self._device = schedule, device
         self._groups = by_dtype(self._parameters)
-        self._weights = [
-            self._adopted([self._parameters[place] for place in group]) for group in self._groups
-        ]
+        for group in self._groups:
+            self._adopt([self._parameters[place] for place in group])
         self.optimizer = (
             factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)])
             if spec.named
             else None
         )
         self.initial_groups = [dict(group, params=None) for group in self.groups]
-        self._moments: list[FlatBuffer] = []
         self._with_moments = 0
         self._gradients: list[FlatBuffer] = []
         self._views: list[Tensor] = []
         self._untouched: list[int] = []
-        self._closed_at: list[int] = []
+        self._shown: list[tuple[Tensor | None, int]] = []
         self._used = [True] * len(self._parameters)
         self._totals: list[Tensor] = []
 
@@ -107,14 +105,10 @@ class Bucket:
         group."""
         return float(self.groups[0]["lr"]) if self.groups else None
 
-    def _adopted(self, parameters: Sequence[nn.Parameter]) -> FlatBuffer | None:
-        """Flat memory for weights of one type; None where a parameter is more than its elements, so
-        that all keep their own."""
-        if not all(map(can_be_flat, parameters)):
-            return None
-        weights = FlatBuffer(parameters, self._device)
-        weights.adopt(parameters)
-        return weights
+    def _adopt(self, tensors: Sequence[Tensor]) -> None:
+        """Move tensors of one type into flat memory, unless one is more than its elements."""
+        if all(map(can_be_flat, tensors)):
+            FlatBuffer(tensors, self._device).adopt(tensors)  # the views keep the memory
 
     @property
     def first_layer(self) -> int:
@@ -153,7 +147,6 @@ class Bucket:
             self._used[place] = gradient is not None and (
                 gradient is not view or view._version != self._untouched[place]
             )
-        self._closed_at = [view._version for view in self._views]
         self._show_gradients()
 
     def check_unchanged(self) -> None:
@@ -164,8 +157,9 @@ class Bucket:
             ModelError: a weight is used by a layer that does not list it, and part of its gradient
                 came too late to be added up.
         """
-        for (name, _), view, version in zip(self.named, self._views, self._closed_at, strict=True):
-            if self.shared and view._version != version:
+        for (name, parameter), (gradient, version) in zip(self.named, self._shown, strict=True):
+            late = parameter.grad is not gradient
+            if self.shared and (late or (gradient is not None and gradient._version != version)):
                 raise ModelError(
                     f"{name} got a gradient from an earlier layer than its own, which does not "
                     "list it among its parameters; expected an "
@@ -182,6 +176,7 @@ class Bucket:
         """Take the gradient away from every parameter; the bucket keeps its memory."""
         for parameter in self._parameters:
             parameter.grad = None
+        self._remember()
 
     def _allocate(self) -> None:
         self._gradients = [
@@ -198,6 +193,12 @@ class Bucket:
     def _show_gradients(self) -> None:
         for parameter, view, used in zip(self._parameters, self._views, self._used, strict=True):
             parameter.grad = view if used else None
+        self._remember()
+
+    def _remember(self) -> None:
+        """What each parameter's gradient is now: whatever else is found there came too late."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._shown = [(one, 0 if one is None else one._version) for one in gradients]
 
     # Adding up.
 
@@ -282,6 +283,7 @@ class Bucket:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
+        self._remember()
 
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.
@@ -309,12 +311,9 @@ class Bucket:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if _is_moment(value, parameter):
                     moments.setdefault(key, []).append(value)
-        self._moments = []
         for tensors in moments.values():
             for group in by_dtype(tensors):
-                like = [tensors[place] for place in group]
-                self._moments.append(FlatBuffer(like, self._device))
-                self._moments[-1].adopt(like)
+                self._adopt([tensors[place] for place in group])
 
     # Saving and loading.
 

@@ -28,8 +28,11 @@ def replicas(here: StageHere) -> Iterator[Row]:
         if len(copies) > 1:
             parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket=bucket)
-        needs = (whole(here, bucket), losses_of_all(here), *voted(here))
-        yield Row(Kind.STEP, needs, urgent(3), bucket=bucket, opens=Gate.WEIGHTS)
+        # Buckets may leave and step before their stage's backward is done; the next step may not
+        # begin before. One of them waits for it.
+        backward = (Need(here.completes),) if bucket == 0 else ()
+        needs = dict.fromkeys((whole(here, bucket), *backward, losses_of_all(here), *voted(here)))
+        yield Row(Kind.STEP, tuple(needs), urgent(3), bucket=bucket, opens=Gate.WEIGHTS)
 
 
 def seats_of(copies: Copies) -> tuple[Seat, ...]:

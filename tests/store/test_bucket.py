@@ -249,3 +249,21 @@ def test_double_precision_keeps_its_norm() -> None:
     nn.utils.clip_grad_norm_(parameter, 1.0)
     bucket.scale(clip_factor(expected, 1.0))
     assert gradients_of(bucket) == [parameter.grad.tolist()]
+
+
+def test_a_gradient_of_what_was_not_used_before_is_refused_when_it_comes_too_late() -> None:
+    bucket = with_gradients([1.0], None)
+    bucket.named[1][1].sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(axrt.ModelError, match="1 got a gradient from an earlier layer"):
+        bucket.check_unchanged()
+
+
+def test_what_the_step_itself_does_to_a_gradient_is_not_taken_for_a_late_one() -> None:
+    bucket = with_gradients([1.0])
+    bucket.scale(0.5)
+    bucket.check_unchanged()
+    bucket.step(0)
+    bucket.check_unchanged()
+    bucket.named[0][1].sum().backward()  # type: ignore[no-untyped-call]
+    with pytest.raises(axrt.ModelError, match="0 got a gradient from an earlier layer"):
+        bucket.check_unchanged()
