@@ -476,6 +476,7 @@ class Engine:
 
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
+        self._model.release()
         error = as_failure(error)
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")

@@ -3,6 +3,7 @@ caller who asked for them has all."""
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,15 +22,15 @@ class Collected:
 
     Args:
         wanted: number of parts there will be; None while no caller has asked.
-        from_ranks: ranks that send them.
+        due: how many parts each rank sends.
         parts: payloads that have come, by `Note.about`.
-        heard_from: ranks that have sent one.
+        heard: how many parts have come from each rank.
     """
 
     wanted: int | None = None
-    from_ranks: frozenset[int] = frozenset()
+    due: Counter[int] = field(default_factory=Counter)
     parts: dict[int, Any] = field(default_factory=dict)
-    heard_from: set[int] = field(default_factory=set)
+    heard: Counter[int] = field(default_factory=Counter)
 
     @property
     def whole(self) -> bool:
@@ -37,8 +38,8 @@ class Collected:
 
     @property
     def owing(self) -> frozenset[int]:
-        """The ranks that have sent no part yet."""
-        return self.from_ranks - self.heard_from
+        """Ranks of which a part has not come yet."""
+        return frozenset(rank for rank, parts in self.due.items() if self.heard[rank] < parts)
 
     def in_order(self) -> list[Any]:
         return [self.parts[part] for part in sorted(self.parts)]
@@ -74,7 +75,7 @@ class Exchange:
         key = (note.topic, generation, note.number)
         collected = self._open.setdefault(key, Collected())
         collected.parts[note.about] = payload
-        collected.heard_from.add(source)
+        collected.heard[source] += 1
         self._let_go(key)
 
     def claim(
@@ -82,21 +83,20 @@ class Exchange:
         topic: Topic,
         number: int,
         from_ranks: Iterable[int],
-        wanted: int | None = None,
         generation: int = 0,
     ) -> Collected:
         """Ask for the parts under a key.
 
         Args:
             topic, number, generation: the key.
-            from_ranks: ranks that send the parts.
-            wanted: number of parts; None: one from each rank.
+            from_ranks: rank that sends it, for each part.
         Returns:
             The collection, which fills as notes come.
         """
-        key, ranks = (topic, generation, number), frozenset(from_ranks)
+        key = (topic, generation, number)
         collected = self._open.setdefault(key, Collected())
-        collected.from_ranks, collected.wanted = ranks, len(ranks) if wanted is None else wanted
+        collected.due = Counter(from_ranks)
+        collected.wanted = collected.due.total()
         self._let_go(key)
         return collected
 

@@ -90,8 +90,7 @@ class Trainer:
             norms = rank.exchange.claim(
                 Topic.STEPPED,
                 step,
-                self.ranks_of_replica(0),
-                wanted=self._job.stages,
+                [self._rank_of(0, stage) for stage in range(self._job.stages)],
                 generation=self._generation,
             )
             norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731

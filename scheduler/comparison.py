@@ -56,6 +56,8 @@ class Run:
                 f"{file} does not say which schedule it is of; expected the timeline of a run"
             )
         of = dict(line.schedule)
+        if "in_flight" in of:  # as former versions called the cap
+            line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             job = replace(build_schedule(**of), replicas=replicas, votes=clips)

@@ -51,6 +51,14 @@ class Job:
     votes: bool = False
     trains: bool = True
 
+    def __post_init__(self) -> None:
+        pipes = self.placement.pipes
+        if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
+            raise ValueError(
+                f"{self.microbatches} microbatches on {pipes} pipes; expected a "
+                f"multiple of {pipes}, at least 1"
+            )
+
     @property
     def ranks(self) -> int:
         """Number of ranks of a pipeline."""

@@ -333,7 +333,8 @@ class RankState:
     ) -> Iterator[Message]:
         """What follows for buckets that a task, or a piece of it, completes."""
         done = self._completed[task.stage]
-        for bucket in range(len(self._table.buckets[task.stage])) if whole else completes:
+        buckets = range(len(self._table.buckets[task.stage]))
+        for bucket in buckets if whole else completes:
             if bucket not in done:
                 assert row.completes is not None
                 done.add(bucket)
@@ -351,7 +352,7 @@ class RankState:
             IllegalMove: the task has not started, or one before it has not finished.
         """
         row, lane, stage, *_ = self._entry_of(task, "finish")
-        if task not in self._later or lane.finished[task.kind] != task.microbatch:
+        if not self._is_next(task) or lane.finished[task.kind] != task.microbatch:
             raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
         later, more = self._later.pop(task)
         if more:
@@ -375,6 +376,14 @@ class RankState:
         if message.meaning.for_the_host or not self.is_here(message):
             return False
         return len(self.queues) == 1 or self._table.hears_at_once(message, row)
+
+    def _is_next(self, task: Task) -> bool:
+        """Of what runs of a kind on a stage, or on a bucket of it, the task has started first."""
+        of_a_bucket = task.kind.of_a_bucket
+        for one in self._later:  # in the order of their starts; a few at most
+            if one[:2] == task[:2] and (not of_a_bucket or one.part == task.part):
+                return one == task
+        return False
 
     def waiting_for(self) -> list[Lack]:
         """For every head that was asked for and may not run now: what it lacks, and which rank owes
@@ -416,6 +425,8 @@ class RankState:
     def _hear_end(self, message: Message) -> None:
         """Take in the end of the data: training ends where the first reader ends, and in an
         evaluation each replica ends by itself."""
+        if not self.is_here(message):
+            raise IllegalMove(f"{message}: {Coordinates(self.replica, self.rank)} is not there")
         steps = {self.job.step_of(end)[0] for end in (message.number, self.end) if end is not None}
         if self.end is not None and (not self.job.trains or len(steps) > 1):
             raise IllegalMove(
