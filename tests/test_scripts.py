@@ -1,11 +1,15 @@
 """What the scripts say when something is missing: one line, before anything is made."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from .conftest import NOT_THE_REST
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD_PYTHON = "#!/bin/sh\nexit 0\n"
@@ -76,3 +80,27 @@ def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
     command = f"{tools}/python -m axrt train examples/quickstart.toml"
     assert ended.stdout.startswith(f"mpirun -n 2 {command} run.steps=1\n")
     assert f"{command} run.out=runs/mine" in ended.stdout
+
+
+def test_scripts_test_leaves_sweeps_out_and_ci_runs_everything() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert options["addopts"].endswith(f"-m 'not gpu{NOT_THE_REST}'")
+    assert any(mark.startswith("sweep: ") for mark in options["markers"])
+    assert (
+        '--full) exec "$python" -m pytest -m "not gpu"' in (ROOT / "scripts" / "test").read_text()
+    )
+    runs = re.findall(
+        r"^AXRT_MPI=(\w+) scripts/test (.*?)(?: #.*)?$",
+        (ROOT / ".ci" / "run").read_text(),
+        re.MULTILINE,
+    )
+    assert runs == [("mpich", "--full -rs"), ("openmpi", "--full -n 0 -rs tests/mpi")]
+
+
+def test_the_head_of_scripts_test_is_its_help() -> None:
+    told = subprocess.run(
+        [ROOT / "scripts" / "test", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.startswith("Installs axrt into .venv and runs its tests")
+    assert "scripts/test --full" in told
+    assert told.count("\n") == 7

@@ -29,6 +29,7 @@ from ..engine.reference import (
 )
 from ..engine.test_ties import batches as token_batches
 from ..engine.test_ties import tied
+from ..sweeps import swept
 
 MICROBATCHES, STEPS, HALF = 4, 6, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -98,11 +99,9 @@ def load(
     }
 
 
-@pytest.mark.parametrize(
-    "factory", [adamw, momentum, lambda named: torch.optim.Adafactor([p for _, p in named])]
-)
-@pytest.mark.parametrize(
-    "sections", [{}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}]
+@swept(
+    ("sections", [{}, {"optimizer": {"clip": 0.5}, "memory": {"bucket_mb": 0.001}}]),
+    ("factory", [adamw, momentum, lambda named: torch.optim.Adafactor([p for _, p in named])]),
 )
 def test_n_steps_equal_k_plus_the_rest_to_the_bit(
     tmp_path: Path, factory: Any, sections: Any
@@ -116,8 +115,10 @@ def test_n_steps_equal_k_plus_the_rest_to_the_bit(
     assert all(torch.equal(parameters[name], tensor) for name, tensor in whole.parameters.items())
 
 
-@pytest.mark.parametrize("saved", [(1, 1), (3, 1), (4, 2), (2, 2)])
-@pytest.mark.parametrize("loaded", [(1, 1), (2, 1), (4, 1), (2, 2), (6, 2), (4, 4)])
+@swept(
+    ("loaded", [(1, 1), (2, 1), (4, 1), (2, 2), (6, 2), (4, 4)]),
+    ("saved", [(1, 1), (3, 1), (4, 2), (2, 2)]),
+)
 def test_any_pipe_and_data_sizes_load_any_other(
     tmp_path: Path, saved: tuple[int, int], loaded: tuple[int, int]
 ) -> None:
@@ -290,7 +291,7 @@ class Breaks(axrt.AxrtError):
     pass
 
 
-@pytest.mark.parametrize("seed", range(5))
+@swept(("seed", range(5)), quick=2)
 def test_the_same_engines_save_and_load_what_they_have_saved(tmp_path: Path, seed: int) -> None:
     def rank_main(transport: Transport) -> list[float]:
         with axrt.initialize(

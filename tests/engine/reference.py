@@ -105,8 +105,15 @@ def run_in_plain_torch(
     compute: torch.dtype | None,
     device: torch.device = CPU,
 ) -> Any:
+    # torch.manual_seed does this and more: for a device that is not used it keeps the stack, each
+    # time.
+    seeded = (
+        torch.default_generator
+        if device.type == "cpu"
+        else torch.cuda.default_generators[device.index or 0]
+    )
     for place, layer in enumerate(whole):
-        torch.manual_seed(axrt.seed_of(SEED, step, k, place))
+        seeded.manual_seed(axrt.seed_of(SEED, step, k, place))
         with computing(compute, device):
             value = layer(value)
         if compute and value.dtype == torch.float32:

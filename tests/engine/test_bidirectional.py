@@ -1,6 +1,7 @@
 """Two pipes over the same ranks: every stage held twice, every microbatch through one pipe, one
 gradient."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from axrt.scheduler.task import Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import fewer, swept
 from .models import perceptron
 from .reference import (
     TWO_PIPES,
@@ -34,7 +36,7 @@ from .test_ties import tied
 from .test_weighted_losses import batches as weighted_batches
 from .test_weighted_losses import model as weighted_model
 
-MICROBATCHES, STEPS = 6, 10
+MICROBATCHES, STEPS = 6, fewer(10, quick=4)
 
 
 def batches_for(data: int) -> Any:
@@ -56,17 +58,20 @@ def on_ranks(ranks: int, data: int = 1, seed: int = 0, steps: int = STEPS, **of:
     )
 
 
-@pytest.mark.parametrize("policy", TWO_PIPES)
-@pytest.mark.parametrize(("ranks", "data"), [(2, 1), (4, 1), (2, 2), (4, 3)])
+@cache
+def in_plain_torch(data: int) -> Outcome:
+    return train_in_plain_torch(perceptron(), batches_for(data), STEPS)
+
+
+@swept(("ranks, data", [(2, 1), (4, 1), (2, 2), (4, 3)]), ("policy", TWO_PIPES))
 def test_two_pipes_train_as_one_process(ranks: int, data: int, policy: str) -> None:
-    reference = train_in_plain_torch(perceptron(), batches_for(data), STEPS)
+    reference = in_plain_torch(data)
     outcome = on_ranks(ranks, data, schedule={"policy": policy})
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
     assert outcome.norms[0] == pytest.approx(reference.norms[0], rel=1e-6)
 
 
-@pytest.mark.parametrize("policy", TWO_PIPES)
-@pytest.mark.parametrize("data", [1, 2])
+@swept(("data", [1, 2]), ("policy", TWO_PIPES))
 def test_the_first_gradient_is_that_of_plain_torch(data: int, policy: str) -> None:
     before = dict(perceptron().sequential(7).named_parameters())
 

@@ -8,6 +8,7 @@ import torch
 import axrt
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import motley, perceptron
 from .reference import (
     ONE_PIPE,
@@ -54,9 +55,7 @@ def reference() -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("policy", ONE_PIPE)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE), ("seed", range(3)))
 def test_every_policy_and_depth_has_the_bits_of_plain_torch(
     reference: Outcome, ranks: int, policy: str, seed: int
 ) -> None:

@@ -11,6 +11,7 @@ import axrt
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import motley, perceptron
 from .reference import (
     Outcome,
@@ -57,17 +58,18 @@ def reference() -> Outcome:
     return train_in_plain_torch(deep(), BATCHES, STEPS)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("policy", ["breadth-first", "interleaved-1f1b"])
-@pytest.mark.parametrize(("ranks", "chunks"), [(1, 1), (1, 3), (2, 2), (3, 2), (4, 3)])
+@swept(
+    ("ranks, chunks", [(1, 1), (1, 3), (2, 2), (3, 2), (4, 3)]),
+    ("policy", ["breadth-first", "interleaved-1f1b"]),
+    ("seed", range(2)),
+)
 def test_looped_policies_have_the_bits_of_plain_torch(
     reference: Outcome, ranks: int, chunks: int, policy: str, seed: int
 ) -> None:
     assert on_ranks(ranks, policy, chunks, seed) == reference
 
 
-@pytest.mark.parametrize("policy", ["interleaved-1f1b", "zb-v", "adaptive"])
-@pytest.mark.parametrize("clip", [0.0, 0.5])
+@swept(("clip", [0.0, 0.5]), ("policy", ["interleaved-1f1b", "zb-v", "adaptive"]))
 def test_clipping_buckets_and_empty_stages_change_no_bit(clip: float, policy: str) -> None:
     reference = train_in_plain_torch(deep(), BATCHES, STEPS, clip=clip)
     sections: dict[str, Any] = {

@@ -11,6 +11,7 @@ from axrt.scheduler.task import AnyKind, Kind
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import motley, perceptron
 from .reference import (
     ONE_PIPE,
@@ -44,8 +45,7 @@ def reference() -> Outcome:
     return clipped
 
 
-@pytest.mark.parametrize("policy", ONE_PIPE)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE))
 def test_clipping_has_the_bits_of_plain_torch(reference: Outcome, ranks: int, policy: str) -> None:
     outcome = on_ranks(ranks, schedule={"policy": policy}, memory={"bucket_mb": 0.002})
     assert outcome == Outcome(reference.losses, [], reference.parameters)

@@ -15,6 +15,7 @@ import axrt
 from axrt import LayerSpec, PipelineModule
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import motley, perceptron
 from .reference import (
     Outcome,
@@ -82,8 +83,7 @@ def train(
     )
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1", "adaptive"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@swept(("ranks", [1, 2, 4]), ("policy", ["1f1b", "zb-h1", "adaptive"]))
 def test_compiled_layers_have_the_bits_of_those_that_are_not_where_the_backend_keeps_them(
     ranks: int, policy: str
 ) -> None:

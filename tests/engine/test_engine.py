@@ -3,6 +3,7 @@
 import gc
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -22,9 +23,11 @@ from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import perceptron
 from .reference import (
     ONE_PIPE,
+    Outcome,
     adamw,
     configured,
     random_batches,
@@ -81,6 +84,11 @@ class Delayed(OnCpu):
         self._running.clear()
 
 
+@cache
+def in_plain_torch(steps: int) -> Outcome:
+    return train_in_plain_torch(perceptron(), BATCHES, steps)
+
+
 @pytest.mark.parametrize("policy", ONE_PIPE)
 def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(
     policy: str, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +100,7 @@ def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(
             lambda transport: train_on_a_rank(transport, model, BATCHES, 3, config)
         )
     )
-    assert outcome == train_in_plain_torch(perceptron(), BATCHES, 3)
+    assert outcome == in_plain_torch(3)
 
 
 class Watch(Observer):
@@ -156,7 +164,7 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
         assert LocalWorld(3, seed).run(rank_main) == [reference.losses] * 3
 
 
-@pytest.mark.parametrize("seed", range(60))
+@swept(("seed", range(60)), quick=4)
 def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed: int) -> None:
     def rank_main(transport: Transport) -> list[float]:
         losses = []
@@ -187,14 +195,13 @@ def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("policy", ONE_PIPE)
-@pytest.mark.parametrize("ranks", [1, 3])
+@swept(("ranks", [1, 3]), ("policy", ONE_PIPE))
 def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(
     ranks: int, policy: str
 ) -> None:
     items = BATCHES(99) + BATCHES(98)[:3]
     expected = plain_evaluation(perceptron().sequential(7), items)
-    reference = train_in_plain_torch(perceptron(), BATCHES, 2)
+    reference = in_plain_torch(2)
 
     def rank_main(transport: Transport) -> list[float]:
         config = configured(MICROBATCHES, schedule={"policy": policy})

@@ -20,6 +20,7 @@ from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import Block, motley, perceptron
 from .reference import (
     CPU,
@@ -63,16 +64,14 @@ def reference() -> Outcome:
     return train_in_plain_torch(perceptron(), BATCHES, STEPS)
 
 
-@pytest.mark.parametrize("recompute", ["full", 1, "stage-aware:0.6"])
-@pytest.mark.parametrize("policy", ONE_PIPE)
+@swept(("policy", ONE_PIPE), ("recompute", ["full", 1, "stage-aware:0.6"]))
 def test_every_policy_has_the_bits_of_plain_torch_dropout_included(
     reference: Outcome, policy: str, recompute: str | int
 ) -> None:
     assert on_ranks(2, recompute, policy) == reference
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-@pytest.mark.parametrize("policy", ["gpipe", "merak", "varuna", "zb-h2"])
+@swept(("policy", ["gpipe", "merak", "varuna", "zb-h2"]), ("ranks", [1, 3, 4]))
 def test_at_any_depth(reference: Outcome, ranks: int, policy: str) -> None:
     assert on_ranks(ranks, "full", policy) == reference
 

@@ -1,5 +1,6 @@
 """Replicas: the gradient of all microbatches of all of them, in one order of summation."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from axrt.reader import _digest
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import fewer, first, swept
 from .models import perceptron
 from .reference import (
     ONE_PIPE,
@@ -26,7 +28,7 @@ from .reference import (
 )
 from .test_engine import Delayed
 
-MICROBATCHES, STEPS = 6, 10
+MICROBATCHES, STEPS = 6, fewer(10, quick=4)
 
 
 def batches_for(replicas: int) -> Any:
@@ -49,6 +51,11 @@ def on_ranks(
         lambda transport: train_on_a_rank(transport, whole, batches, steps, config)
     )
     return together(outcomes, data)
+
+
+@cache
+def in_plain_torch(replicas: int) -> Outcome:
+    return train_in_plain_torch(perceptron(), batches_for(replicas), STEPS)
 
 
 def sgd_of_rate_one(named: Any) -> torch.optim.Optimizer:
@@ -77,12 +84,11 @@ def relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> flo
     )
 
 
-@pytest.mark.parametrize("policy", ONE_PIPE)
-@pytest.mark.parametrize(("pipe", "data"), [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)])
+@swept(("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]), ("policy", ONE_PIPE))
 def test_replicas_train_as_one_process_with_all_their_microbatches(
     pipe: int, data: int, policy: str
 ) -> None:
-    reference = train_in_plain_torch(perceptron(), batches_for(data), STEPS)
+    reference = in_plain_torch(data)
     outcome = on_ranks(pipe, data, schedule={"policy": policy})
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
     assert outcome.norms[0] == pytest.approx(reference.norms[0], rel=1e-6)
@@ -102,7 +108,7 @@ def test_the_first_gradient_is_that_of_plain_torch(pipe: int, data: int) -> None
     assert relative_difference(expected, first_gradient(pipe, data)) < 1e-6
 
 
-@pytest.mark.parametrize("data", [2, 3])
+@pytest.mark.parametrize("data", first([2, 3]))
 def test_bits_depend_on_the_number_of_replicas_alone(data: int) -> None:
     expected = on_ranks(1, data, steps=3)
     assert on_ranks(3, data, seed=5, steps=3) == expected
@@ -123,9 +129,7 @@ def test_buckets_of_any_size_have_the_bits_of_plain_torch_on_one_replica() -> No
         0.001,
         0.01,
     ):  # from one parameter a bucket to a few; the largest here has 2 KiB
-        assert on_ranks(2, 1, memory={"bucket_mb": bucket_mb}) == train_in_plain_torch(
-            perceptron(), batches_for(1), STEPS
-        )
+        assert on_ranks(2, 1, memory={"bucket_mb": bucket_mb}) == in_plain_torch(1)
 
 
 def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +204,7 @@ def test_one_huge_parameter_is_a_bucket_of_its_own() -> None:
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@swept(("seed", range(20)), quick=4)
 def test_the_first_reader_that_ends_ends_the_step_on_every_rank(seed: int) -> None:
     batches = batches_for(2)
 
@@ -292,7 +296,7 @@ def test_replicas_may_read_tensors_of_any_strides() -> None:
     assert len({_digest((tensor, torch.ones(1))) for tensor in odd}) == 3
 
 
-@pytest.mark.parametrize("seed", range(8))
+@swept(("seed", range(8)), quick=2)
 def test_modules_given_as_they_are_take_the_values_of_the_first_replica_as_they_were_at_the_start(
     seed: int,
 ) -> None:

@@ -11,6 +11,7 @@ import axrt
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import swept
 from .models import Block
 from .reference import Outcome, configured, together, train_in_plain_torch, train_on_a_rank
 
@@ -100,8 +101,7 @@ def gradient(before: nn.Sequential, after: dict[str, Tensor]) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("make", [tied, three_times])
-@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 3)])
+@swept(("pipe, data", [(1, 1), (2, 1), (4, 1), (1, 2), (2, 3)]), ("make", [tied, three_times]))
 def test_the_gradient_is_that_of_plain_torch(pipe: int, data: int, make: Any) -> None:
     rate_one = lambda named: torch.optim.SGD(named, lr=1.0)  # noqa: E731
     expected = gradient(
@@ -111,8 +111,7 @@ def test_the_gradient_is_that_of_plain_torch(pipe: int, data: int, make: Any) ->
     assert float((found - expected).norm() / expected.norm()) < 1e-6
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.3])
-@pytest.mark.parametrize("data", [1, 2])
+@swept(("data", [1, 2]), ("clip", [0.0, 0.3]))
 def test_bits_are_the_same_on_one_rank_on_two_and_for_any_partition(data: int, clip: float) -> None:
     for model in (tied(), three_times()):
         expected = on_ranks(1, data, model, optimizer={"clip": clip})

@@ -11,10 +11,11 @@ import axrt
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import fewer, swept
 from .models import perceptron
 from .reference import Outcome, configured, together, train_in_plain_torch, train_on_a_rank
 
-MICROBATCHES, STEPS = 3, 10
+MICROBATCHES, STEPS = 3, fewer(10, quick=4)
 IGNORED = -100
 
 
@@ -53,8 +54,7 @@ def on_ranks(pipe: int, data: int, **sections: Any) -> Outcome:
     )
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.5])
-@pytest.mark.parametrize(("pipe", "data"), [(1, 1), (3, 1), (1, 2), (2, 3)])
+@swept(("pipe, data", [(1, 1), (3, 1), (1, 2), (2, 3)]), ("clip", [0.0, 0.5]))
 def test_the_loss_is_the_sum_of_sums_over_the_sum_of_weights(
     pipe: int, data: int, clip: float
 ) -> None:

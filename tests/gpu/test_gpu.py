@@ -6,8 +6,15 @@ from tests.mpi.jobs import said
 
 from . import cases
 
+
+def marks_of(device: str, size: int) -> list[pytest.MarkDecorator]:
+    if device == "cuda":
+        return [pytest.mark.gpu]
+    return [pytest.mark.sweep] * (size == 1)
+
+
 CASES = [
-    pytest.param(device, size, name, marks=[pytest.mark.gpu] * (device == "cuda"))
+    pytest.param(device, size, name, marks=marks_of(device, size))
     for device in ("cpu", "cuda")
     for size in (1, 2)
     for name in cases.names(size, device)

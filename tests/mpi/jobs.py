@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .mpirun import mpirun
+from .mpirun import COMPILES, mpirun
 
 DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases compute
 
@@ -15,7 +15,10 @@ DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases 
 def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
     out = Path(mkdtemp()) / "results.json"
     ended = mpirun(
-        ranks, ["-m", "tests.mpi.runner", module, str(out)], timeout_s=300, extra=_variables(device)
+        ranks,
+        ["-m", "tests.mpi.runner", module, str(out)],
+        timeout_s=300,
+        extra=_variables(module, device),
     )
     results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
     for failed in out.parent.glob("*.failed"):
@@ -27,12 +30,10 @@ def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
     )
 
 
-def _variables(device: str) -> dict[str, str]:
-    # with which cuBLAS repeats itself
-    return {
-        DEVICE: device,
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }
+def _variables(module: str, device: str) -> dict[str, str]:
+    compiles = {COMPILES: "yes"} if module == "tests.gpu.cases" else {}
+    # The workspace with which cuBLAS repeats itself.
+    return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **compiles}
 
 
 def said(module: str, ranks: int, case: str, device: str = "cpu") -> str:

@@ -1,4 +1,4 @@
-"""Every case under mpirun, one job a world size."""
+"""Every case under mpirun, one job a world size; the quick run has the job of two ranks."""
 
 import pytest
 
@@ -6,10 +6,13 @@ from . import cases
 from .jobs import said
 
 SIZES = (1, 2, 3, 4)
+CASES = [
+    pytest.param(size, name, marks=[pytest.mark.sweep] * (size != 2))
+    for size in SIZES
+    for name in cases.names(size)
+]
 
 
-@pytest.mark.parametrize(
-    ("size", "case"), [(size, name) for size in SIZES for name in cases.names(size)]
-)
+@pytest.mark.parametrize(("size", "case"), CASES)
 def test_holds_under_mpirun(size: int, case: str) -> None:
     assert said(cases.__name__, size, case) == ""

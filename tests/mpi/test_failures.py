@@ -8,44 +8,53 @@ from pathlib import Path
 
 import pytest
 
+from ..sweeps import first
 from .mpirun import ROOT, Ended, is_open_mpi, mpirun, run
 
 END_S = 10  # so long a job may take to end
 
 
 @cache
+def job_of(name: str, ranks: int) -> Ended:
+    return mpirun(ranks, ["-m", "tests.mpi.victims", name], timeout_s=60)
+
+
+@cache
 def start_s() -> float:
     """What Python and torch take to start on two busy cores: ten seconds, or what a job takes here
     in which all is well."""
-    return max(10.0, mpirun(2, ["-m", "tests.mpi.victims", "all_is_well"], timeout_s=60).seconds)
+    return max(10.0, job_of("all_is_well", 2).seconds)
 
 
 def victim(name: str, ranks: int = 2) -> Ended:
-    ended = mpirun(ranks, ["-m", "tests.mpi.victims", name], timeout_s=60)
+    ended = job_of(name, ranks)
     assert ended.seconds < END_S + start_s(), ended.err
     return ended
 
 
 @pytest.mark.parametrize(
     ("name", "text", "task"),
-    [
-        (
-            "a_layer_raises",
-            "RuntimeError: the layer has had enough",
-            "on rank 1, step 1, task F1.6",
-        ),
-        (
-            "a_layer_raises_and_the_user_catches_it",
-            "RuntimeError: the layer has had enough",
-            "on rank 1, step 1, task F1.6",
-        ),
-        ("a_thread_raises", "ZeroDivisionError", "has failed at step"),
-        (
-            "the_users_code_raises",
-            "LookupError: the user's own mistake",
-            "has failed at step 1, task step1.0",
-        ),
-    ],
+    first(
+        [
+            (
+                "a_layer_raises",
+                "RuntimeError: the layer has had enough",
+                "on rank 1, step 1, task F1.6",
+            ),
+            (
+                "a_layer_raises_and_the_user_catches_it",
+                "RuntimeError: the layer has had enough",
+                "on rank 1, step 1, task F1.6",
+            ),
+            ("a_thread_raises", "ZeroDivisionError", "has failed at step"),
+            (
+                "the_users_code_raises",
+                "LookupError: the user's own mistake",
+                "has failed at step 1, task step1.0",
+            ),
+        ],
+        quick=2,
+    ),
 )
 def test_a_rank_that_raises_prints_its_traceback_once_and_ends_every_rank(
     name: str, text: str, task: str
@@ -67,17 +76,19 @@ def test_a_loss_that_is_not_a_number_names_step_stage_and_microbatch() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        (
-            "the_loss_has_no_gradient",
-            "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is "
-            "trained",
-        ),
-        (
-            "nothing_is_evaluated",
-            "axrt: eval_batch got no microbatch on any replica; expected one or more",
-        ),
-    ],
+    first(
+        [
+            (
+                "the_loss_has_no_gradient",
+                "rank 1 of 2 on .*: the loss of step 0, microbatch 0 depends on no weight that is "
+                "trained",
+            ),
+            (
+                "nothing_is_evaluated",
+                "axrt: eval_batch got no microbatch on any replica; expected one or more",
+            ),
+        ]
+    ),
 )
 def test_what_would_train_nonsense_is_told_in_one_line_and_ends_with_code_2(
     name: str, text: str
@@ -116,10 +127,12 @@ def test_a_rank_that_is_in_another_call_is_named_by_those_who_wait_for_it() -> N
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("one_rank_saves", "from rank 1, which waits for this rank in another call"),
-        ("one_rank_broadcasts", "from rank 0, which waits for this rank in another call"),
-    ],
+    first(
+        [
+            ("one_rank_saves", "from rank 1, which waits for this rank in another call"),
+            ("one_rank_broadcasts", "from rank 0, which waits for this rank in another call"),
+        ]
+    ),
 )
 def test_ranks_that_wait_for_each_other_in_different_calls_are_told_so(
     name: str, text: str
@@ -142,12 +155,14 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        ("a_rank_is_stopped", "it does not answer: it has died, or is stopped"),
-        ("a_rank_holds_the_interpreter", "it does not answer: it has died, or is stopped"),
-        ("a_rank_waits_for_itself", "it answers, and does nothing: a deadlock?"),
-        ("a_rank_is_stopped_at_the_end", "it does not answer"),
-    ],
+    first(
+        [
+            ("a_rank_is_stopped", "it does not answer: it has died, or is stopped"),
+            ("a_rank_holds_the_interpreter", "it does not answer: it has died, or is stopped"),
+            ("a_rank_waits_for_itself", "it answers, and does nothing: a deadlock?"),
+            ("a_rank_is_stopped_at_the_end", "it does not answer"),
+        ]
+    ),
 )
 def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, how: str) -> None:
     ended = victim(name)
@@ -194,11 +209,13 @@ def test_a_save_says_whom_it_waits_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "a_rank_computes_for_long",
-        "a_rank_waits_for_a_child_that_computes",
-        "a_rank_is_stopped_for_a_while",
-    ],
+    first(
+        [
+            "a_rank_computes_for_long",
+            "a_rank_waits_for_a_child_that_computes",
+            "a_rank_is_stopped_for_a_while",
+        ]
+    ),
 )
 def test_a_rank_that_works_for_longer_than_the_patience_is_waited_for(name: str) -> None:
     ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60)
@@ -208,11 +225,13 @@ def test_a_rank_that_works_for_longer_than_the_patience_is_waited_for(name: str)
 
 @pytest.mark.parametrize(
     ("name", "who"),
-    [
-        ("a_rank_leaves_by_the_back_door", "1"),
-        ("a_thread_leaves_by_the_back_door", "0"),
-        ("a_thread_leaves_by_the_back_door", "1"),
-    ],
+    first(
+        [
+            ("a_rank_leaves_by_the_back_door", "1"),
+            ("a_thread_leaves_by_the_back_door", "0"),
+            ("a_thread_leaves_by_the_back_door", "1"),
+        ]
+    ),
 )
 def test_a_rank_that_leaves_by_os_exit_is_no_success(name: str, who: str) -> None:
     ended = mpirun(2, ["-m", "tests.mpi.victims", name], timeout_s=60, extra={"WHO": who})
@@ -271,26 +290,29 @@ def test_batches_that_end_are_told_once() -> None:
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("name", ["a_rank_exits", "a_rank_exits_inside"])
+@pytest.mark.parametrize("name", first(["a_rank_exits", "a_rank_exits_inside"]))
 def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
     assert victim(name).code != 0
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        (
-            "the_configuration_is_wrong",
-            "there is no key schedule.polcy; did you mean schedule.policy?",
-        ),
-        (
-            "configurations_differ",
-            "schedule.microbatches is 4 on rank 0 and 5 on rank 1; expected the same on every rank",
-        ),
-        ("models_differ", "model layers.1 is 'Linear' on rank 0 and 'FailsAt' on rank 1"),
-        ("more_stages_than_layers", "1 layers cannot fill 2 stages"),
-        ("too_many_stages", "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1"),
-    ],
+    first(
+        [
+            (
+                "configurations_differ",
+                "schedule.microbatches is 4 on rank 0 and 5 on rank 1; expected the same on every "
+                "rank",
+            ),
+            (
+                "the_configuration_is_wrong",
+                "there is no key schedule.polcy; did you mean schedule.policy?",
+            ),
+            ("models_differ", "model layers.1 is 'Linear' on rank 0 and 'FailsAt' on rank 1"),
+            ("more_stages_than_layers", "1 layers cannot fill 2 stages"),
+            ("too_many_stages", "2 ranks do not factor into parallel.pipe x parallel.data = 3 x 1"),
+        ],
+    ),
 )
 def test_a_wrong_configuration_is_printed_once_and_all_leave_with_code_2(
     name: str, text: str
@@ -301,7 +323,7 @@ def test_a_wrong_configuration_is_printed_once_and_all_leave_with_code_2(
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("name", ["all_is_well", "nobody_closes"])
+@pytest.mark.parametrize("name", first(["all_is_well", "nobody_closes"]))
 def test_a_job_that_goes_well_ends_with_code_0_and_says_nothing_of_ours(name: str) -> None:
     ended = victim(name)
     assert ended.code == 0, ended.err

@@ -16,6 +16,7 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.scheduler.timeline import Timeline
 
 from ..cli.test_train import TINY
+from ..sweeps import first
 from .mpirun import environment, is_open_mpi, launcher, mpirun, run
 
 ENDLESS = "run.steps=100000"
@@ -129,7 +130,7 @@ def test_ctrl_c_saves_where_the_launcher_waits_and_harms_no_checkpoint_where_it_
         assert f"interrupted after step {step}" in out
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", first([signal.SIGINT, signal.SIGUSR1]))
 def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -163,7 +164,7 @@ def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(
     assert f"interrupted after step {Manifest.read(checkpoint_in(tmp_path / 'out')).step}" in out
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", first([3, 1]))
 def test_doctor_looks_at_all_ranks_and_measures_between_them(ranks: int) -> None:
     ended = mpirun(ranks, ["-m", "axrt", "doctor", "--json"])
     found = json.loads(ended.out)

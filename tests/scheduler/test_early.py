@@ -13,6 +13,8 @@ from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, simulate
 from axrt.scheduler.task import AnyKind, Kind, Task
 
+from ..sweeps import swept
+
 
 class Seen(NamedTuple):
     """What a policy looks at, of the first rank of four with eight microbatches."""
@@ -91,8 +93,7 @@ def test_where_the_plan_says_nothing_of_weight_gradients_none_is_early() -> None
     assert not policy_by_name("zb-h1").is_early(Task(Kind.WEIGHT, 0, 0), after(0, held=0))
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 8), (8, 16), (8, 32)])
-@pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
+@swept(("policy", ["zb-v", "adaptive"]), ("ranks, microbatches", [(4, 8), (8, 16), (8, 32)]))
 def test_waiting_a_moment_pays_where_messages_take_time_and_costs_nothing_where_they_do_not(
     policy: str, ranks: int, microbatches: int
 ) -> None:

@@ -3,7 +3,7 @@
 from math import exp
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.bound import least_makespan
@@ -15,6 +15,7 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.task import Kind, Task
 from axrt.scheduler.timeline import Pause, Span, Timeline
 
+from ..sweeps import examples
 from .test_policies import fitting
 
 WORK = (Work(1, 2, 0.5), Work(2, 1, 1), Work(1, 1, 2), Work(1.5, 1, 1))
@@ -154,7 +155,7 @@ def test_a_model_cut_otherwise_costs_the_same(
     st.floats(0, 1),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150, quick=50)
 def test_no_schedule_beats_the_bound(
     name: str,
     ranks: int,

@@ -3,7 +3,7 @@
 from textwrap import dedent
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
@@ -13,6 +13,7 @@ from axrt.scheduler.policies import NAMES, Fixed, placement_for, policy_by_name
 from axrt.scheduler.simulator import Costs, order_of, simulate
 from axrt.scheduler.task import Kind, Task
 
+from ..sweeps import examples
 from .pipelines import Pipeline, run_in_random_order
 from .test_policies import fitting
 
@@ -147,7 +148,7 @@ def test_what_is_done_again_is_no_part_of_an_order() -> None:
         Order.parse("F0.0,R0.0,B0.0")
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80, quick=20)
 @given(
     st.sampled_from(NAMES),
     st.integers(1, 6),

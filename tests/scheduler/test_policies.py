@@ -1,7 +1,9 @@
 """What each policy does, drawn; and what it promises, under any order of events."""
 
+from collections.abc import Callable
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from axrt.scheduler.placement import (
@@ -15,6 +17,7 @@ from axrt.scheduler.placement import (
 from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.task import Kind, Task
 
+from ..sweeps import examples
 from .pipelines import PIECES, Pipeline, drawn, run_in_random_order, timetable
 
 
@@ -194,6 +197,17 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
     ), microbatches
 
 
+def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """What is drawn leaves some policies out now and then; so much is always run of each."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        for name in NAMES:
+            test = example(name, *rest)(test)
+        return test
+
+    return decorate
+
+
 @given(
     st.sampled_from(NAMES),
     st.integers(1, 8),
@@ -208,7 +222,8 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
     st.integers(0, 3),
     st.integers(),
 )
-@settings(max_examples=600, deadline=None)
+@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1)
+@examples(600, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
     ranks: int,
@@ -267,7 +282,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     st.integers(0, 24),
     st.integers(),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200, quick=50)
 def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     name: str, ranks: int, chunks: int, microbatches: int, length: int, seed: int
 ) -> None:
@@ -289,7 +304,7 @@ def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     st.booleans(),
     st.integers(),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200, quick=50)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     name: str, ranks: int, microbatches: int, end: int, replicas: int, clips: bool, seed: int
 ) -> None:
@@ -315,7 +330,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
 
 
 @given(st.sampled_from(NAMES), st.integers(1, 5), st.integers(1, 8), st.integers())
-@settings(max_examples=100, deadline=None)
+@examples(100, quick=50)
 def test_microbatches_run_in_order_within_a_kind_and_a_stage(
     name: str, ranks: int, microbatches: int, seed: int
 ) -> None:

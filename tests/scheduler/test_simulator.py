@@ -4,7 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
@@ -17,6 +17,7 @@ from axrt.scheduler.state import END, INPUT, ROOM
 from axrt.scheduler.task import Kind, Task
 from axrt.scheduler.timeline import Timeline
 
+from ..sweeps import examples
 from .test_policies import fitting
 
 
@@ -179,7 +180,7 @@ def test_makespans_and_spans_follow_the_published_formulas(ranks: int, microbatc
     st.sampled_from([0.0, 0.0, 0.5, 1.0]),
     st.integers(0, 99),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150, quick=60)
 def test_any_costs_latencies_and_jitter_keep_work_order_and_bounds(
     name: str,
     ranks: int,

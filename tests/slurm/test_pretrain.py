@@ -22,6 +22,7 @@ from axrt.checkpoint.manifest import Manifest
 
 from ..cli.test_train import TINY
 from ..mpi.mpirun import ROOT, environment, is_open_mpi, mpirun
+from ..sweeps import first
 from .cluster import Cluster
 
 STEPS, EVERY = 60, 10
@@ -217,6 +218,7 @@ def assert_saved_and_gone_on(job: Job, asked: str) -> None:
     assert (job.folder / "run.exit").read_text() == "0\n"
 
 
+@pytest.mark.sweep  # the grace of a preemption takes the same way, and test_rules.py
 def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
     slurm: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
@@ -240,7 +242,7 @@ def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_
     assert_same_bits(tmp_path / "run", quiet)
 
 
-@pytest.mark.parametrize(("partition", "asked"), [("main", "TERM"), ("grace", "USR1")])
+@pytest.mark.parametrize(("partition", "asked"), first([("grace", "USR1"), ("main", "TERM")]))
 def test_a_preempted_run_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
     slurm: Cluster, quiet: Path, tmp_path: Path, partition: str, asked: str
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_with_the_bits_o
     assert_same_bits(tmp_path / "run", quiet)
 
 
+@pytest.mark.sweep  # as test_rules.py has it
 def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path) -> None:
     job = Job.submit(slurm, tmp_path, *TWO_NODES)
     job.until_middle()
@@ -290,10 +293,12 @@ def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("keys", "extra", "code", "text"),
-    [
-        (("model.widht=8",), {}, 2, "there is no key model.widht; did you mean model.width?"),
-        ((), {"BROKEN": "yes"}, 70, "RuntimeError: the loss has had enough"),
-    ],
+    first(
+        [
+            (("model.widht=8",), {}, 2, "there is no key model.widht; did you mean model.width?"),
+            ((), {"BROKEN": "yes"}, 70, "RuntimeError: the loss has had enough"),
+        ]
+    ),
 )
 def test_what_another_start_would_meet_again_is_not_queued_again(
     slurm: Cluster,

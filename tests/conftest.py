@@ -1,0 +1,38 @@
+"""Which cases run, see `sweeps`; and in which order, where tests run side by side."""
+
+import os
+
+import pytest
+from hypothesis import settings
+
+from .sweeps import FULL
+
+NOT_THE_REST = " and not sweep"  # the end of what pyproject.toml selects
+# What waits a lot begins, beside what computes; what is short fills the end.
+IN_ORDER = (
+    "tests/slurm/",
+    "tests/mpi/test_failures",
+    "tests/engine/",
+    "tests/mpi/",
+    "tests/attacks/",
+    "tests/gpu/",
+    "tests/",
+)
+settings.register_profile("axrt", deadline=None)  # other tests may run beside this one
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A test that is named by its id has all its cases. Where no sweep is left out, all is full."""
+    if any("::" in argument for argument in config.args):
+        config.option.markexpr = config.option.markexpr.removesuffix(NOT_THE_REST)
+    os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else "yes"
+    settings.load_profile("axrt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(
+            key=lambda item: next(
+                at for at, start in enumerate(IN_ORDER) if item.nodeid.startswith(start)
+            )
+        )

@@ -1,0 +1,74 @@
+"""A sweep has a case for every policy, size and seed: the quick run takes a few, the full run all.
+
+The quick run is `pytest` alone, the full run `pytest -m "not gpu"`. The mark `sweep` is on what
+only the full run has.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from itertools import product
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+
+FULL = "AXRT_TEST_FULL"  # the environment's variable that says so, to the ranks of jobs too
+T = TypeVar("T")
+
+
+def is_full() -> bool:
+    """All cases are wanted, or this is no run of pytest."""
+    return os.environ.get(FULL) != "no"
+
+
+def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecorator:
+    """Give a test every combination of these values, and mark all but a few of them `sweep`.
+
+    The first of the few has the first value of each axis, the second has the second, and so on; an
+    axis that is shorter begins again. So the quick run has every value of every axis.
+
+    Args:
+        axes: each a name, or names with commas between, and its values, as parametrize takes them.
+        quick: how many are kept. 0 is the length of the longest axis. Fewer are for values that
+            are alike, such as seeds.
+    """
+    names = [name.strip() for of, _ in axes for name in of.split(",")]
+    lists = [[value if "," in of else (value,) for value in values] for of, values in axes]
+    kept = places_on_a_diagonal([len(values) for values in lists], quick)
+    cases = []
+    for places in product(*(range(len(values)) for values in lists)):
+        of_case = [
+            each for values, place in zip(lists, places, strict=True) for each in values[place]
+        ]
+        cases.append(pytest.param(*of_case, marks=[] if places in kept else [pytest.mark.sweep]))
+    return pytest.mark.parametrize(names, cases)
+
+
+def first(cases: Iterable[Any], quick: int = 1) -> list[Any]:
+    """What parametrize takes, of which the first few are kept and the others marked `sweep`."""
+    return [case if place < quick else _marked(case) for place, case in enumerate(cases)]
+
+
+def _marked(case: Any) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.sweep)
+
+
+def places_on_a_diagonal(lengths: Sequence[int], count: int = 0) -> set[tuple[int, ...]]:
+    """Combinations, by place, that together have every place of every axis, if there are enough."""
+    return {tuple(number % length for length in lengths) for number in range(count or max(lengths))}
+
+
+def examples(full: int, quick: int) -> settings:
+    """So many examples of hypothesis in the full run, and so many in the quick one."""
+    return settings(max_examples=full if is_full() else quick, deadline=None)
+
+
+def fewer(full: int, quick: int) -> int:
+    """So many, of steps to train for example, in the full run, and so many in the quick one."""
+    return full if is_full() else quick
+
+
+def some(values: Collection[T], quick: Collection[T]) -> Collection[T]:
+    """What a loop within a test goes through: all values, or in the quick run a few of them."""
+    assert set(quick) <= set(values), f"{quick} are not among {values}"
+    return values if is_full() else quick

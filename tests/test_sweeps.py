@@ -1,0 +1,47 @@
+"""What the quick run leaves out, and what it never does."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .sweeps import first, places_on_a_diagonal, swept
+
+TESTS = Path(__file__).resolve().parent
+
+
+def test_the_quick_run_has_every_value_of_every_axis() -> None:
+    for lengths in product(range(1, 8), repeat=3):
+        kept = places_on_a_diagonal(lengths)
+        assert len(kept) <= len(list(product(*map(range, lengths))))
+        for axis, length in enumerate(lengths):
+            assert {places[axis] for places in kept} == set(range(length))
+
+
+def quick(cases: Any) -> list[Any]:
+    return [case.values for case in cases if not case.marks]
+
+
+def test_a_sweep_has_all_combinations_and_marks_those_that_the_quick_run_leaves_out() -> None:
+    names, cases = swept(("pipe, data", [(1, 2), (3, 4), (5, 6)]), ("policy", "ab")).mark.args
+    assert names == ["pipe", "data", "policy"]
+    assert len(cases) == 6
+    assert quick(cases) == [(1, 2, "a"), (3, 4, "b"), (5, 6, "a")]
+    assert {mark.name for case in cases for mark in case.marks} == {"sweep"}
+    assert quick(swept(("seed", range(9)), quick=2).mark.args[1]) == [(0,), (1,)]
+
+
+def test_of_a_list_the_first_are_kept() -> None:
+    assert first([1, 2, 3], quick=2)[:2] == [1, 2]
+    assert first([(1, "a"), (2, "b")])[1] == pytest.param(2, "b", marks=pytest.mark.sweep)
+
+
+def test_no_test_is_left_out_whole_but_on_a_cluster() -> None:
+    """There the quick run has two jobs, and test_rules.py the rest with stand-ins."""
+    marked = {
+        file.relative_to(TESTS).as_posix()
+        for file in TESTS.rglob("test_*.py")
+        if "\n@pytest.mark.sweep" in file.read_text()
+    }
+    assert marked == {"slurm/test_pretrain.py"}
