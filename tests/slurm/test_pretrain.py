@@ -242,7 +242,8 @@ def test_a_run_that_its_time_limit_ends_is_saved_queued_again_and_ends_with_the_
     assert_same_bits(tmp_path / "run", quiet)
 
 
-@pytest.mark.parametrize(("partition", "asked"), first([("grace", "USR1"), ("main", "TERM")]))
+@pytest.mark.sweep
+@pytest.mark.parametrize(("partition", "asked"), [("grace", "USR1"), ("main", "TERM")])
 def test_a_preempted_run_is_saved_queued_again_and_ends_with_the_bits_of_a_quiet_one(
     slurm: Cluster, quiet: Path, tmp_path: Path, partition: str, asked: str
 ) -> None:
