@@ -104,9 +104,12 @@ class Trainer:
 
     def _begin(self, step: int) -> None:
         mail, model, mesh = Mail(), self._model, self._rank.mesh
-        generation, expect = self._generation, self._rank.transport.expect
+        generation, transport = self._generation, self._rank.transport
         gradients = GradientWorker(
-            model.buckets, mail, lambda message, rooms: expect(generation, message, rooms)
+            model.buckets,
+            mail,
+            lambda message, rooms: transport.expect(generation, message, rooms),
+            transport.still_reads,
         )
         stepping = SteppingWorker(
             self._job,

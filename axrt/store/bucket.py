@@ -10,9 +10,10 @@ back (all-gather), which arrives where the gradient is. Together that is an all-
 volume of a ring. It needs no operator of MPI, and has one order of summation whatever the timing,
 the sizes of buckets and the library.
 
-No memory is written to while the network may still read it. A copy writes to its gradient again
-after its own step, which needed a sum from every copy that it had sent a part to. It adds up again
-when every copy has sent a part of the next step, which needed its sum.
+No memory is written to while the network may still read it. A shard of another copy's is written to
+when that copy's sum has come, which needed this copy's part. The own shard is added up in place and
+sent from there. A step may write to it before every other copy has the sum: then the bucket has
+moved to other memory (`move_gradient`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,7 +88,6 @@ class Bucket:
         self._untouched: list[int] = []
         self._shown: list[tuple[Tensor | None, int]] = []
         self._used = [True] * len(self._parameters)
-        self._totals: list[Tensor] = []
 
     @property
     def shared(self) -> bool:
@@ -220,22 +220,16 @@ class Bucket:
         Args:
             parts: part of each copy, in the order of copies.
         Returns:
-            The sums, in the parameters' types; lent until the next step's parts have come.
+            The sums, in the parameters' types: views of the gradient, lent to the other copies.
         """
-        shards = [of_copy for of_copy, _ in parts]
-        if not self._totals:
-            self._totals = [
-                torch.empty_like(shard, dtype=_wide(shard.dtype)) for shard in shards[0]
-            ]
-        for total, *of_copies in zip(self._totals, *shards, strict=True):
+        own = self._shards_of(self.copies.index(self.me))
+        for total, *of_copies in zip(own, *[of_copy for of_copy, _ in parts], strict=True):
             _add_up(of_copies, total)
         masks = [mask for _, mask in parts if mask is not None]
         self._used = [
             len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)
         ] or [True] * len(self._parameters)
-        return tuple(
-            total.to(shard.dtype) for total, shard in zip(self._totals, shards[0], strict=True)
-        )
+        return own
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
         """For every other copy its index, and the memory of the gradient that its sums belong
@@ -256,6 +250,19 @@ class Bucket:
             for shard, total in zip(self._shards_of(copy), of_copy, strict=True):
                 if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
                     shard.copy_(total)
+        self._show_gradients()
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The memory of the gradient, one stretch for each type of parameters."""
+        return [gradient.flat for gradient in self._gradients]
+
+    def move_gradient(self) -> None:
+        """Go on in other memory, with the same gradient, since this memory is still read."""
+        before = self._gradients
+        self._allocate()
+        for gradient, of_before in zip(self._gradients, before, strict=True):
+            gradient.flat.copy_(of_before.flat)
         self._show_gradients()
 
     def _shards_of(self, copy: int) -> Shards:
@@ -348,14 +355,16 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
-    """The sum of the parts in their order, in the total's type."""
+    """The sum of the parts in their order, put into `total`, which may be one of them."""
     first, second, *others = parts
-    if total.dtype == first.dtype:
+    wide = _wide(total.dtype)
+    if not others and wide == total.dtype:
         torch.add(first, second, out=total)
-    else:
-        total.copy_(first).add_(second)
+        return
+    found = first.to(wide, copy=True).add_(second)  # the total may be a later part
     for part in others:
-        total += part
+        found += part
+    total.copy_(found)
 
 
 def _is_moment(value: object, parameter: nn.Parameter) -> bool:

@@ -25,7 +25,7 @@ from axrt.scheduler.task import Vocabulary
 
 from .envelope import is_large, open_envelope, pack, seal
 from .landing import Landings
-from .transport import Parcel
+from .transport import Parcel, share_memory
 
 T = TypeVar("T")
 
@@ -173,6 +173,13 @@ class LocalTransport:
         arrived = [(mail[place].source, _received(mail[place], self._landings)) for place in places]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
+
+    def still_reads(self, memory: Tensor, wait_s: float) -> bool:
+        return any(
+            one.source == self.rank and any(share_memory(memory, tensor) for tensor in one.tensors)
+            for mail in self._world.mail
+            for one in mail
+        )
 
     @property
     def receiving(self) -> bool:

@@ -25,7 +25,7 @@ from axrt.errors import PeerLostError
 from .envelope import Arriving, is_large, open_envelope, pack, seal
 from .landing import Landings
 from .staging import Direct, Ready, Staging
-from .transport import Parcel
+from .transport import Parcel, share_memory
 from .waiting import Patience, sharpen_sleep
 
 _ENVELOPES, _TENSORS = 1, 2  # tags
@@ -46,6 +46,7 @@ class _Going(NamedTuple):
     head: bytes
     tensors: list[Tensor]
     ready: Ready | None  # None: at once
+    lent: list[Tensor]  # the sender's own, which `tensors` are made of
 
 
 @dataclass(slots=True)
@@ -99,7 +100,7 @@ class MpiTransport:
 
     def send(self, rank: int, parcel: Parcel) -> None:
         head, tensors = pack(parcel)
-        going = _Going(rank, head, *self._staging.outgoing(tensors))
+        going = _Going(rank, head, *self._staging.outgoing(tensors), tensors)
         if self._going or not _is_ready(going):
             self._going.append(going)
         else:
@@ -137,6 +138,20 @@ class MpiTransport:
                 break
         return arrived
 
+    def still_reads(self, memory: Tensor, wait_s: float) -> bool:
+        until_s = time.perf_counter() + wait_s
+        while self._is_lent(memory):
+            if time.perf_counter() >= until_s:
+                return True
+            self._send_what_is_ready()
+            self._let_go_of_sent()
+        return False
+
+    def _is_lent(self, memory: Tensor) -> bool:
+        lent = [tensor for going in self._going for tensor in going.lent]
+        lent += [each for each in self._lent if isinstance(each, Tensor)]
+        return any(share_memory(memory, tensor) for tensor in lent)
+
     @property
     def receiving(self) -> bool:
         return bool(self._coming or self._envelopes)
@@ -167,7 +182,7 @@ class MpiTransport:
             ) from None
 
     def _isend_all(self, going: _Going) -> None:
-        rank, head, tensors, _ = going
+        rank, head, tensors, *_ = going
         envelope = seal(head, tensors)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)

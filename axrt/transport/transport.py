@@ -82,6 +82,15 @@ class Transport(Protocol):
         """
         ...
 
+    def still_reads(self, memory: Tensor, wait_s: float) -> bool:
+        """True if something that was sent from this memory has not left it yet.
+
+        Args:
+            memory: a tensor; all of its storage counts.
+            wait_s: seconds to wait for it at most.
+        """
+        ...
+
     @property
     def receiving(self) -> bool:
         """Something is on its way in, as far as this rank can see."""
@@ -99,3 +108,9 @@ class Transport(Protocol):
         """Complete what was sent, then release the transport. The peers keep polling until they
         close too."""
         ...
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Two tensors are views of one storage."""
+    start = one.untyped_storage().data_ptr()
+    return start != 0 and start == other.untyped_storage().data_ptr()

@@ -19,6 +19,9 @@ from axrt.store.bucket import Bucket
 from .worker import Made, Mail, Worker
 
 Land = Callable[[Message, Sequence[Tensor]], None]
+StillReads = Callable[[Tensor, float], bool]
+# Waiting for the network may take as long as moving to other memory would.
+_COPY_BYTES_PER_S = 4e9
 
 
 class GradientWorker(Worker):
@@ -33,8 +36,15 @@ class GradientWorker(Worker):
 
     kinds = (Kind.REDUCE,)
 
-    def __init__(self, buckets: Mapping[int, Sequence[Bucket]], mail: Mail, land: Land) -> None:
+    def __init__(
+        self,
+        buckets: Mapping[int, Sequence[Bucket]],
+        mail: Mail,
+        land: Land,
+        still_reads: StillReads,
+    ) -> None:
         self._buckets, self._mail, self._land = buckets, mail, land
+        self._still_reads = still_reads
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
         self._senders: dict[tuple[BucketCopy, int], Bucket] = {
@@ -126,14 +136,28 @@ class GradientWorker(Worker):
                 self._land(Message(Meaning.SUM, stage, which, pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
-        total = self._buckets[task.stage][task.part].add_up(self._from_copies(Meaning.PART, task))
-        return lambda message: total
+        bucket = self._buckets[task.stage][task.part]
+        total = bucket.add_up(self._from_copies(Meaning.PART, task))
+
+        def made(message: Message) -> Any:
+            to = BucketCopy(message.pipe, message.stage, message.bucket)
+            if to == bucket.me or to not in self._here:
+                return total
+            # Another copy on this rank reads it later, when this one may have stepped.
+            return tuple(shard.clone() for shard in total)
+
+        return made
 
     def take_sums(self, task: Task) -> None:
-        """Put the sums of all copies into the bucket of a task."""
+        """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
         if bucket.shared:
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
+            if any(self._is_still_read(memory) for memory in bucket.gradients):
+                bucket.move_gradient()
+
+    def _is_still_read(self, memory: Tensor) -> bool:
+        return self._still_reads(memory, memory.nbytes / _COPY_BYTES_PER_S)
 
     def _from_copies(self, meaning: Meaning, task: Task) -> list[Any]:
         """The payloads that the copies of the task's bucket have sent for it, in the order of

@@ -46,6 +46,24 @@ class Outcome:
         )
 
 
+def momentum(named: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named], lr=0.1, momentum=0.9)
+
+
+def spoiling(named: Any) -> torch.optim.Optimizer:
+    """The same, and writes to gradients when it has stepped, as optimizers may."""
+
+    def spoil(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.fill_(float("nan"))
+
+    optimizer = momentum(named)
+    optimizer.register_step_post_hook(spoil)
+    return optimizer
+
+
 def adamw(named: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(named, lr=1e-2)
 

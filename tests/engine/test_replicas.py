@@ -21,7 +21,9 @@ from .reference import (
     ONE_PIPE,
     Outcome,
     configured,
+    momentum,
     random_batches,
+    spoiling,
     together,
     train_in_plain_torch,
     train_on_a_rank,
@@ -82,6 +84,27 @@ def relative_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> flo
     return float(
         difference.norm() / torch.cat([tensor.flatten() for tensor in one.values()]).norm()
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_optimizer_may_write_to_gradients_while_their_sums_are_on_their_way(seed: int) -> None:
+    def trained(optimizer: Any, seed: int) -> dict[str, Tensor]:
+        config = configured(MICROBATCHES, parallel={"data": 3})
+        ranks = LocalWorld(3, seed).run(
+            lambda t: train_on_a_rank(
+                t,
+                perceptron(),
+                batches_for(3),
+                4,
+                config,
+                optimizer,
+            )
+        )
+        return together(ranks, 3).parameters
+
+    expected = trained(momentum, 0)
+    spoilt = trained(spoiling, seed)
+    assert all(torch.equal(spoilt[name], value) for name, value in expected.items())
 
 
 @swept(("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]), ("policy", ONE_PIPE))

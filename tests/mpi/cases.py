@@ -32,7 +32,9 @@ from tests.engine.reference import (
     Outcome,
     adamw,
     configured,
+    momentum,
     random_batches,
+    spoiling,
     together,
     token_batches,
     train_in_plain_torch,
@@ -537,7 +539,8 @@ def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") 
 
 
 def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
-    """Parts that are larger than an envelope, and a copy that is late."""
+    """Parts that are larger than an envelope, a copy that is late, and steps that write to
+    gradients."""
     model = axrt.PipelineModule(
         [axrt.LayerSpec(torch.nn.Linear, 16, 4000), axrt.LayerSpec(torch.nn.Linear, 4000, 5)],
         cross_entropy,
@@ -552,10 +555,11 @@ def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
     here = of_one_rank(
         comm,
         lambda: LocalWorld(comm.size).run(
-            lambda t: train_on_a_rank(t, model, batches, STEPS, config)
+            lambda t: train_on_a_rank(t, model, batches, STEPS, config, momentum)
         ),
     )
-    assert comm.allgather(train_on_a_rank(MpiTransport(comm), model, late, STEPS, config)) == here
+    there = train_on_a_rank(MpiTransport(comm), model, late, STEPS, config, spoiling)
+    assert comm.allgather(there) == here
 
 
 class Shift(torch.nn.Module):

@@ -12,13 +12,13 @@ from axrt.store.bucket import Bucket, clip_factor, constant, total_norm
 CPU = torch.device("cpu")
 
 
-def bucket_of(*parameters: nn.Parameter, copies: int = 2) -> Bucket:
+def bucket_of(*parameters: nn.Parameter, copies: int = 2, me: int = 0) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
     held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
     return Bucket(
         held,
         range(len(named)),
-        held.copies[0],
+        held.copies[me],
         lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
         constant,
         CPU,
@@ -26,13 +26,18 @@ def bucket_of(*parameters: nn.Parameter, copies: int = 2) -> Bucket:
 
 
 def with_gradients(
-    *gradients: list[float] | None, copies: int = 2, dtype: torch.dtype = torch.float32
+    *gradients: list[float] | None,
+    copies: int = 2,
+    me: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Bucket:
-    """A bucket whose gradient is complete; None: of a parameter that no microbatch has used."""
+    """A bucket whose gradient is complete; None: of a parameter that no microbatch has used.
+
+    It is copy `me` of so many."""
     parameters = [
         nn.Parameter(torch.zeros(len(values or [0.0]), dtype=dtype)) for values in gradients
     ]
-    bucket = bucket_of(*parameters, copies=copies)
+    bucket = bucket_of(*parameters, copies=copies, me=me)
     bucket.open()
     for parameter, values in zip(parameters, gradients, strict=True):
         if values is not None:
@@ -78,7 +83,7 @@ def test_a_parameter_without_a_gradient_has_no_norm_and_stays() -> None:
 
 
 def test_copies_add_up_their_shards_in_order_and_sums_make_the_gradient() -> None:
-    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
+    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
     sums = added_up(one, other)
     for bucket in (one, other):
         bucket.take_sums(sums)
@@ -86,7 +91,7 @@ def test_copies_add_up_their_shards_in_order_and_sums_make_the_gradient() -> Non
 
 
 def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
-    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20)
+    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
     (mine,), (theirs,) = added_up(one, other)
     ((copy, (room,)),) = one.rooms_for_sums()
     assert copy == 1
@@ -95,8 +100,28 @@ def test_sums_that_arrive_where_the_gradient_is_are_not_copied() -> None:
     assert gradients_of(one) == [[11, 22, 33], [44] * 20]
 
 
+def test_three_copies_add_up_in_their_order_whichever_is_the_owner() -> None:
+    values = ([1.0] * 60, [2.0**-24] * 60, [2.0**-24] * 60)
+    buckets = [with_gradients(of, copies=3, me=me) for me, of in enumerate(values)]
+    buckets[0].take_sums(added_up(*buckets))
+    assert gradients_of(buckets[0]) == [[1.0] * 60], "another order would give 1 + 2**-23"
+
+
+def test_a_gradient_that_is_still_read_goes_on_in_other_memory() -> None:
+    one, other = with_gradients([1, 2, 3], [4] * 20), with_gradients([10, 20, 30], [40] * 20, me=1)
+    one.take_sums(added_up(one, other))
+    (lent,) = one.gradients
+    before = lent.clone()
+    one.move_gradient()
+    assert gradients_of(one) == [[11, 22, 33], [44] * 20]
+    one.scale(0.5)
+    one.check_unchanged()
+    assert torch.equal(lent, before)
+    assert gradients_of(one) == [[5.5, 11, 16.5], [22] * 20]
+
+
 def test_what_only_one_copy_has_used_is_used_and_what_none_has_is_not() -> None:
-    one, other = with_gradients([1], None, None), with_gradients([2], [3], None)
+    one, other = with_gradients([1], None, None), with_gradients([2], [3], None, me=1)
     sums = added_up(one, other)
     for bucket in (one, other):
         bucket.take_sums(sums)
@@ -105,9 +130,13 @@ def test_what_only_one_copy_has_used_is_used_and_what_none_has_is_not() -> None:
 
 def test_half_precision_is_added_up_in_single() -> None:
     small = [2.0**-8]
-    buckets = [with_gradients(of, copies=3, dtype=torch.bfloat16) for of in ([1.0], small, small)]
+    buckets = [
+        with_gradients(of, copies=3, me=me, dtype=torch.bfloat16)
+        for me, of in enumerate(([1.0], small, small))
+    ]
+    sums = added_up(*buckets)
     for bucket in buckets:
-        bucket.take_sums(added_up(*buckets))
+        bucket.take_sums(sums)
     assert gradients_of(buckets[0]) == [[1 + 2.0**-7]], (
         "in bfloat16 each of the two would have been lost"
     )
@@ -168,7 +197,7 @@ def test_parameters_of_several_types_share_a_bucket() -> None:
     ]
     one, other = (
         bucket_of(*parameters),
-        bucket_of(*[nn.Parameter(p.detach().clone()) for p in parameters]),
+        bucket_of(*[nn.Parameter(p.detach().clone()) for p in parameters], me=1),
     )
     for factor, bucket in ((1.0, one), (2.0, other)):
         bucket.open()
