@@ -2,12 +2,16 @@
 
     cost     a step of two replicas with one large bucket, against the same step alone and against
              raw MPI: an Allreduce, and the same exchange by hand
-    hidden   a step of two replicas of pipelines of sleeping layers, in many buckets and in one,
-             against the same pipelines alone
+    many, one, apart
+             a step of two replicas of pipelines of sleeping layers, in many buckets a stage and in
+             one; and of the same pipelines alone. Each has processes of its own, since the engines
+             would share a heap.
     scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as
              replicas
 
-Everything runs on the ranks of one node, interleaved; medians are printed with the extremes.
+Everything runs on the ranks of one node, interleaved; medians are printed with the extremes. With
+--tcp RATE the ranks talk over TCP at that rate, in a network namespace of their own, and only what
+is hidden is measured. That wants root, iproute2 and Open MPI.
 """
 
 import json
@@ -17,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -35,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 SIZES_MIB = (1, 16, 64)
 STEPS, WARM = 12, 3
+TASK = "AXRT_BENCH_TASK_S"  # of the environment: --task-ms, for the ranks
 TASK_S, MICROBATCHES, STAGE_MIB, LAYERS = 0.02, 8, 16, 8
 
 
@@ -151,31 +157,24 @@ class ByHand:
         self._comm.Sendrecv(self._mine, peer, recvbuf=self._theirs, source=peer)
 
 
-def hidden() -> dict[str, float]:
-    """Medians in ms: a step of pipelines of this many stages with replicas, with a bucket a layer
-    and a bucket a stage, and without."""
+def step_of(replicas: int, bucket_mb: float) -> float:
+    """The median step of these pipelines in ms, on the slowest rank."""
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     stages = comm.size // 2
+    task_s = float(os.environ.get(TASK, TASK_S))
     layers = [
-        axrt.LayerSpec(Weighs, STAGE_MIB / LAYERS, TASK_S / LAYERS) for _ in range(LAYERS * stages)
+        axrt.LayerSpec(Weighs, STAGE_MIB / LAYERS, task_s / LAYERS) for _ in range(LAYERS * stages)
     ]
-    own = comm.Split(comm.rank // stages)
-    many, one_bucket = (
-        engine(layers, 2, MICROBATCHES, bucket_mb=size) for size in (STAGE_MIB / LAYERS, 1000)
-    )
-    with many, one_bucket, pipeline_of(own, layers) as apart:
-        batches, engines = items(comm.rank), {"many": many, "one": one_bucket, "without": apart}
-        times: dict[str, list[float]] = {name: [] for name in engines}
-        for _ in range(STEPS):
-            for name, of in engines.items():
-                times[name].append(timed(lambda: of.train_batch(batches), comm))  # noqa: B023
-    slowest = {
-        name: comm.allreduce(statistics.median(values[WARM:]), MPI.MAX) * 1e3
-        for name, values in times.items()
-    }
-    return {"stages": stages, **slowest}
+    if replicas == 2:
+        of = engine(layers, 2, MICROBATCHES, bucket_mb=bucket_mb)
+    else:
+        of = pipeline_of(comm.Split(comm.rank // stages), layers)
+    batches = items(comm.rank)
+    with of:
+        times = [timed(lambda: of.train_batch(batches), comm) for _ in range(STEPS)]
+    return float(comm.allreduce(statistics.median(times[WARM:]), MPI.MAX)) * 1e3
 
 
 def pipeline_of(comm: Any, layers: list[Any]) -> axrt.Engine:
@@ -189,7 +188,12 @@ def pipeline_of(comm: Any, layers: list[Any]) -> axrt.Engine:
     )
 
 
-PARTS = {"cost": cost, "hidden": hidden}
+PARTS: dict[str, Callable[[], Any]] = {
+    "cost": cost,
+    "many": lambda: step_of(2, STAGE_MIB / LAYERS),
+    "one": lambda: step_of(2, 1000),
+    "apart": lambda: step_of(1, 1000),
+}
 LAYOUTS = {
     "one rank": (1, []),
     "two ranks, a pipeline": (2, []),
@@ -197,11 +201,12 @@ LAYOUTS = {
 }
 
 
-def measure(part: str, ranks: int, mpirun: str) -> Any:
-    """Run a part on so many ranks; what rank 0 found."""
+def measure(part: str, ranks: int, mpirun: str, before: Sequence[str] = ()) -> Any:
+    """Run a part on so many ranks, behind these words; what rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
         command = [
+            *before,
             mpirun,
             "-n",
             str(ranks),
@@ -273,21 +278,49 @@ def report(rounds: int, mpirun: str) -> None:
             f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}"
         )
     for ranks in (2, 4, 8):
-        found = [measure("hidden", ranks, mpirun) for _ in range(rounds)]
-        added = {name: [of[name] - of["without"] for of in found] for name in ("many", "one")}
-        alone = spread([of["without"] for of in found], "ms")
-        print(
-            f"a pipeline of {found[0]['stages']}, {STAGE_MIB} MiB a stage: {alone} a step without "
-            "replicas;"
-        )
-        print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
-        print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")
+        report_hidden(rounds, mpirun, ranks)
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, (ranks, overrides) in LAYOUTS.items():
             rates_of[name].append(tokens_per_s(ranks, overrides, mpirun))
     for name, values in rates_of.items():
         print(f"quickstart, {name}: {spread(values, 'tokens/s', 0)}")
+
+
+def report_hidden(rounds: int, mpirun: str, ranks: int, before: Sequence[str] = ()) -> None:
+    found = [
+        {part: measure(part, ranks, mpirun, before) for part in ("many", "one", "apart")}
+        for _ in range(rounds)
+    ]
+    added = {name: [of[name] - of["apart"] for of in found] for name in ("many", "one")}
+    alone = spread([of["apart"] for of in found], "ms")
+    print(f"a pipeline of {ranks // 2}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;")
+    print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
+    print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")
+
+
+@contextmanager
+def over_tcp(rate: str) -> Iterator[list[str]]:
+    """A network namespace whose loopback has this rate, and Open MPI that uses TCP there; the words
+    that begin a command within it."""
+    name, address = "axrt-bench", "10.9.0.1/24"
+    inside = ["ip", "netns", "exec", name]
+    os.environ.update(OMPI_MCA_pml="ob1", OMPI_MCA_btl="tcp,self", OMPI_MCA_btl_tcp_if_include="v0")
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        # Open MPI takes no loopback; what a rank sends to its own host goes through it all the same
+        for words in (
+            "ip link set lo up",
+            f"tc qdisc add dev lo root tbf rate {rate} burst 1mb latency 50ms",
+            "ip link add v0 type veth peer name v1",
+            f"ip addr add {address} dev v0",
+            "ip link set v0 up",
+            "ip link set v1 up",
+        ):
+            subprocess.run([*inside, *words.split()], check=True)
+        yield inside
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @click.command()
@@ -299,8 +332,17 @@ def report(rounds: int, mpirun: str) -> None:
     help="run one part here and write its figures to --out",
 )
 @click.option("--out", type=click.Path(path_type=Path))
-def main(mpirun: str, rounds: int, part: str | None, out: Path | None) -> None:
+@click.option("--tcp", help="what is hidden over TCP at this rate, such as 4gbit")
+@click.option("--task-ms", default=TASK_S * 1e3, help="sleep of a stage in each direction, in ms")
+def main(
+    mpirun: str, rounds: int, part: str | None, out: Path | None, tcp: str | None, task_ms: float
+) -> None:
     """Measure what replicas cost."""
+    os.environ.setdefault(TASK, str(task_ms / 1e3))
+    if part is None and tcp is not None:
+        with over_tcp(tcp) as before:
+            report_hidden(rounds, mpirun, 2, before)
+        return
     if part is None:
         report(rounds, mpirun)
         return
