@@ -320,7 +320,7 @@ class _Simulation:
         return self._costs.of_stage(self._placement, sender).sent
 
     def _place_of(self, message: Message) -> int:
-        replica, rank = self.states[0].place_of(message)
+        replica, rank = self._placement.place_of(message.pipe, message.stage)
         return replica * self._placement.ranks + rank
 
     def _end_pause(self, place: int, now: float) -> None:

@@ -443,12 +443,14 @@ class RankState:
             raise IllegalMove(f"{message}: {place} holds stages {sorted(self._lanes)}")
         if refusal := lane.refusal(meaning, number):
             raise IllegalMove(f"{message} {refusal}: {lane}")
-        step, _ = self.job.step_of(self._lanes[stage].count[Gate.WEIGHTS])
-        if self.job.trains and lane.step_of(meaning, number) > step:
-            raise IllegalMove(
-                f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor the "
-                f"next: {lane}"
-            )
+        weights = self._lanes[stage].count[Gate.WEIGHTS]
+        if self.job.trains and (meaning.counts_steps or number >= weights):
+            step, _ = self.job.step_of(weights)
+            if lane.step_of(meaning, number) > step:
+                raise IllegalMove(
+                    f"{message} is of step {lane.step_of(meaning, number)}, neither this one nor "
+                    f"the next: {lane}"
+                )
         if not self.job.trains and self.end is not None and number >= self.end:
             raise IllegalMove(f"{message}, but there are {self.end} microbatches: {lane}")
         return lane
