@@ -272,6 +272,8 @@ class Loop:
 
     def _pick(self, session: Session, queue: Queue) -> Task | None:
         """The task to start now; behind work that still runs on its queue no task is too early."""
+        if not session.state.may_be_early:
+            return session.state.pick(queue)
         if self._queues[queue].busy:
             self._linger.end()
             return session.state.pick(queue)

@@ -108,8 +108,9 @@ class RankState:
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
-        # The messages that follow once a task has finished, and whether more pieces of it come.
-        self._later: dict[Task, tuple[list[Message], bool]] = {}
+        # What runs, in the order of its start: its row, the messages that follow once it has
+        # finished, and whether more pieces of it come.
+        self._running: dict[Task, tuple[Entry, list[Message], bool]] = {}
         # The buckets of a stage that pieces of the task at its head have completed.
         self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
@@ -305,7 +306,8 @@ class RankState:
             IllegalMove: the task is not a ready head.
         """
         kind, stage, number, part = task
-        row, lane, *_ = self._entry_of(task, "start")
+        entry = self._entry_of(task, "start")
+        row, lane, *_ = entry
         if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
             piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
@@ -313,7 +315,8 @@ class RankState:
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
-            self._open(row, stage)
+            if row.opens is not None:
+                self._open(row.opens, stage)
         follows = row.then(task) if whole else ()
         if row.completes is not None and self.job.ends_a_step(number):
             follows = [*follows, *self._leaving(row, task, whole, completes)]
@@ -321,7 +324,7 @@ class RankState:
         later: list[Message] = []
         for message in follows:
             (here if self._holds_at_once(message, row) else later).append(message)
-        self._later[task] = later, not whole
+        self._running[task] = entry, later, not whole
         for message in here:
             self.deliver(message)
         if kind.once_a_step or self.job.ends_a_step(number):
@@ -351,25 +354,23 @@ class RankState:
         Raises:
             IllegalMove: the task has not started, or one before it has not finished.
         """
-        row, lane, stage, *_ = self._entry_of(task, "finish")
-        if not self._is_next(task) or lane.finished[task.kind] != task.microbatch:
-            raise IllegalMove(f"{task} cannot finish: {self._story(stage)}")
-        later, more = self._later.pop(task)
+        if not self._is_next(task):
+            raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
+        (row, lane, stage, *_), later, more = self._running.pop(task)
         if more:
             return later
         lane.finish(task.kind)
-        self._open(row, stage)
         if row.opens is not None:
+            self._open(row.opens, stage)
             self._steps_done = self._table.steps_finished()
         if len(self.queues) > 1:
             self._look_again()
         return later
 
-    def _open(self, row: Row, stage: int) -> None:
+    def _open(self, gate: Gate, stage: int) -> None:
         """Open the gate of the next step if this was the last task that it waited for."""
-        if row.opens is not None:
-            steps = self._table.steps_through(stage, row.opens)
-            self._lanes[stage].count[row.opens] = self.job.first_of(steps + 1)
+        steps = self._table.steps_through(stage, gate)
+        self._lanes[stage].count[gate] = self.job.first_of(steps + 1)
 
     def _holds_at_once(self, message: Message, row: Row) -> bool:
         """A message that follows from a task of the row is true already when the task starts."""
@@ -380,7 +381,7 @@ class RankState:
     def _is_next(self, task: Task) -> bool:
         """Of what runs of a kind on a stage, or on a bucket of it, the task has started first."""
         of_a_bucket = task.kind.of_a_bucket
-        for one in self._later:  # in the order of their starts; a few at most
+        for one in self._running:  # in the order of their starts; a few at most
             if one[:2] == task[:2] and (not of_a_bucket or one.part == task.part):
                 return one == task
         return False

@@ -317,9 +317,7 @@ class Stage:
             [root for root, gradient in zip(edges, given, strict=True) if gradient is not None]
         )
         if roots:
-            fresh = self._without_gradient()
             _walk(roots, tuple([gradient for gradient in given if gradient is not None]))
-            _keep_apart(fresh, (*inflow.gradients, *given))
         return inflow.gradients
 
     def input_gradient(self, number: int, gradients: Gradients | None) -> Gradients:
@@ -328,15 +326,8 @@ class Stage:
         Layers that do not defer do all of their work here. Arguments and result are those of
         `backward`.
         """
-        fresh = self._without_gradient()
         with self._deferral.collecting(number):
-            caught = self.backward(number, gradients)
-        for parameter in fresh if self.weight_pieces(number) else ():
-            if (
-                parameter.grad is not None
-            ):  # perhaps a view of a gradient that a deferred product has yet to read
-                parameter.grad = parameter.grad.clone()
-        return caught
+            return self.backward(number, gradients)
 
     def weight_pieces(self, number: int) -> int:
         """Number of weight gradients of microbatch `number` that wait."""
@@ -377,9 +368,6 @@ class Stage:
         self._deferral.drop()
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _without_gradient(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self._parameters if parameter.grad is None]
 
     def _segments(
         self, number: int, inputs: Any, target: Any, first: int, ends: Sequence[int]
@@ -625,34 +613,18 @@ def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _keep_apart(fresh: Sequence[nn.Parameter], gradients: Gradients) -> None:
-    """Give parameters whose first gradient came just now memory of their own where they share it
-    with a gradient that came in or goes on.
-
-    Torch takes a first gradient over as it is, and it may be a view of an activation's; the next
-    backward would add to what the network is still reading, or a weight gradient that waits on
-    another stage of this rank.
-    """
-    travelling = (
-        {_memory(gradient) for gradient in gradients if gradient is not None} if fresh else set()
-    )
-    for parameter in fresh if travelling else ():
-        if parameter.grad is not None and _memory(parameter.grad) in travelling:
-            parameter.grad = parameter.grad.clone()
-
-
-def check_finite(value: float, where: str, what: str = "loss") -> None:
+def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> None:
     """Check that a loss is a finite number.
 
     Args:
         value: loss.
-        where: step, stage and microbatch, for the error.
+        where: function that gives step, stage and microbatch, for the error.
         what: name of the value, for the error.
     Raises:
         NonFiniteLossError: it is infinite or not a number.
     """
     if not math.isfinite(value):
         raise NonFiniteLossError(
-            f"the {what} is {value} at {where} (all counted from 0); expected a finite number. "
+            f"the {what} is {value} at {where()} (all counted from 0); expected a finite number. "
             "Look at that microbatch's data, lower optimizer.lr, or lengthen optimizer.warmup_steps"
         )

@@ -130,13 +130,13 @@ class MpiTransport:
 
     def _moved(self) -> list[tuple[int, Parcel]]:
         """Let messages move on, large ones several times; the parcels that are complete."""
-        arrived: list[tuple[int, Parcel]] = []
         for _ in range(_ROUNDS):
-            self._let_go_of_sent()
+            if self._sending:
+                self._let_go_of_sent()
             arrived = self._completed() if self._coming else []
             if arrived or not (self._coming or self._large_sending):
-                break
-        return arrived
+                return arrived
+        return []
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
@@ -196,8 +196,6 @@ class MpiTransport:
                 self._large_sending += len(pieces)
 
     def _let_go_of_sent(self) -> None:
-        if not self._sending:
-            return
         done = MPI.Request.Testsome(self._sending)
         for place in sorted(done or (), reverse=True):
             self._large_sending -= isinstance(self._lent[place], Tensor)

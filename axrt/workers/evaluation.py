@@ -31,7 +31,7 @@ class EvaluationWorker(Worker):
     def __init__(
         self, job: Job, stages: Mapping[int, Stage], mail: Mail, keeps_outputs: bool
     ) -> None:
-        self._last_stage, self._stages, self._mail = job.last_stage, stages, mail
+        self._last, self._stages, self._mail = job.last_stage, stages, mail
         self._keeps_outputs = keeps_outputs
         self._losses = LossReader()
         self.outputs: list[Any] = []
@@ -46,7 +46,7 @@ class EvaluationWorker(Worker):
             return nothing
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
-        if stage < self._last_stage:
+        if stage < self._last:
             outputs = self._stages[stage].evaluate(number, inputs, None)
             return lambda message: outputs
         outputs, loss = self._stages[stage].evaluate(
@@ -58,8 +58,9 @@ class EvaluationWorker(Worker):
         return nothing
 
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is Kind.FORWARD and task.stage == self._last_stage:
+        if task.kind is Kind.FORWARD and task.stage == self._last:
             self._losses.read(
-                task.microbatch, f"evaluation microbatch {task.microbatch}, stage {task.stage}"
+                task.microbatch,
+                lambda: f"evaluation microbatch {task.microbatch}, stage {task.stage}",
             )
         return made

@@ -32,6 +32,10 @@ class GradientWorker(Worker):
         mail: payloads of the session.
         land: function that says into which memory the tensors of a message from another rank go,
             see `Transport.expect`.
+        still_reads: function that says whether memory is still being sent, see
+            `Transport.still_reads`.
+    Attributes:
+        leaving_in_parts: stages with a bucket that may leave before others are complete.
     """
 
     kinds = (Kind.REDUCE,)
@@ -43,6 +47,11 @@ class GradientWorker(Worker):
         land: Land,
         still_reads: StillReads,
     ) -> None:
+        self.leaving_in_parts = {
+            stage
+            for stage, of in buckets.items()
+            if len(of) > 1 and any(bucket.shared for bucket in of)
+        }
         self._buckets, self._mail, self._land = buckets, mail, land
         self._still_reads = still_reads
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
@@ -58,11 +67,6 @@ class GradientWorker(Worker):
         }
         self._here = {bucket.me for of in buckets.values() for bucket in of}
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
-
-    def leaves_in_parts(self, stage: int) -> bool:
-        """Some bucket of the stage may leave before others are complete."""
-        buckets = self._buckets[stage]
-        return len(buckets) > 1 and any(bucket.shared for bucket in buckets)
 
     def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
         """The buckets of a stage, by index, that have none of these parameters and were not

@@ -1,6 +1,6 @@
 """Losses on their way from the device to the host."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -30,12 +30,12 @@ class LossReader:
         on_host = weight.to("cpu", non_blocking=True) if isinstance(weight, Tensor) else weight
         self._on_device[number] = loss.to("cpu", non_blocking=True), on_host
 
-    def read(self, number: int, where: str) -> None:
+    def read(self, number: int, where: Callable[[], str]) -> None:
         """Read a microbatch's loss; the device has finished its forward.
 
         Args:
             number: running number of the microbatch.
-            where: step, stage and microbatch, for the error.
+            where: function that gives step, stage and microbatch, for the error.
         Raises:
             NonFiniteLossError: the loss or its weight is no finite number.
         """

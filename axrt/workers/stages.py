@@ -28,7 +28,7 @@ class StageWorker(Worker):
         self, job: Job, stages: Mapping[int, Stage], mail: Mail, gradients: GradientWorker
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
-        self._losses = LossReader()
+        self._last, self._losses = job.last_stage, LossReader()
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -42,7 +42,7 @@ class StageWorker(Worker):
 
     def piece_of(self, task: Task) -> Piece:
         stage, number = self._stages[task.stage], task.microbatch
-        in_parts = self._gradients.leaves_in_parts(task.stage) and self._job.ends_a_step(number)
+        in_parts = self._leaves_in_parts(task)
         if task.kind is Kind.WEIGHT:
             more = stage.weight_pieces(number) > 1
             waiting = stage.waiting_parameters(number)[1:] if in_parts and more else []
@@ -56,32 +56,31 @@ class StageWorker(Worker):
         )
 
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is not Kind.FORWARD or task.stage != self._job.last_stage:
+        if task.kind is not Kind.FORWARD or task.stage != self._last:
             return made
-        step, microbatch = self._job.step_of(task.microbatch)
-        self._losses.read(
-            task.microbatch, f"step {step}, stage {task.stage}, microbatch {microbatch}"
-        )
+        self._losses.read(task.microbatch, lambda: self._place_of(task))
         if len(self._losses) < self._job.microbatches_a_pipe:
             return nothing
         losses = tuple(self._losses.take())
         return lambda message: losses
 
+    def _place_of(self, task: Task) -> str:
+        step, microbatch = self._job.step_of(task.microbatch)
+        return f"step {step}, stage {task.stage}, microbatch {microbatch}"
+
+    def _leaves_in_parts(self, task: Task) -> bool:
+        """Some buckets may leave before the task's backward is done."""
+        return task.stage in self._gradients.leaving_in_parts and self._job.ends_a_step(
+            task.microbatch
+        )
+
     def _forward(self, task: Task) -> Made:
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
-        target = (
-            self._mail.take(Meaning.TARGET, stage, number)
-            if stage == self._job.last_stage
-            else None
-        )
-        in_pieces = (
-            self._gradients.leaves_in_parts(stage)
-            and self._job.ends_a_step(number)
-            and not self._job.splits
-        )
+        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last else None
+        in_pieces = self._leaves_in_parts(task) and not self._job.splits
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
-        if stage == self._job.last_stage:
+        if stage == self._last:
             self._losses.start(number, *outputs)
         return lambda message: outputs
 

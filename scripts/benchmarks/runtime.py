@@ -24,7 +24,7 @@ from typing import Any
 
 import click
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import axrt
 from axrt.note import News
@@ -36,9 +36,15 @@ MICROBATCHES, STEPS = 256, 20
 SHAPE = (64, 64)  # 16 KiB
 
 
-def same(value: Tensor) -> Tensor:
-    """An empty layer."""
-    return value
+class Same(nn.Module):
+    """A layer that does nothing, with a weight that it does not use: a model must have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value
 
 
 def first(value: Tensor, target: Tensor) -> Tensor:
@@ -49,7 +55,7 @@ def first(value: Tensor, target: Tensor) -> Tensor:
 def empty_engine(
     stages: int, observers: tuple[Observer, ...] = (), microbatches: int = MICROBATCHES
 ) -> axrt.Engine:
-    model = axrt.PipelineModule([same] * stages, first)
+    model = axrt.PipelineModule([axrt.LayerSpec(Same) for _ in range(stages)], first)
     # gpipe: both ranks always have something to do, so that a task's time is the loop's and not the
     # other rank's.
     schedule = {"microbatches": microbatches, "policy": "gpipe"}
