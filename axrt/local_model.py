@@ -10,7 +10,6 @@ from torch import nn
 from axrt.config import Config
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
-from axrt.model.deferral import without_deferral
 from axrt.model.layers import build
 from axrt.model.module import PipelineModule
 from axrt.model.seeds import BorrowedGenerator
@@ -105,8 +104,8 @@ class LocalModel:
 
     def release(self) -> None:
         """Give the user's own modules back as they were, with their new weights."""
-        for _, layer in self.layers():
-            without_deferral(layer)
+        for stage in self.stages.values():
+            stage.release()
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""
@@ -149,12 +148,10 @@ def local_model(
             ],
             first,
             model.loss_fn if stage == job.last_stage else None,
-            job.microbatches,
+            job,
             generator,
             mesh.data_rank,
-            job.replicas,
             TYPES[config.precision.compute],
-            job.splits,
             compiler,
             job.recomputed.get(stage, 0),
         )

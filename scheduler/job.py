@@ -89,6 +89,11 @@ class Job:
         """Number of microbatches of a step that go through one pipe."""
         return self.microbatches // self.placement.pipes
 
+    @property
+    def microbatches_in_all(self) -> int:
+        """Number of microbatches of a step, over all replicas."""
+        return self.replicas * self.microbatches
+
     def evaluation(self) -> "Job":
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
         caps."""

@@ -1,6 +1,7 @@
 """A message is *what became true* elsewhere; it is addressed to a stage of a pipe, and tensors
 travel beside it."""
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -79,3 +80,24 @@ class Message(NamedTuple):
         return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (
             f" of pipe {self.pipe}" if self.pipe else ""
         )
+
+
+def numbered(step: int, senders: Sequence[object], sender: object) -> int:
+    """The number of a sender's message of a step, for meanings that count steps.
+
+    Args:
+        step: number of the step.
+        senders: all that send such a message, in the order of `rules.row.Need.senders`.
+        sender: one of `senders`.
+    """
+    return step * len(senders) + senders.index(sender)
+
+
+def numbers_of(step: int, senders: int) -> range:
+    """The numbers of the messages of a step that so many senders send, one of each, in order."""
+    return range(step * senders, (step + 1) * senders)
+
+
+def sender_of(number: int, senders: int) -> tuple[int, int]:
+    """The step of a message, and the index of its sender among so many."""
+    return divmod(number, senders)

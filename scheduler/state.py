@@ -228,7 +228,7 @@ class RankState:
             self._hear_end(message)
             return
         self._addressed(message).arrive(message.meaning, message.number)
-        if message.meaning.counts_steps:
+        if message.meaning in self._table.wakers:
             self._look_again()
 
     def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
@@ -253,7 +253,12 @@ class RankState:
                     ready.append((row, head))
         if self._look[queue]:
             once = [of for of in self._table.once[queue] if of.lane.is_ready(of.row.kind)]
-            ready += [(of.row, of.head()) for of in once]
+            heads = [(of.row, of.head()) for of in once]
+            ready += [
+                (row, head)
+                for row, head in heads
+                if self.job.first_of(head.microbatch) < self.asked and row.admitted(head, self)
+            ]
             self._look[queue] = bool(once)
         if len(ready) < 2:
             return ready[0][1] if ready else None
@@ -311,6 +316,8 @@ class RankState:
         if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
             piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
+        if completes and not set(completes) <= set(range(len(self._table.buckets[stage]))):
+            raise IllegalMove(f"{task} cannot complete {completes}: {self._story(stage)}")
         whole = lane.start(kind, more)
         if whole:
             self._in_flight += row.in_flight

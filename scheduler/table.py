@@ -49,12 +49,16 @@ class Table:
         copies: copies of each bucket of a stage, by stage.
         features: functions that make the rows of a stage.
         open_to: number of the first microbatch for which the weights are not yet in place.
+    Raises:
+        ValueError: two rows are of one kind and place, or a row needs what no row makes, or what
+            counts steps while the row counts microbatches.
     Attributes:
         entries: all rows, in the order in which the features make them.
         queues: queues that some row runs on.
         often: rows whose work may become ready at any moment, by queue.
         once: rows of kinds of once a step, by queue; they become ready only after some event that
             ends a step.
+        wakers: meanings of the messages that such rows wait for.
         lanes: lane of each stage, by stage.
         buckets: lanes of the buckets of a stage, by stage.
         early: kinds of work whose heads may be early.
@@ -78,6 +82,7 @@ class Table:
         for seat in seats:
             here = StageHere(job, seat, tuple(copies[seat.stage]) if job.trains else ())
             rows = [row for feature in features for row in feature(here)]
+            _check(seat.stage, rows)
             self._add_lanes(here, open_to)
             self._add_rows(seat.stage, rows)
         self.queues = tuple(dict.fromkeys(entry.row.queue for entry in self.entries))
@@ -86,6 +91,13 @@ class Table:
         for entry in self.entries:
             of = self.once if entry.row.kind.once_a_step else self.often
             of[entry.row.queue].append(entry)
+        self.wakers = frozenset(
+            need.counter
+            for of in self.once.values()
+            for entry in of
+            for need in entry.row.needs
+            if isinstance(need.counter, Meaning)
+        )
         self.early = frozenset(entry.kind for entry in self.entries if entry.row.early is not never)
 
     def _add_lanes(self, here: StageHere, open_to: int) -> None:
@@ -176,3 +188,26 @@ class Table:
     def story(self, stage: int) -> str:
         """How far all work of a stage has come, as text for an error."""
         return "; ".join(str(lane) for lane in (self.lanes[stage], *self.buckets[stage]))
+
+
+def _check(stage: int, rows: Sequence[Row]) -> None:
+    """Check that the rows of a stage fit together."""
+    made = [(row.kind, row.bucket) for row in rows]
+    for row in rows:
+        name = f"row {row.kind.value} of stage {stage}"
+        if made.count((row.kind, row.bucket)) > 1:
+            raise ValueError(f"{name} is there twice; expected one row a kind and place")
+        for counter, _, bucket, _ in row.needs:
+            if isinstance(counter, AnyKind) and (counter, bucket) not in made:
+                raise ValueError(f"{name} needs {counter.value}, and no row makes it")
+            if not row.kind.once_a_step and _counts_steps(counter):
+                raise ValueError(
+                    f"{name} counts microbatches and needs {counter.value}, which counts steps; "
+                    "expected a gate, which that work opens"
+                )
+
+
+def _counts_steps(counter: Counter) -> bool:
+    if isinstance(counter, AnyKind):
+        return counter.once_a_step
+    return isinstance(counter, Meaning) and counter.counts_steps

@@ -112,8 +112,15 @@ class Deferral:
         self._waiting: dict[int, deque[tuple[nn.Parameter, list[Compute]]]] = {}
         self._owed: Counter[int] = Counter()  # how many wait, of each parameter
         self._shared: set[int] = set()  # parameters that others use too
-        for parameter in parameters:
+        self._handles = [
             parameter.register_hook(_Ear(self, parameter))  # type: ignore[no-untyped-call]
+            for parameter in parameters
+        ]
+
+    def release(self) -> None:
+        """Take the hooks off the parameters."""
+        for handle in self._handles:
+            handle.remove()
 
     @contextmanager
     def collecting(self, number: int) -> Iterator[None]:

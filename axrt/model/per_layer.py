@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from axrt.payload import copied, flatten, on
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import placement_for, policy_by_name
 
 from .compiler import Compiler
 from .layers import LayerSpec, build
@@ -46,6 +48,8 @@ def walk(
     """
     value, target = (on(generator.device, copied(part)) for part in sample)
     loss_fn = copy.deepcopy(model.loss_fn)
+    splitting = policy_by_name("zb-h1")
+    job = Job(placement_for(splitting, ranks=1, microbatches=1), splitting, microbatches=1)
     known: dict[tuple[object, ...], tuple[Found, Any]] = {}
     found = []
     for place, layer in enumerate(model.layers):
@@ -64,10 +68,9 @@ def walk(
                 [module],
                 place,
                 loss_fn if last else None,
-                1,
+                job,
                 generator,
                 compute=compute,
-                splits=True,
                 compiler=compiler,
             )
             known[key] = visit(stage, last, value, target)

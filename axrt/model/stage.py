@@ -30,9 +30,10 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from axrt.errors import ModelError, NonFiniteLossError
 from axrt.payload import copied, flatten, unflatten
+from axrt.scheduler.job import Job
 
 from .compiler import Compiler
-from .deferral import Deferral, with_deferral
+from .deferral import Deferral, with_deferral, without_deferral
 from .module import LossFunction
 from .seeds import BorrowedGenerator
 
@@ -141,17 +142,19 @@ class _Inlet(torch.autograd.Function):
 class Stage:
     """Consecutive layers on one device.
 
+    Backwards add to the parameters' `.grad`, which must be there: a gradient that autograd makes
+    the first one may be a view of an activation's, which the network may still read.
+
     Args:
         layers: modules of the stage in order, already on the device, in training mode.
         first_layer: index of its first layer in the model.
         loss_fn: loss function on the last stage; None elsewhere.
-        microbatches: number of microbatches of a step and replica.
+        job: schedule of the run, which counts microbatches and replicas and says whether backwards
+            are split; a compiler turns that off.
         generator: random numbers, seeded anew before each layer.
         replica: index of the replica that this stage belongs to.
-        replicas: number of replicas.
         compute: type that layers compute in and send on, by autocast (mixed precision); None: as
             they are.
-        splits: True if weight gradients may be deferred; a compiler turns that off.
         compiler: compiler that runs the layers and the loss; None: they run as they are.
         recomputed: number of first layers that keep nothing and run again before a backward; where
             it is all of them, so does the loss. 0: none.
@@ -166,17 +169,15 @@ class Stage:
         layers: Sequence[nn.Module],
         first_layer: int,
         loss_fn: LossFunction | None,
-        microbatches: int,
+        job: Job,
         generator: BorrowedGenerator,
         replica: int = 0,
-        replicas: int = 1,
         compute: torch.dtype | None = None,
-        splits: bool = False,
         compiler: Compiler | None = None,
         recomputed: int = 0,
     ) -> None:
         self.recomputed = recomputed
-        splits = splits and compiler is None
+        splits = job.splits and compiler is None
         ready = list(map(with_deferral, layers)) if splits else list(layers)
         self.layers = nn.ModuleDict(
             {str(place): layer for place, layer in enumerate(ready, first_layer)}
@@ -186,7 +187,7 @@ class Stage:
             compiler.layer(layer) if compiler else layer for layer in ready
         ]
         self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
-        self._microbatches, self._replica, self._replicas = microbatches, replica, replicas
+        self._job, self._replica = job, replica
         self._generator = generator
         self._compute = compute
         self._stash: dict[int, _Stashed] = {}
@@ -361,6 +362,12 @@ class Stage:
         outputs = self._run_layers(number, inputs, 0, len(self._run))
         return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
 
+    def release(self) -> None:
+        """Give the layers back as they were, with the weights that they have now."""
+        self._deferral.release()
+        for layer in self.layers.values():
+            without_deferral(layer)
+
     def drop(self) -> None:
         """Forget every microbatch under way and what it has added to gradients: `.grad` becomes
         None."""
@@ -442,10 +449,10 @@ class Stage:
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
-                raise ModelError(_why_without_gradient(loss, *divmod(number, self._microbatches)))
+                raise ModelError(_why_without_gradient(loss, *self._job.step_of(number)))
             # A sum is divided when the weights of all microbatches are known, at the end of the
             # step.
-            loss_to_mean = loss / (self._replicas * self._microbatches) if weight is None else loss
+            loss_to_mean = loss / self._job.microbatches_in_all if weight is None else loss
             return (loss.detach(), weight), [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
         skeleton, tensors = flatten(outputs)
         edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
@@ -465,8 +472,8 @@ class Stage:
         return value
 
     def _run_layers(self, number: int, value: Any, first: int, end: int) -> Any:
-        step, microbatch = divmod(number, self._microbatches)
-        microbatch += self._replica * self._microbatches
+        step, microbatch = self._job.step_of(number)
+        microbatch += self._job.first_of(self._replica)
         for place, layer in enumerate(self._run[first:end], self.first_layer + first):
             self._generator.before_layer(step, microbatch, place)
             if self._compute is None:  # most often, and a context would be one more call

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from axrt.scheduler.bucket import BucketCopy
-from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 
@@ -129,15 +129,16 @@ class GradientWorker(Worker):
         """The payload of a message that brings a copy its part: its shards of this rank's gradient
         of the bucket."""
         to = BucketCopy(message.pipe, message.stage, message.bucket)
-        return self._senders[to, message.number % self._copies[to]].part_for(to)
+        _, copy = sender_of(message.number, self._copies[to])
+        return self._senders[to, copy].part_for(to)
 
     def _await_sums(self, bucket: Bucket, step: int) -> None:
         """Let sums from other ranks arrive in the memory of the gradient."""
         pipe, stage, number = bucket.me
+        numbers = numbers_of(step, len(bucket.copies))
         for copy, rooms in bucket.rooms_for_sums():
             if bucket.copies[copy] not in self._here:  # what stays here never passes the transport
-                which = step * len(bucket.copies) + copy
-                self._land(Message(Meaning.SUM, stage, which, pipe, number), rooms)
+                self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
         bucket = self._buckets[task.stage][task.part]
@@ -167,5 +168,7 @@ class GradientWorker(Worker):
         """The payloads that the copies of the task's bucket have sent for it, in the order of
         copies."""
         copies = len(self._buckets[task.stage][task.part].copies)
-        numbers = range(task.microbatch * copies, (task.microbatch + 1) * copies)
-        return [self._mail.take(meaning, task.stage, number, task.part) for number in numbers]
+        return [
+            self._mail.take(meaning, task.stage, number, task.part)
+            for number in numbers_of(task.microbatch, copies)
+        ]

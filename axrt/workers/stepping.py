@@ -10,7 +10,7 @@ from torch import Tensor
 
 from axrt.losses import Losses, mean_loss, total_weight
 from axrt.scheduler.job import Job
-from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket, Norms, clip_factor, joined, total_norm
 
@@ -89,7 +89,7 @@ class SteppingWorker(Worker):
 
     def hear_losses(self, message: Message, payload: Any) -> None:
         """Keep the losses of a pipe."""
-        step, pipe = divmod(message.number, self._job.pipes)
+        step, pipe = sender_of(message.number, self._job.pipes)
         self._records[step].losses[pipe] = Losses(*payload)
 
     def hear_vote(self, message: Message, payload: Any) -> None:
@@ -122,7 +122,7 @@ class SteppingWorker(Worker):
 
     def _vote(self, task: Task) -> Made:
         stages = self._job.stages
-        numbers = range(task.microbatch * stages, (task.microbatch + 1) * stages)
+        numbers = numbers_of(task.microbatch, stages)
         norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
         return lambda message: norm
 

@@ -14,10 +14,10 @@ another result than the others.
 from collections.abc import Iterator
 
 from ..job import Seat
-from ..message import Meaning, Message
+from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .replicas import losses_of_all, whole
-from .row import Need, Row, StageHere, numbered, urgent
+from .row import Need, Row, StageHere, urgent
 
 
 def clipping(here: StageHere) -> Iterator[Row]:

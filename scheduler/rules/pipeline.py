@@ -18,10 +18,10 @@ The parts of a bucket leave with the piece that completes its gradient, all othe
 from collections.abc import Iterator
 
 from ..lane import Gate
-from ..message import Meaning, Message
+from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .replicas import parts
-from .row import Need, Row, StageHere, Turn, numbered
+from .row import Need, Row, StageHere, Turn
 
 
 def pipeline(here: StageHere) -> Iterator[Row]:

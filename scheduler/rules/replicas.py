@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from ..bucket import BucketCopy, Copies
 from ..job import Seat
 from ..lane import Gate
-from ..message import Meaning, Message
+from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
-from .row import Need, Row, StageHere, numbered, urgent
+from .row import Need, Row, StageHere, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:

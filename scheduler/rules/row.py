@@ -1,6 +1,6 @@
 """A row of the table of work: the needs of a kind of work, their senders, and what follows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -61,17 +61,6 @@ def always(task: Task, view: View) -> bool:
 def never(task: Task, view: View) -> bool:
     """The task is never early."""
     return False
-
-
-def numbered(step: int, senders: Sequence[object], sender: object) -> int:
-    """The number of a sender's message of a step, for meanings that count steps.
-
-    Args:
-        step: number of the step.
-        senders: all that send such a message, in the order of `Need.senders`.
-        sender: one of `senders`.
-    """
-    return step * len(senders) + senders.index(sender)
 
 
 def urgent(level: int) -> Turn:

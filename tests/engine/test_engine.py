@@ -448,6 +448,16 @@ def test_two_engines_live_in_one_process() -> None:
     assert first[0] == train_in_plain_torch(perceptron(), BATCHES, 1).losses[0]
 
 
+def test_the_users_own_linear_layers_have_their_class_again_after_a_failure() -> None:
+    mine = nn.Linear(4, 4)
+    model = axrt.PipelineModule([mine], lambda out, target: (out - target).square().mean())
+    config = configured(2, schedule={"policy": "zb-h1"})
+    with axrt.initialize(model, config=config, transport=LocalWorld(1).alone()) as engine:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            engine.train_batch(iter([(torch.ones(2, 5), torch.zeros(2, 4))] * 2))
+        assert type(mine) is nn.Linear
+
+
 def test_the_users_own_linear_layers_have_their_class_again_after_close() -> None:
     mine = [nn.Linear(4, 4), nn.Linear(4, 4)]
     layers = [mine[0], nn.Sequential(nn.ReLU(), mine[1])]
@@ -458,4 +468,5 @@ def test_the_users_own_linear_layers_have_their_class_again_after_close() -> Non
         engine.train_batch(iter([(torch.ones(2, 4, requires_grad=True), torch.zeros(2, 4))] * 2))
         assert nn.Linear not in map(type, mine)
     assert [type(layer) for layer in mine] == [nn.Linear, nn.Linear]
+    assert not any(parameter._backward_hooks for layer in mine for parameter in layer.parameters())
     assert not any(torch.equal(now.weight, was) for now, was in zip(mine, before, strict=True))

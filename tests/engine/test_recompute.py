@@ -20,6 +20,7 @@ from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..model.test_stage import alone
 from ..sweeps import swept
 from .models import Block, motley, perceptron
 from .reference import (
@@ -244,7 +245,12 @@ def test_what_runs_again_keeps_no_graph_between_forward_and_backward(recomputed:
     it after the backward."""
     torch.manual_seed(0)
     stage = Stage(
-        [Counted() for _ in range(4)], 0, None, 2, BorrowedGenerator(7, CPU), recomputed=recomputed
+        [Counted() for _ in range(4)],
+        0,
+        None,
+        alone(2),
+        BorrowedGenerator(7, CPU),
+        recomputed=recomputed,
     )
     Counted.alive.clear()
     stage.forward(0, torch.randn(6, 16, requires_grad=True), None)

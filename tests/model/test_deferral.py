@@ -19,21 +19,14 @@ import axrt
 from axrt.model.deferral import Linear, with_deferral
 from axrt.model.stage import Stage
 
-from .test_stage import GENERATOR, Shift
+from .test_stage import GENERATOR, Shift, alone, with_gradients
 
 MICROBATCHES = 3
 
 
 def stage_of(layer: nn.Module, splits: bool = True, compute: torch.dtype | None = None) -> Stage:
-    return Stage(
-        [layer],
-        0,
-        loss_fn=None,
-        microbatches=MICROBATCHES,
-        generator=GENERATOR,
-        compute=compute,
-        splits=splits,
-    )
+    job = alone(MICROBATCHES, "zb-h1" if splits else "1f1b")
+    return with_gradients(Stage([layer], 0, None, job, GENERATOR, compute=compute))
 
 
 def pieces_and_gradients(

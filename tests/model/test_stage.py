@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import placement_for, policy_by_name
 
 GENERATOR = BorrowedGenerator(0, torch.device("cpu"))
 
@@ -34,7 +36,20 @@ class Weights(nn.Module):
 
 
 def stage_of(layer: nn.Module) -> Stage:
-    return Stage([layer], first_layer=0, loss_fn=None, microbatches=2, generator=GENERATOR)
+    return with_gradients(Stage([layer], 0, None, alone(2), GENERATOR))
+
+
+def alone(microbatches: int, policy: str = "1f1b") -> Job:
+    """A job of one stage."""
+    of = policy_by_name(policy)
+    return Job(placement_for(of, 1, microbatches), of, microbatches)
+
+
+def with_gradients(stage: Stage) -> Stage:
+    """Gradients have memory before the first backward, as a bucket gives it."""
+    for parameter in stage.layers.parameters():
+        parameter.grad = torch.full_like(parameter, -0.0) if parameter.requires_grad else None
+    return stage
 
 
 def memory(tensor: Tensor) -> int:
