@@ -23,40 +23,40 @@ class Clock:
 
 def test_what_a_rank_owes_that_has_gone_is_missed_after_a_grace() -> None:
     clock = Clock()
-    attendance = Peers(lambda place: place.rank + 10, Silence(), clock)
-    attendance.check(lambda: OWED)
-    attendance.is_elsewhere(12)
-    attendance.check(lambda: OWED)
+    peers = Peers(lambda place: place.rank + 10, Silence(), clock)
+    peers.check(lambda: OWED)
+    peers.is_elsewhere(12)
+    peers.check(lambda: OWED)
     clock.now = 1.9
-    attendance.check(lambda: OWED)
+    peers.check(lambda: OWED)
     clock.now = 2.1
     with pytest.raises(
         PeerLeftError, match="B1.3 lacks gradient from rank 2, which has gone on to another call"
     ):
-        attendance.check(lambda: OWED)
+        peers.check(lambda: OWED)
 
 
 def test_what_comes_after_all_was_not_missed() -> None:
     clock = Clock()
-    attendance = Peers(lambda place: place.rank, Silence(), clock)
-    attendance.has_left(2)
-    attendance.check(lambda: OWED)
+    peers = Peers(lambda place: place.rank, Silence(), clock)
+    peers.has_left(2)
+    peers.check(lambda: OWED)
     clock.now = 1.9
-    attendance.check(list)
+    peers.check(list)
     clock.now = 3.0
-    attendance.check(lambda: OWED)
+    peers.check(lambda: OWED)
     clock.now = 5.1
     with pytest.raises(PeerLeftError, match="rank 2, which has closed its engine"):
-        attendance.check(lambda: OWED)
+        peers.check(lambda: OWED)
 
 
 def test_in_the_next_call_everyone_is_there_who_has_not_left() -> None:
     clock = Clock()
-    attendance = Peers(lambda place: place.rank, Silence(), clock)
-    attendance.is_elsewhere(2)
-    attendance.begin_call()
+    peers = Peers(lambda place: place.rank, Silence(), clock)
+    peers.is_elsewhere(2)
+    peers.begin_call()
     for clock.now in (0.0, 10.0):
-        attendance.check(lambda: OWED)
-    attendance.has_left(1)
-    assert not attendance.still_there([1])
-    assert attendance.still_there([1, 2])
+        peers.check(lambda: OWED)
+    peers.has_left(1)
+    assert not peers.still_there([1])
+    assert peers.still_there([1, 2])

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import torch
 
-from axrt.config import Config
+from axrt.config import Config, with_present_names
 from axrt.errors import ConfigError, DamagedError
 
 from .durable import digest_of, write_durably
@@ -111,7 +111,7 @@ class Manifest:
             follows from the step.
         saved_at: time when it was saved, UTC, in ISO format; for people.
         layers: class name of each layer, in order.
-        config: every section with every key.
+        config: every section with every key, by today's names.
         versions: versions of Python, torch and axrt.
         extra: the user's own values, as JSON can hold them.
         files: record of every other file, by name, as the dict of a `FileRecord`.
@@ -211,6 +211,7 @@ class Manifest:
                 )
             if not fits(found[name]):
                 raise DamagedError(f"{path}: {name} = {str(found[name])[:60]}; expected {expected}")
+        found["config"] = with_present_names(found["config"])
         return cls(**{name: found[name] for name in _EXPECTED})
 
     def record_of(self, name: str) -> FileRecord | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from axrt.checkpoint.folder import candidates_at, none_in
 from axrt.checkpoint.layers import read_weights, take_weights
 from axrt.checkpoint.manifest import Manifest
-from axrt.config import Config, with_present_names
+from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.launch import told
@@ -157,7 +157,7 @@ def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
     for one in candidates_at(run):
         try:
             manifest = Manifest.read(one.path)
-            config = Config.read(with_present_names(manifest.config))
+            config = Config.read(manifest.config)
             whole = model_of(config).sequential(config.run.seed)
             layers = list(enumerate(whole))
             take_weights(read_weights(one.path, manifest, layers), layers)

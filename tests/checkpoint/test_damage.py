@@ -286,6 +286,17 @@ def checkpoint(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def test_a_manifest_of_a_former_version_is_read_by_todays_names(folder: Path) -> None:
+    def as_before(manifest: dict[str, Any]) -> None:
+        schedule, parallel = manifest["config"]["schedule"], manifest["config"]["parallel"]
+        schedule["in_flight"], parallel["order"] = schedule.pop("max_held"), "data"
+        del parallel["rank_order"]
+
+    rewrite_manifest(folder / NEWER, as_before)
+    config = axrt.Config.read(Manifest.read(folder / NEWER).config)
+    assert (config.schedule.max_held, config.parallel.rank_order) == (0, "data")
+
+
 def test_the_command_lists_verifies_and_shows(folder: Path) -> None:
     assert checkpoint("verify", str(folder)) == (
         0,

@@ -37,3 +37,12 @@ def test_what_computes_nothing_starts_without_torch(arguments: tuple[str, ...]) 
     )
     ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
+
+
+def test_modules_are_attributes_of_the_package_as_soon_as_they_are_asked_for() -> None:
+    code = (
+        "import axrt; print(axrt.errors.ConfigError.__name__, axrt.Config.__name__)\n"
+        "print(hasattr(axrt, 'nothing'))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "ConfigError Config\nFalse\n"

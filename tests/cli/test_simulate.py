@@ -401,6 +401,13 @@ def test_what_does_not_go_together_is_refused_with_a_word(
     assert text in result.output
 
 
+def test_a_timeline_of_a_former_version_is_read_by_todays_names(run: Path) -> None:
+    line = json.loads((run / "timeline.json").read_text())
+    line["schedule"]["in_flight"] = line["schedule"].pop("max_held")
+    (run / "timeline.json").write_text(json.dumps(line))
+    assert simulate("--like", str(run)).exit_code == 0
+
+
 def test_a_timeline_that_does_not_say_of_what_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "of.json"
     assert (

@@ -147,6 +147,22 @@ def test_only_a_ready_head_starts_and_only_what_started_finishes(task: str) -> N
     assert str(state._lanes[1]) == before
 
 
+def test_a_task_does_not_finish_before_those_of_its_kind_that_started_before() -> None:
+    state = state_of(rank=0, ranks=2, policy="gpipe")
+    for n in range(2):
+        state.deliver(activation(0, n))
+        state.start(Task.parse(f"F0.{n}"))
+    with pytest.raises(IllegalMove, match="F0.1 cannot finish"):
+        state.finish(Task.parse("F0.1"))
+    for n in range(2):
+        state.finish(Task.parse(f"F0.{n}"))
+
+
+def test_an_end_that_is_told_to_another_rank_is_refused() -> None:
+    with pytest.raises(IllegalMove, match="rank 1 is not there"):
+        state_of(rank=1).deliver(Message(Meaning.END, 0, 2))
+
+
 def test_what_is_waited_for_is_named_with_the_rank_that_owes_it() -> None:
     state = state_of(rank=1)
     state.deliver(activation(1, 0))
