@@ -16,7 +16,7 @@ import torch
 from axrt.scheduler.message import Message
 from axrt.scheduler.task import Task
 
-Made = Callable[[Message], Any]
+Made = Callable[[Message], Any]  # the payload of each message that follows from a task
 Run = Callable[[Task], Made]
 
 _LAUNCH_DEPTH = (

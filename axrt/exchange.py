@@ -10,10 +10,9 @@ from typing import Any
 
 from axrt.errors import ConfigError, SaveError
 from axrt.loop import Loop
-from axrt.note import Note, Topic
+from axrt.note import MAIN, Note, Topic
 
 Key = tuple[Topic, int, int]  # generation, number
-_MAIN = 0
 
 
 @dataclass(slots=True)
@@ -119,17 +118,17 @@ class Exchange:
     def broadcast(self, value: Any) -> Any:
         """The main rank's value, on every rank; every rank calls it."""
         self._exchanges += 1
-        if self._rank == _MAIN:
+        if self._rank == MAIN:
             for rank in range(self._size):
-                self.tell(rank, Note(Topic.EXCHANGED, _MAIN, self._exchanges), value)
-        return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, [_MAIN]), "a value")[0]
+                self.tell(rank, Note(Topic.EXCHANGED, MAIN, self._exchanges), value)
+        return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, [MAIN]), "a value")[0]
 
     def gathered(self, value: Any) -> list[Any] | None:
         """The values of all ranks in their order, on the main rank; None on the others. Every rank
         calls it."""
         self._exchanges += 1
-        self.tell(_MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), value)
-        if self._rank != _MAIN:
+        self.tell(MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), value)
+        if self._rank != MAIN:
             return None
         return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, range(self._size)), "values")
 
@@ -146,7 +145,7 @@ class Exchange:
         for _ in range(times):
             self._exchanges += 1
             began = time.perf_counter()
-            if self._rank == _MAIN:
+            if self._rank == MAIN:
                 self.tell(1, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
             if self._rank <= 1:
                 self.wait(
@@ -154,7 +153,7 @@ class Exchange:
                     "a message that is timed",
                 )
             if self._rank == 1:
-                self.tell(_MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
+                self.tell(MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), payload)
             taken.append(time.perf_counter() - began)
         return statistics.median(taken)
 
@@ -165,7 +164,7 @@ class Exchange:
             ConfigError, SaveError: `find` has raised it on the main rank; raised on every rank.
         """
         found, refusal = None, None
-        if self._rank == _MAIN:
+        if self._rank == MAIN:
             try:
                 found = find()
             except (ConfigError, SaveError) as error:

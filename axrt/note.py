@@ -6,6 +6,8 @@ from typing import NamedTuple
 from axrt.scheduler.message import Message
 from axrt.scheduler.task import Vocabulary
 
+MAIN = 0  # the rank that prints, writes files and decides for all
+
 
 class Topic(Vocabulary):
     """The topic of a note. The comment at each says what `about` and `number` mean there."""

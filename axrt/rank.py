@@ -18,15 +18,13 @@ from axrt.launch import World
 from axrt.loop import Loop
 from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
-from axrt.note import Note, Topic
+from axrt.note import MAIN, Note, Topic
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
 from axrt.scheduler.rules import OnDevice
 from axrt.threads import threads_of, usable_cores
 from axrt.transport import Transport
-
-MAIN = 0  # the rank that prints, writes files and decides for all
 
 
 class Rank:

@@ -15,9 +15,9 @@ from axrt.exchange import Collected
 from axrt.local_model import LocalModel
 from axrt.loop import Session
 from axrt.losses import Losses
-from axrt.note import Note, Topic
+from axrt.note import MAIN, Note, Topic
 from axrt.preflight import warn_of_equal_readers
-from axrt.rank import MAIN, Rank
+from axrt.rank import Rank
 from axrt.reader import BatchReader
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job

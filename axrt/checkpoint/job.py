@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from axrt.errors import ConfigError, DamagedError, SaveError
 from axrt.exchange import Exchange
 from axrt.local_model import LocalModel
-from axrt.note import Note, Topic
+from axrt.note import MAIN, Note, Topic
 
 from .durable import sync
 from .folder import (
@@ -30,8 +30,6 @@ from .folder import (
 from .layers import fault_in, files_of, read_layers, save_layers, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
-
-_MAIN = 0
 
 
 class _WentBack(NamedTuple):
@@ -108,11 +106,9 @@ class JobCheckpoints:
                     for name, record in save_layers(under_way(checkpoint), mine).items()
                 }
             )
-            self._exchange.tell(
-                _MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told
-            )
+            self._exchange.tell(MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told)
         verdict = None
-        if self._rank == _MAIN:
+        if self._rank == MAIN:
             saved = self._exchange.claim(Topic.SAVED, self._saves, writers)
             outcomes = self._exchange.wait(saved, f"all parts of {checkpoint}")
             verdict = _outcome(lambda: self._publish(checkpoint, manifests[0], outcomes))
@@ -252,7 +248,7 @@ class JobCheckpoints:
         self, asked: Path, checkpoint: Path, manifest: Manifest, faults: Mapping[Path, str]
     ) -> None:
         self.loaded = checkpoint
-        if self._rank != _MAIN:
+        if self._rank != MAIN:
             return
         folder = checkpoint.parent
         if faults:

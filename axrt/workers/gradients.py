@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from axrt.compute import Made
 from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 
-from .worker import Made, Mail, Worker
+from .worker import Mail, Worker
 
 Land = Callable[[Message, Sequence[Tensor]], None]
 StillReads = Callable[[Tensor, float], bool]

@@ -6,10 +6,9 @@ Facts are the brain's. Workers know the payloads of messages, and nothing of whe
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from axrt.compute import Made
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import AnyKind, Task
-
-Made = Callable[[Message], Any]  # the payload of each message that follows from a task
 
 
 def nothing(message: Message) -> Any:
