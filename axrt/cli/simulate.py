@@ -293,6 +293,8 @@ def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, An
         _refuse(misfits[0])
     if as_json:
         click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
+        for misfit in misfits:  # standard output has the figures alone
+            click.echo(f"axrt: left out: {misfit}", err=True)
     else:
         from axrt.cli.tables import show_schedules
 

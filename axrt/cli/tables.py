@@ -13,6 +13,8 @@ from axrt.scheduler.planner import Outcome
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 
+_NO_TERMINAL = 500  # columns
+
 
 def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
     """Print the figures of simulated schedules, the fastest first.
@@ -51,7 +53,7 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
             *[f"{cause:.2f}" for cause in causes],
             *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )
-    Console(width=max(140, Console().width), highlight=False).print(table)
+    _print(table, 140)
     click.echo(
         "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a "
         "microbatch. The last three: how long a rank\n"
@@ -96,7 +98,7 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
             *counts,
             f"{100 * (one.makespan / one.least - 1):.1f} %",
         )
-    Console(width=max(112, Console().width), highlight=False).print(table)
+    _print(table, 112)
     best = found[0]
     click.echo(
         f"best of {len(found)}: {best.option.name}, {best.makespan:.2f}. No schedule on its "
@@ -149,7 +151,7 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
         f"a step took {1e3 * measured['step']:.2f} ms, predicted {1e3 * predicted['step']:.2f} "
         f"({100 * (predicted['step'] / measured['step'] - 1):+.1f} %)"
     )
-    Console(width=max(120, Console().width), highlight=False).print(table)
+    _print(table, 120)
     click.echo(
         f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a "
         f"message, jitter {fit['jitter']:.2f}, "
@@ -180,7 +182,7 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
             f"{one['held']:g}",
             str(one["copies"]),
         )
-    Console(width=max(100, Console().width), highlight=False).print(table)
+    _print(table, 100)
     click.echo("held: the most microbatches that a rank holds, in those of all its layers")
     if not any(span.task.kind is Kind.INPUT for span in run.line.computing()):
         click.echo(
@@ -208,3 +210,10 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
             f"{best['policy']}{cap} would be {best['faster']:.3f} times as fast, holding "
             f"{best['held']:g} in place of {now['held']:g}."
         )
+
+
+def _print(table: Table, least: int) -> None:
+    """Print a table, at least so many columns wide; what is no terminal has room for all."""
+    here = Console()
+    width = max(least, here.width) if here.is_terminal else _NO_TERMINAL
+    Console(width=width, highlight=False).print(table)

@@ -421,7 +421,7 @@ class Stage:
         microbatch runs again as a whole.
         """
         whole, given = len(self._run), (copied(inputs), copied(target))  # layers may work in place
-        buffers = [(buffer, buffer.clone()) for buffer in self.layers.buffers()]
+        buffers = list(_remembered_buffers(self.layers))
         ends = (*self._cuts, whole)
         out, segments = self._segments(number, inputs, target, self.recomputed, ends)
         own = {
@@ -433,8 +433,8 @@ class Stage:
             return out, segments
         self._cuts = ()
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for owner, name, buffer, value in buffers:
+                owner._buffers[name] = buffer.copy_(value)
         return self._segments(number, *given, self.recomputed, (whole,))
 
     def _ended(
@@ -528,6 +528,15 @@ class Stage:
         for place, tensor in zip(wanting, _Inlet.apply(inflow, self._anchor), strict=True):  # type: ignore[no-untyped-call]
             tensors[place] = tensor
         return unflatten(skeleton, tensors)
+
+
+def _remembered_buffers(layers: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
+    """Every buffer with its owner and name, and a copy of its value: layers may change it in place,
+    or put another there."""
+    for owner in layers.modules():
+        for name, buffer in owner._buffers.items():
+            if buffer is not None:
+                yield owner, name, buffer, buffer.clone()
 
 
 @contextmanager

@@ -124,9 +124,7 @@ class Bucket:
         if not self._gradients:
             self._allocate()
         for gradient in self._gradients:
-            # The number that changes none when it is added to, not even the sign of a zero: the
-            # first sum has the bits of a copy.
-            gradient.flat.fill_(complex(-0.0, -0.0) if gradient.dtype.is_complex else -0.0)
+            gradient.flat.fill_(_nothing_of(gradient.dtype))
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
         self._untouched = [view._version for view in self._views]
@@ -140,9 +138,9 @@ class Bucket:
         """
         for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad
-            if (
-                gradient is not None and gradient is not view
-            ):  # a hook of the user's has put another there
+            if gradient is None:  # a hook of the user's may have dropped what was added up here
+                view.fill_(_nothing_of(view.dtype))
+            elif gradient is not view:  # a hook of the user's has put another there
                 view.copy_(gradient)
             self._used[place] = gradient is not None and (
                 gradient is not view or view._version != self._untouched[place]
@@ -301,10 +299,28 @@ class Bucket:
         factor = self._schedule(step)
         for group, initial in zip(self.groups, self.initial_groups, strict=True):
             group["lr"] = initial["lr"] * factor
-        if self.optimizer is not None:
-            self.optimizer.step()
-            self._flatten_moments()
-        self.forget_gradients()
+        if self.optimizer is None:
+            self.forget_gradients()
+            return
+        self.optimizer.step()
+        is_kept = any(map(self._is_of_the_gradient, self._tensors_of_state()))
+        self._flatten_moments()
+        if is_kept:
+            self.forget()
+        else:
+            self.forget_gradients()
+
+    def _tensors_of_state(self) -> Iterator[Tensor]:
+        assert self.optimizer is not None
+        for of_one in self.optimizer.state.values():
+            for value in of_one.values():
+                if isinstance(value, Tensor) and can_be_flat(value):
+                    yield value
+
+    def _is_of_the_gradient(self, value: Tensor) -> bool:
+        """The optimizer has kept a gradient, which belongs to it from now on."""
+        start = value.untyped_storage().data_ptr()
+        return any(start == flat.untyped_storage().data_ptr() for flat in self.gradients)
 
     def _flatten_moments(self) -> None:
         """Turn state that is shaped like parameters into views of flat memory, when there is more
@@ -316,7 +332,7 @@ class Bucket:
         moments: dict[str, list[Tensor]] = {}
         for parameter in self._parameters:
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                if _is_moment(value, parameter):
+                if _is_moment(value, parameter) and not self._is_of_the_gradient(value):
                     moments.setdefault(key, []).append(value)
         for tensors in moments.values():
             for group in by_dtype(tensors):
@@ -349,6 +365,12 @@ class Bucket:
         return {parameter: name for name, parameter in self.named}
 
 
+def _nothing_of(dtype: torch.dtype) -> float | complex:
+    """The number that changes none when it is added to it, not even the sign of a zero: so the
+    first sum has the bits of a copy."""
+    return complex(-0.0, -0.0) if dtype.is_complex else -0.0
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The type in which gradients are added up."""
     return torch.promote_types(dtype, torch.float32)
@@ -378,9 +400,11 @@ def _is_moment(value: object, parameter: nn.Parameter) -> bool:
 
 
 def joined(parts: Iterable[Norms]) -> Norms:
-    """The norms of several buckets or stages as one pair of tensors."""
+    """The norms of several buckets or stages as one pair of tensors, of the widest type among
+    them."""
     places, norms = zip(*parts, strict=True)
-    return torch.cat(places), torch.cat([of_part.to(norms[0].dtype) for of_part in norms])
+    # Without those that have none, whose type says nothing.
+    return torch.cat(places), torch.cat([of_part for of_part in norms if len(of_part)] or norms[:1])
 
 
 def total_norm(parts: Iterable[Norms]) -> Tensor:

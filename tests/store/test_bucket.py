@@ -1,5 +1,7 @@
 """A bucket by itself: how gradients are cut, added up and put back."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -223,6 +225,63 @@ def test_a_hook_of_the_users_that_puts_another_gradient_there_is_heard() -> None
     (shard,), mask = bucket.part_for(bucket.me)
     assert mask is None
     assert float(shard.sum()) in (0.0, 2.0)
+
+
+def test_a_gradient_that_a_hook_of_the_users_drops_is_in_no_sum() -> None:
+    def drop(parameter: nn.Parameter) -> None:
+        assert parameter.grad is not None
+        if not parameter.grad.isfinite().all():
+            parameter.grad = None
+
+    healthy, other = (bucket_of(nn.Parameter(torch.ones(40)), me=me) for me in range(2))
+    for bucket, factor in ((healthy, 1.0), (other, float("inf"))):
+        ((_, parameter),) = bucket.named
+        parameter.register_post_accumulate_grad_hook(drop)  # type: ignore[no-untyped-call]
+        bucket.open()
+        (parameter * factor).sum().backward()  # type: ignore[no-untyped-call]
+        bucket.close()
+    sums = added_up(healthy, other)
+    for bucket in (healthy, other):
+        bucket.take_sums(sums)
+        assert gradients_of(bucket) == [[1.0] * 40]
+
+
+class Keeps(torch.optim.SGD):
+    """Keeps the last gradient in its state."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["last"] = parameter.grad
+
+
+def test_a_gradient_that_the_optimizer_keeps_is_its_own_from_then_on() -> None:
+    bucket = bucket_of(nn.Parameter(torch.zeros(3)))
+    ((_, parameter),) = bucket.named
+    bucket.optimizer = Keeps([parameter], lr=1.0)
+    for step in range(3):
+        bucket.open()
+        (parameter * torch.tensor([1.0, 2.0, 3.0]) * (step + 1)).sum().backward()  # type: ignore[no-untyped-call]
+        bucket.close()
+        kept = bucket.optimizer.state[parameter].get("last")
+        assert kept is None or kept.tolist() == [step, 2.0 * step, 3.0 * step]
+        assert gradients_of(bucket) == [[step + 1, 2.0 * (step + 1), 3.0 * (step + 1)]]
+        bucket.step(step)
+    assert parameter.tolist() == [-6.0, -12.0, -18.0]
+
+
+def test_norms_of_several_types_are_one_in_the_widest_of_them() -> None:
+    small, wide = (
+        with_gradients([3.0], dtype=torch.bfloat16),
+        with_gradients([4.0 + 2.0**-20], dtype=torch.float32),
+    )
+    none = with_gradients(None, dtype=torch.float64)
+    for parts in ([small, wide, none], [none, wide, small]):
+        norm = total_norm([bucket.norms() for bucket in parts])
+        assert norm.dtype == torch.float32
+        assert float(norm) == pytest.approx((9 + (4 + 2.0**-20) ** 2) ** 0.5, rel=1e-7)
+        assert float(norm) != 5.0
 
 
 def test_a_gradient_that_comes_too_late_is_refused() -> None:
