@@ -76,6 +76,14 @@ def test_all_that_fit_side_by_side() -> None:
         simulate("--policy", "all", "--ranks", "4", "--microbatches", "8", "--json").output
     )
     assert [of["policy"] for of in found] == list(NAMES)
+    narrow = simulate("--policy", "all", "--ranks", "4", "--microbatches", "6", "--json")
+    assert len(json.loads(narrow.stdout)) < len(NAMES)
+    assert "axrt: left out: policy interleaved-1f1b takes multiples" in narrow.stderr
+
+
+def test_what_is_no_terminal_gets_tables_whole() -> None:
+    result = simulate("--search", "--ranks", "4", "--microbatches", "8", "--memory", "6")
+    assert "above the bound" in result.output.splitlines()[0]
 
 
 def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
