@@ -29,6 +29,7 @@ from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
 from .rules import Feature, OnDevice, Queue, Row, features_of
+from .rules.row import always
 from .table import Entry, Table
 from .task import AnyKind, Kind, Task
 
@@ -289,9 +290,11 @@ class RankState:
         """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
         something early."""
         for row, lane, *_ in self._table.entries:
-            if row.kind.once_a_step or row.fills or lane.count[row.kind] >= self.asked:
+            if row.fills or row.admitted is always:
                 continue
-            if lane.is_ready(row.kind):
+            number = lane.count[row.kind]
+            first = self.job.first_of(number) if row.kind.once_a_step else number
+            if first < self.asked and lane.is_ready(row.kind):
                 return ROOM
         return END if self.finished else INPUT
 
@@ -317,7 +320,10 @@ class RankState:
             piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
         if completes and not set(completes) <= set(range(len(self._table.buckets[stage]))):
-            raise IllegalMove(f"{task} cannot complete {completes}: {self._story(stage)}")
+            raise IllegalMove(
+                f"{task} cannot complete buckets {completes}; the stage has "
+                f"{len(self._table.buckets[stage])}: {self._story(stage)}"
+            )
         whole = lane.start(kind, more)
         if whole:
             self._in_flight += row.in_flight

@@ -193,12 +193,18 @@ class Table:
 def _check(stage: int, rows: Sequence[Row]) -> None:
     """Check that the rows of a stage fit together."""
     made = [(row.kind, row.bucket) for row in rows]
+    opened = {Gate.WEIGHTS, *(row.opens for row in rows)}  # an evaluation's weights are there
     for row in rows:
         name = f"row {row.kind.value} of stage {stage}"
         if made.count((row.kind, row.bucket)) > 1:
             raise ValueError(f"{name} is there twice; expected one row a kind and place")
         for counter, _, bucket, _ in row.needs:
-            if isinstance(counter, AnyKind) and (counter, bucket) not in made:
+            is_made = (
+                (counter, bucket) in made
+                if isinstance(counter, AnyKind)
+                else not isinstance(counter, Gate) or counter in opened
+            )
+            if not is_made:
                 raise ValueError(f"{name} needs {counter.value}, and no row makes it")
             if not row.kind.once_a_step and _counts_steps(counter):
                 raise ValueError(

@@ -26,15 +26,15 @@ class Listens:
             self.exchange.hear(source, 0, note, payload)
 
 
-def saved(about: int) -> Note:
+def part(about: int) -> Note:
     return Note(Topic.EXCHANGED, about, 1)
 
 
 def test_a_rank_owes_until_its_last_part_has_come() -> None:
     """Rank 1 sends two parts, and the one of rank 2 was here before anyone asked."""
     loop = Listens()
-    loop.exchange.hear(2, 0, saved(2), "c")
-    loop.coming = [(1, saved(1), "b"), (1, saved(0), "a")]
+    loop.exchange.hear(2, 0, part(2), "c")
+    loop.coming = [(1, part(1), "b"), (1, part(0), "a")]
     collected = loop.exchange.claim(Topic.EXCHANGED, 1, [1, 1, 2])
     assert loop.exchange.wait(collected, "parts") == ["a", "b", "c"]
     assert loop.owing == [{1}, {1}], "also after its first part"
@@ -44,7 +44,7 @@ def test_a_rank_owes_until_its_last_part_has_come() -> None:
 def test_what_was_here_before_is_had_without_waiting(parts: int) -> None:
     loop = Listens()
     for about in range(parts):
-        loop.exchange.hear(1, 0, saved(about), inf)
+        loop.exchange.hear(1, 0, part(about), inf)
     collected = loop.exchange.claim(Topic.EXCHANGED, 1, [1] * parts)
     assert loop.exchange.awaited(collected, "parts") == [inf] * parts
     assert loop.owing == []

@@ -16,10 +16,10 @@ These rules must hold, so that gradients have the bits of a whole backward:
    It is None where every use was deferred. Else waiting gradients are added first, the noted
    products join at once, and from then on nothing of that parameter is deferred.
 3. Tensors that a closure reads stay as they are until it has run. Autograd adds in place to
-   gradients that nobody else holds, and a closure holds them; but a parameter's first gradient may
-   be a view of one and is added to later, so the stage copies those (`Stage`). Inputs that want no
-   gradient are the user's, who may change them: their product is not deferred. Any other change is
-   noticed.
+   gradients that nobody else holds, and a closure holds them. Gradients of parameters have memory
+   before a backward (`Bucket.open`), or autograd would take over the first one, which may be a view
+   of what a closure reads. Inputs that want no gradient are the user's, who may change them: their
+   product is not deferred. Any other change is noticed.
 4. Nothing is deferred outside the backward of a stage, in a graph of gradients (`create_graph`), or
    by a call for other gradients within a backward (`torch.autograd.grad(..., inputs)`): there
    autograd decides what becomes of it.

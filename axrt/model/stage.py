@@ -142,8 +142,9 @@ class _Inlet(torch.autograd.Function):
 class Stage:
     """Consecutive layers on one device.
 
-    Backwards add to the parameters' `.grad`, which must be there: a gradient that autograd makes
-    the first one may be a view of an activation's, which the network may still read.
+    Backwards add to the parameters' `.grad`. Where gradients travel it must be there before: a
+    gradient that autograd makes the first one may be a view of an activation's, which the network
+    may still read.
 
     Args:
         layers: modules of the stage in order, already on the device, in training mode.
@@ -434,7 +435,7 @@ class Stage:
         self._cuts = ()
         with torch.no_grad():
             for owner, name, buffer, value in buffers:
-                owner._buffers[name] = buffer.copy_(value)
+                owner._buffers[name] = None if buffer is None else buffer.copy_(value)
         return self._segments(number, *given, self.recomputed, (whole,))
 
     def _ended(
@@ -473,7 +474,7 @@ class Stage:
 
     def _run_layers(self, number: int, value: Any, first: int, end: int) -> Any:
         step, microbatch = self._job.step_of(number)
-        microbatch += self._job.first_of(self._replica)
+        microbatch += self._replica * self._job.microbatches
         for place, layer in enumerate(self._run[first:end], self.first_layer + first):
             self._generator.before_layer(step, microbatch, place)
             if self._compute is None:  # most often, and a context would be one more call
@@ -530,13 +531,12 @@ class Stage:
         return unflatten(skeleton, tensors)
 
 
-def _remembered_buffers(layers: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
+def _remembered_buffers(layers: nn.Module) -> Iterator[tuple[nn.Module, str, Any, Any]]:
     """Every buffer with its owner and name, and a copy of its value: layers may change it in place,
     or put another there."""
     for owner in layers.modules():
         for name, buffer in owner._buffers.items():
-            if buffer is not None:
-                yield owner, name, buffer, buffer.clone()
+            yield owner, name, buffer, None if buffer is None else buffer.clone()
 
 
 @contextmanager

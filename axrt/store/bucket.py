@@ -12,8 +12,8 @@ the sizes of buckets and the library.
 
 No memory is written to while the network may still read it. A shard of another copy's is written to
 when that copy's sum has come, which needed this copy's part. The own shard is added up in place and
-sent from there. A step may write to it before every other copy has the sum: then the bucket has
-moved to other memory (`move_gradient`).
+sent from there. Who clips or steps may write to it before every other copy has the sum: then the
+bucket has moved to other memory (`move_gradient`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,6 +128,18 @@ class Bucket:
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
         self._untouched = [view._version for view in self._views]
+
+    def keep_open(self) -> None:
+        """Give memory again to gradients that a hook of the user's has dropped since `open`.
+
+        Autograd would take over the next one as it is, and that may be a view of an activation's
+        gradient, which the network reads.
+        """
+        for place, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                view = self._views[place]
+                parameter.grad = view.fill_(_nothing_of(view.dtype))
+                self._untouched[place] = view._version
 
     def close(self) -> None:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
@@ -303,24 +315,25 @@ class Bucket:
             self.forget_gradients()
             return
         self.optimizer.step()
-        is_kept = any(map(self._is_of_the_gradient, self._tensors_of_state()))
+        is_kept = self._is_kept()
         self._flatten_moments()
         if is_kept:
             self.forget()
         else:
             self.forget_gradients()
 
-    def _tensors_of_state(self) -> Iterator[Tensor]:
-        assert self.optimizer is not None
-        for of_one in self.optimizer.state.values():
-            for value in of_one.values():
-                if isinstance(value, Tensor) and can_be_flat(value):
-                    yield value
+    def _is_kept(self) -> bool:
+        """The optimizer has kept a gradient as it is, which belongs to it from now on.
 
-    def _is_of_the_gradient(self, value: Tensor) -> bool:
-        """The optimizer has kept a gradient, which belongs to it from now on."""
-        start = value.untyped_storage().data_ptr()
-        return any(start == flat.untyped_storage().data_ptr() for flat in self.gradients)
+        Gradients in lists and dicts within its state are not seen.
+        """
+        assert self.optimizer is not None
+        mine = {_start(flat) for flat in self.gradients} - {0}
+        return any(
+            isinstance(value, Tensor) and can_be_flat(value) and _start(value) in mine
+            for of_one in self.optimizer.state.values()
+            for value in of_one.values()
+        )
 
     def _flatten_moments(self) -> None:
         """Turn state that is shaped like parameters into views of flat memory, when there is more
@@ -329,10 +342,11 @@ class Bucket:
         if len(self.optimizer.state) == self._with_moments:
             return
         self._with_moments = len(self.optimizer.state)
+        mine = {_start(flat) for flat in self.gradients} - {0}
         moments: dict[str, list[Tensor]] = {}
         for parameter in self._parameters:
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                if _is_moment(value, parameter) and not self._is_of_the_gradient(value):
+                if _is_moment(value, parameter) and _start(value) not in mine:
                     moments.setdefault(key, []).append(value)
         for tensors in moments.values():
             for group in by_dtype(tensors):
@@ -363,6 +377,11 @@ class Bucket:
     @property
     def _name_of(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.named}
+
+
+def _start(tensor: Tensor) -> int:
+    """The address of the tensor's storage; 0 where there is none."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _nothing_of(dtype: torch.dtype) -> float | complex:

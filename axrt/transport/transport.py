@@ -88,6 +88,8 @@ class Transport(Protocol):
         Args:
             memory: a tensor; all of its storage counts.
             wait_s: seconds to wait for it at most.
+        Raises:
+            PeerLostError: some rank has gone.
         """
         ...
 

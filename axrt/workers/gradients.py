@@ -21,7 +21,7 @@ from .worker import Mail, Worker
 
 Land = Callable[[Message, Sequence[Tensor]], None]
 StillReads = Callable[[Tensor, float], bool]
-# Waiting for the network may take as long as moving to other memory would.
+# Bytes that a core copies in a second, about: waiting for the network may take as long as a copy.
 _COPY_BYTES_PER_S = 4e9
 
 
@@ -68,6 +68,8 @@ class GradientWorker(Worker):
         }
         self._here = {bucket.me for of in buckets.values() for bucket in of}
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
+        # The reduces that have started and whose sums have not left, by stage and bucket.
+        self._reducing: set[tuple[int, int]] = set()
 
     def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
         """The buckets of a stage, by index, that have none of these parameters and were not
@@ -104,6 +106,12 @@ class GradientWorker(Worker):
         run."""
         for bucket in self._buckets[stage]:
             bucket.open()
+
+    def keep_open(self, stage: int) -> None:
+        """Give memory again to gradients of a stage that a hook of the user's has dropped; called
+        before each further backward of a step."""
+        for bucket in self._buckets[stage]:
+            bucket.keep_open()
 
     def close(self, stage: int, step: int, completed: Collection[int] | None) -> None:
         """Note that the gradients of some buckets are complete on this rank.
@@ -144,6 +152,7 @@ class GradientWorker(Worker):
     def run(self, task: Task) -> Made:
         bucket = self._buckets[task.stage][task.part]
         total = bucket.add_up(self._from_copies(Meaning.PART, task))
+        self._reducing.add((task.stage, task.part))
 
         def made(message: Message) -> Any:
             to = BucketCopy(message.pipe, message.stage, message.bucket)
@@ -154,16 +163,21 @@ class GradientWorker(Worker):
 
         return made
 
+    def complete(self, task: Task, made: Made) -> Made:
+        self._reducing.remove((task.stage, task.part))  # its sums leave now
+        return made
+
     def take_sums(self, task: Task) -> None:
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
         if bucket.shared:
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
-            if any(self._is_still_read(memory) for memory in bucket.gradients):
+            # On a GPU the task may start behind a reduce that has not ended.
+            if (task.stage, task.part) in self._reducing or self._is_still_read(bucket):
                 bucket.move_gradient()
 
-    def _is_still_read(self, memory: Tensor) -> bool:
-        return self._still_reads(memory, memory.nbytes / _COPY_BYTES_PER_S)
+    def _is_still_read(self, bucket: Bucket) -> bool:
+        return any(self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradients)
 
     def _from_copies(self, meaning: Meaning, task: Task) -> list[Any]:
         """The payloads that the copies of the task's bucket have sent for it, in the order of
@@ -173,3 +187,8 @@ class GradientWorker(Worker):
             self._mail.take(meaning, task.stage, number, task.part)
             for number in numbers_of(task.microbatch, copies)
         ]
+
+
+def _wait_s(memory: Tensor) -> float:
+    """Seconds that it is worth waiting before memory is copied; a GPU copies in no time."""
+    return memory.nbytes / _COPY_BYTES_PER_S if memory.device.type == "cpu" else 0.0

@@ -118,10 +118,13 @@ class StageWorker(Worker):
         return self._gradients.part
 
     def _begin(self, task: Task) -> None:
-        """Open the gradients of a stage where the first backward of a step is about to add to
-        them."""
-        if self._job.begins_a_step(task.microbatch) and task.part == 0:
+        """See to it that a backward adds to memory that is the gradient's own."""
+        if task.part > 0:
+            return
+        if self._job.begins_a_step(task.microbatch):
             self._gradients.open(task.stage)
+        else:
+            self._gradients.keep_open(task.stage)
 
     def _end(self, task: Task, piece: Piece) -> None:
         """Close the gradients that the last backward of a step on a stage has completed."""

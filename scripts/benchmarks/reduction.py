@@ -288,6 +288,7 @@ def report(rounds: int, mpirun: str) -> None:
 
 
 def report_hidden(rounds: int, mpirun: str, ranks: int, before: Sequence[str] = ()) -> None:
+    """Print what replicas add to a step, in many buckets a stage and in one."""
     found = [
         {part: measure(part, ranks, mpirun, before) for part in ("many", "one", "apart")}
         for _ in range(rounds)
@@ -333,12 +334,18 @@ def over_tcp(rate: str) -> Iterator[list[str]]:
 )
 @click.option("--out", type=click.Path(path_type=Path))
 @click.option("--tcp", help="what is hidden over TCP at this rate, such as 4gbit")
-@click.option("--task-ms", default=TASK_S * 1e3, help="sleep of a stage in each direction, in ms")
+@click.option("--task-ms", type=float, help="sleep of a stage in each direction, in ms")
 def main(
-    mpirun: str, rounds: int, part: str | None, out: Path | None, tcp: str | None, task_ms: float
+    mpirun: str,
+    rounds: int,
+    part: str | None,
+    out: Path | None,
+    tcp: str | None,
+    task_ms: float | None,
 ) -> None:
     """Measure what replicas cost."""
-    os.environ.setdefault(TASK, str(task_ms / 1e3))
+    if task_ms is not None:
+        os.environ[TASK] = str(task_ms / 1e3)
     if part is None and tcp is not None:
         with over_tcp(tcp) as before:
             report_hidden(rounds, mpirun, 2, before)

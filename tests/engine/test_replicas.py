@@ -167,6 +167,26 @@ def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.Monke
     assert on_ranks(2, 2, steps=4, seed=3) == expected
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("optimizer", [momentum, spoiling])
+def test_sums_leave_unchanged_where_devices_tell_ends_late(
+    seed: int, optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who clips and steps starts behind a sum that has not left."""
+
+    def trained(data: int) -> Outcome:
+        config = configured(MICROBATCHES, parallel={"data": data}, optimizer={"clip": 0.05})
+        ranks = LocalWorld(data, seed).run(
+            lambda t: train_on_a_rank(t, perceptron(), batches_for(data), 3, config, optimizer)
+        )
+        return together(ranks, data)
+
+    data = 2 + seed % 2
+    expected = trained(data)
+    monkeypatch.setattr(rank_module, "compute_on", lambda device: Delayed())
+    assert trained(data) == expected
+
+
 class Unused(nn.Module):
     """A weight that no forward uses, beside one that all do, and one that only some microbatches
     use."""

@@ -76,6 +76,7 @@ def test_work_of_once_a_step_waits_until_it_is_admitted() -> None:
     reads(state)
     assert state.pick() is None
     assert [str(lack) for lack in state.waiting_for()] == ["step0.0 lacks room"]
+    assert state.why_idle() == "room"
     has_room = True
     assert run_to_the_end(state) == ["step0.0"]
     assert state.finished
@@ -87,6 +88,6 @@ def test_a_bucket_that_is_not_there_cannot_be_complete() -> None:
     for message in has_read(state.placement, 0, 0):
         state.deliver(message)
     forward = Task(Kind.FORWARD, 0, 0)
-    with pytest.raises(IllegalMove, match=r"F0.0 cannot complete \[3\]"):
+    with pytest.raises(IllegalMove, match=r"F0.0 cannot complete buckets \[3\]; the stage has 1"):
         state.start(forward, completes=[3])
     assert state.pick() == forward, "nothing was changed"

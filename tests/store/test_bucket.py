@@ -246,6 +246,26 @@ def test_a_gradient_that_a_hook_of_the_users_drops_is_in_no_sum() -> None:
         assert gradients_of(bucket) == [[1.0] * 40]
 
 
+def test_a_gradient_that_was_dropped_within_a_step_has_memory_of_its_own_again() -> None:
+    """Autograd takes over a first gradient as it is: here a view of what travels on."""
+    parameter, other = nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(2))
+    bucket = bucket_of(parameter, other)
+    bucket.open()
+    parameter.grad = other.grad = None
+    bucket.keep_open()
+    value = torch.zeros(12, requires_grad=True)
+    (travelling,) = torch.autograd.grad(
+        (value + parameter.view(12)).sum(), [value], retain_graph=True
+    )
+    for gradient in (travelling, torch.ones(12)):
+        torch.autograd.backward([value + parameter.view(12)], [gradient])
+    assert torch.equal(travelling, torch.ones(12))
+    bucket.close()
+    assert parameter.grad is not None
+    assert parameter.grad.tolist() == [[2.0] * 4] * 3
+    assert other.grad is None
+
+
 class Keeps(torch.optim.SGD):
     """Keeps the last gradient in its state."""
 
