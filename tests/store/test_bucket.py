@@ -253,13 +253,11 @@ def test_a_gradient_that_was_dropped_within_a_step_has_memory_of_its_own_again()
     bucket.open()
     parameter.grad = other.grad = None
     bucket.keep_open()
-    value = torch.zeros(12, requires_grad=True)
-    (travelling,) = torch.autograd.grad(
-        (value + parameter.view(12)).sum(), [value], retain_graph=True
-    )
-    for gradient in (travelling, torch.ones(12)):
-        torch.autograd.backward([value + parameter.view(12)], [gradient])
-    assert torch.equal(travelling, torch.ones(12))
+    travelling = torch.ones(1, 3, 4)
+    for gradient in (travelling, torch.ones(1, 3, 4)):
+        inputs = torch.zeros(1, 3, 4, requires_grad=True)
+        torch.autograd.backward([inputs + parameter.unsqueeze(0)], [gradient], inputs=[parameter])
+    assert torch.equal(travelling, torch.ones(1, 3, 4))
     bucket.close()
     assert parameter.grad is not None
     assert parameter.grad.tolist() == [[2.0] * 4] * 3
