@@ -188,6 +188,29 @@ def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") 
     assert order == sorted(order)
 
 
+class NeverReady(Direct):
+    """Copies that go out are not made yet."""
+
+    def outgoing(self, tensors: list[Tensor]) -> Staged:
+        return [tensor.clone() for tensor in tensors], lambda: False
+
+
+def case_memory_is_read_until_what_was_sent_from_it_has_left(comm: "MPI.Comm") -> None:
+    transport, sent = MpiTransport(comm), torch.ones(1 << 22)  # more than MPI takes in advance
+    transport.send((comm.rank + 1) % comm.size, parcel(0, sent[: 1 << 21]))
+    assert transport.still_reads(sent, wait_s=0.01)
+    assert not transport.still_reads(torch.ones(8), wait_s=0.0)
+    comm.Barrier()
+    arrived: list[Any] = []
+    while not arrived or transport.still_reads(sent, wait_s=0.0):
+        arrived += transport.poll(wait_s=0.0)
+    comm.Barrier()
+    transport.close()
+    waits = MpiTransport(comm, NeverReady(torch.device("cpu")))
+    waits.send(comm.rank, parcel(0, sent))
+    assert waits.still_reads(sent, wait_s=0.0), "what will be copied is read, too"
+
+
 class FirstEnvelopeIsLate:
     """A communicator whose first envelope takes a few looks to come in."""
 

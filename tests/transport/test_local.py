@@ -87,3 +87,13 @@ def test_a_payload_comes_together_again() -> None:
     payload = {"x": (torch.ones(1), [None, 2])}
     skeleton, tensors = flatten(payload)
     assert unflatten(skeleton, tensors) == payload
+
+
+def test_memory_is_read_until_what_was_sent_from_it_has_arrived() -> None:
+    transport, memory = LocalWorld(1).alone(), torch.zeros(8)
+    transport.send(0, numbered(0, memory[2:4]))
+    assert transport.still_reads(memory[6:], wait_s=0.0), "all of a storage counts"
+    assert not transport.still_reads(torch.zeros(8), wait_s=0.0)
+    while not transport.poll(wait_s=inf):
+        pass
+    assert not transport.still_reads(memory, wait_s=0.0)
