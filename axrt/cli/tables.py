@@ -100,13 +100,14 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
         )
     _print(table, 112)
     best = found[0]
+    shown = f", of which the first {rows} are shown" if len(found) > rows else ""
     click.echo(
-        f"best of {len(found)}: {best.option.name}, {best.makespan:.2f}. No schedule on its "
-        f"placement can take less than {best.least:.2f}, "
-        f"none on any that was tried less than {least:.2f}, with whatever memory and if nothing "
-        "varies.\n"
+        f"The best of {len(found)}{shown}: {best.option.name}, {best.makespan:.2f}.\n"
+        f"On its placement no schedule can take less than {best.least:.2f}, and on any placement "
+        f"that was tried none less than {least:.2f}. These bounds know no limit of memory and "
+        "nothing that varies.\n"
         "held: the most microbatches that a rank holds, in those of all its layers; above the "
-        "bound: of the row's own placement"
+        "bound: that of the row's own placement"
     )
 
 

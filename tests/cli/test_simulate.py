@@ -83,7 +83,11 @@ def test_all_that_fit_side_by_side() -> None:
 
 def test_what_is_no_terminal_gets_tables_whole() -> None:
     result = simulate("--search", "--ranks", "4", "--microbatches", "8", "--memory", "6")
-    assert "above the bound" in result.output.splitlines()[0]
+    lines = result.output.splitlines()
+    assert "above the bound" in lines[0]
+    assert any(
+        line.endswith("of which the first 12 are shown: interleaved-zb, 24.75.") for line in lines
+    )
 
 
 def test_an_order_is_written_followed_and_refused(tmp_path: Path) -> None:
