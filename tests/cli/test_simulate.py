@@ -456,7 +456,7 @@ def test_the_search_says_how_far_the_best_is_from_the_bound() -> None:
     assert len(found["found"]) > len(NAMES), "several caps and chunks of some"
     shown = simulate(*case, "--latency", "0.1", "--memory", "4")
     assert shown.exit_code == 0
-    assert "No schedule on its placement can take less than" in shown.output
+    assert "On its placement no schedule can take less than" in shown.output
 
 
 def test_recomputation_takes_a_forward_more() -> None:
