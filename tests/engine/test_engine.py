@@ -2,7 +2,7 @@
 
 import gc
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -470,3 +470,56 @@ def test_the_users_own_linear_layers_have_their_class_again_after_close() -> Non
     assert [type(layer) for layer in mine] == [nn.Linear, nn.Linear]
     assert not any(parameter._backward_hooks for layer in mine for parameter in layer.parameters())
     assert not any(torch.equal(now.weight, was) for now, was in zip(mine, before, strict=True))
+
+
+class Shifts(nn.Module):
+    """For a batch of one the gradient of `by` is the memory of the gradient that travels on. A hook
+    drops it after the first microbatch of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by, self.heard = nn.Parameter(torch.zeros(8)), 0
+        self.by.register_post_accumulate_grad_hook(self._drop)  # type: ignore[no-untyped-call]
+
+    def _drop(self, parameter: nn.Parameter) -> None:
+        if self.heard % 4 == 0:
+            parameter.grad = None
+        self.heard += 1
+
+    def forward(self, value: Tensor) -> Tensor:
+        return 0.5 * (value + self.by.unsqueeze(0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gradient_that_a_hook_drops_within_a_step_begins_anew_in_memory_of_its_own(
+    seed: int,
+) -> None:
+    items = [(torch.randn(1, 8), torch.randn(1, 8)) for _ in range(4)]
+
+    def layers() -> list[nn.Module]:
+        torch.manual_seed(0)
+        return [nn.Linear(8, 8), Shifts(), nn.Linear(8, 8)]
+
+    def rank_main(transport: Transport) -> dict[str, Tensor]:
+        model = axrt.PipelineModule(layers(), nn.functional.mse_loss)
+        config = configured(4, schedule={"policy": "gpipe"}, parallel={"partition": [0, 1, 3]})
+        with axrt.initialize(model, sgd, config=config, transport=transport) as engine:
+            for _ in range(2):
+                engine.train_batch(iter(items))
+            return {name: value.detach().clone() for name, value in engine.named_parameters()}
+
+    plain = nn.Sequential(*layers())
+    optimizer = sgd(plain.named_parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        for inputs, target in items:
+            (nn.functional.mse_loss(plain(inputs), target) / 4).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    first, second = LocalWorld(2, seed).run(rank_main)
+    assert all(
+        torch.equal((first | second)[name], value) for name, value in plain.named_parameters()
+    )
+
+
+def sgd(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([parameter for _, parameter in named], lr=0.5)
