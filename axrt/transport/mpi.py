@@ -13,8 +13,6 @@ is still going out.
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,8 +107,10 @@ class MpiTransport:
             self._isend(going)
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
-        with self._names_the_lost():
+        try:
             return self._poll(wait_s)
+        except MPI.Exception as error:
+            raise self._some_rank_is_lost(error) from None
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
@@ -137,23 +137,21 @@ class MpiTransport:
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
-        with self._names_the_lost():
+        try:
             while self._is_lent(memory):
                 if time.perf_counter() >= until_s:
                     return True
                 self._send_what_is_ready()
                 self._let_go_of_sent()
+        except MPI.Exception as error:
+            raise self._some_rank_is_lost(error) from None
         return False
 
-    @contextmanager
-    def _names_the_lost(self) -> Iterator[None]:
-        try:
-            yield
-        except MPI.Exception as error:
-            raise PeerLostError(
-                f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it "
-                f"({error})"
-            ) from None
+    def _some_rank_is_lost(self, error: MPI.Exception) -> PeerLostError:
+        return PeerLostError(
+            f"a rank of the job has gone: MPI fails on rank {self.rank}, which talks to it "
+            f"({error})"
+        )
 
     def _is_lent(self, memory: Tensor) -> bool:
         lent = [tensor for going in self._going for tensor in going.lent]

@@ -209,6 +209,15 @@ def case_memory_is_read_until_what_was_sent_from_it_has_left(comm: "MPI.Comm") -
     waits = MpiTransport(comm, NeverReady(torch.device("cpu")))
     waits.send(comm.rank, parcel(0, sent))
     assert waits.still_reads(sent, wait_s=0.0), "what will be copied is read, too"
+    waits._let_go_of_sent = fails_in_mpi  # type: ignore[method-assign]
+    with pytest.raises(axrt.PeerLostError, match="a rank of the job has gone"):
+        waits.still_reads(sent, wait_s=1.0)
+
+
+def fails_in_mpi() -> None:
+    from mpi4py import MPI
+
+    raise MPI.Exception(MPI.ERR_OTHER)
 
 
 class FirstEnvelopeIsLate:
