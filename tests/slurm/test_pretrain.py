@@ -71,6 +71,7 @@ class Job:
             "AXRT_PYTHON": sys.executable,
             "AXRT_SRUN_MPI": "pmix" if is_open_mpi() else "pmi2",
             "SLOW_S": "0.15",
+            "MPIR_CVAR_CH4_NETMOD": "ofi",  # UCX may hang at the start: docs/slurm.md
         }
         script = str(ROOT / "scripts" / "slurm" / "pretrain.sbatch")
         told = cluster.run(
