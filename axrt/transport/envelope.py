@@ -35,6 +35,7 @@ _WORDS: tuple[Vocabulary, ...] = (*Meaning, *Topic)
 _CODE_OF = {word: code for code, word in enumerate(_WORDS)}
 _NOWHERE = (0, 0, 0, 0)
 _SMALL_BYTES = 32 * 1024
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -100,9 +101,8 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
 
 def seal(head: bytes, tensors: list[Tensor]) -> bytes:
     """The envelope, made of the result of `pack`; it reads the small tensors' memory now."""
-    return b"".join(
-        [head, *[_bytes_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
-    )
+    small = [tensor.cpu() for tensor in tensors if not is_large(tensor.nbytes)]
+    return b"".join([head, *[_memory_of(tensor) for tensor in small]])
 
 
 def open_envelope(
@@ -131,9 +131,9 @@ def open_envelope(
     return Arriving(generation, message, skeleton, layouts, tensors)
 
 
-def _bytes_of(tensor: Tensor) -> bytes:
-    on_cpu = tensor.cpu()  # by name: the bytes are read from its memory
-    return ctypes.string_at(on_cpu.data_ptr(), on_cpu.nbytes) if on_cpu.nbytes else b""
+def _memory_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The memory of a dense tensor on the CPU, as a buffer; the caller keeps the tensor alive."""
+    return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
 def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
@@ -141,11 +141,7 @@ def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
 
     It is copied, not viewed: torch's own memory is aligned, and last bits may depend on that.
     """
-    tensor = layout.allocate(torch.device("cpu"))
-    if layout.num_bytes:
-        ctypes.memmove(
-            tensor.data_ptr(),
-            (ctypes.c_char * layout.num_bytes).from_buffer(envelope, at),
-            layout.num_bytes,
-        )
+    tensor = layout.allocate(_CPU)
+    part = memoryview(envelope)[at : at + layout.num_bytes]
+    _memory_of(tensor).raw = part  # type: ignore[assignment]  # any buffer will do
     return tensor

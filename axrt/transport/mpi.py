@@ -8,11 +8,14 @@ the tag says only the channel.
 Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
 only then makes progress, so one that says no is asked again (a message known to be there is seen by
 the first poll). And large messages move only inside MPI calls, so every poll also asks after what
-is still going out.
+is still going out, and a thread does so while the rank computes (`progress.py`). One lock guards
+all that the two touch.
 """
 
+import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,9 +24,11 @@ from mpi4py import MPI
 from torch import Tensor
 
 from axrt.errors import PeerLostError
+from axrt.note import News
 
 from .envelope import Arriving, is_large, open_envelope, pack, seal
 from .landing import Landings
+from .progress import Progress
 from .staging import Direct, Ready, Staging
 from .transport import Parcel, share_memory
 from .waiting import Patience, sharpen_sleep
@@ -94,25 +99,65 @@ class MpiTransport:
         ] = {}  # on their way in, by source, in order
         self._coming: list[_Coming] = []
         self._landings = Landings()
-        self.expect = self._landings.expect
         self._patience = Patience()
         sharpen_sleep()
+        self._lock = threading.Lock()
+        self._early: list[tuple[int, Parcel]] = []  # parcels that the thread has found
+        self._failure: PeerLostError | None = None  # of the thread
+        # A loop that puts tasks on a device is back at once, and needs nobody to look meanwhile.
+        looks = self.size > 1 and staging is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._progress = Progress(self._look) if looks else None
 
     def send(self, rank: int, parcel: Parcel) -> None:
         head, tensors = pack(parcel)
         going = _Going(rank, head, *self._staging.outgoing(tensors), tensors)
-        if self._going or not _is_ready(going):
-            self._going.append(going)
-        else:
-            self._isend(going)
+        with self._lock:
+            if self._going or not _is_ready(going):
+                self._going.append(going)
+            else:
+                self._isend(going)
+            self._tell_progress()
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        with self._lock:
+            try:
+                return self._poll(wait_s)
+            except MPI.Exception as error:
+                raise self._some_rank_is_lost(error) from None
+            finally:
+                self._tell_progress()
+
+    def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
+        with self._lock:
+            self._landings.expect(generation, message, rooms)
+
+    def _look(self) -> None:
+        """Let large messages move on, from the thread; the rank's own thread comes first."""
+        if not self._lock.acquire(blocking=False):
+            return
         try:
-            return self._poll(wait_s)
+            if not MPI.Is_finalized():
+                self._take_envelopes()
+                self._early += self._moved()
         except MPI.Exception as error:
-            raise self._some_rank_is_lost(error) from None
+            self._failure = self._some_rank_is_lost(error)
+        except PeerLostError as error:
+            self._failure = error
+        finally:
+            self._tell_progress()
+            self._lock.release()
+
+    def _tell_progress(self) -> None:
+        if self._progress is not None:
+            moving = bool(self._large_sending or self._coming or self._envelopes)
+            self._progress.wanted(moving and self._failure is None and not MPI.Is_finalized())
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        if self._failure is not None:
+            raise self._failure
+        if self._early:
+            early, self._early = self._early, []
+            return early
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
         while True:
             self._take_envelopes()
@@ -137,14 +182,15 @@ class MpiTransport:
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
-        try:
-            while self._is_lent(memory):
-                if time.perf_counter() >= until_s:
-                    return True
-                self._send_what_is_ready()
-                self._let_go_of_sent()
-        except MPI.Exception as error:
-            raise self._some_rank_is_lost(error) from None
+        with self._lock:
+            try:
+                while self._is_lent(memory):
+                    if time.perf_counter() >= until_s:
+                        return True
+                    self._send_what_is_ready()
+                    self._let_go_of_sent()
+            except MPI.Exception as error:
+                raise self._some_rank_is_lost(error) from None
         return False
 
     def _some_rank_is_lost(self, error: MPI.Exception) -> PeerLostError:
@@ -160,14 +206,17 @@ class MpiTransport:
 
     @property
     def receiving(self) -> bool:
-        return bool(self._coming or self._envelopes)
+        return bool(self._coming or self._envelopes or self._early)
 
     def flush(self) -> None:
         while self._going:
-            self._send_what_is_ready()
+            with self._lock:
+                self._send_what_is_ready()
 
     def close(self) -> None:
         self.flush()
+        if self._progress is not None:
+            self._progress.stop()
         MPI.Request.Waitall(self._sending)
         self._sending.clear()
         self._lent.clear()

@@ -122,6 +122,9 @@ class Pinned:
         return targets, ready
 
 
-def staging_for(device: torch.device, cuda_aware: bool) -> Staging:
-    """The staging of a rank that computes on this device."""
-    return Pinned(device) if device.type == "cuda" and not cuda_aware else Direct(device)
+def staging_for(device: torch.device, cuda_aware: bool) -> Staging | None:
+    """The staging of a rank that computes on this device; None where tensors are in CPU memory
+    anyway."""
+    if device.type == "cpu":
+        return None
+    return Direct(device) if cuda_aware else Pinned(device)

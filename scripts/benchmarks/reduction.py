@@ -10,8 +10,8 @@
              replicas
 
 Everything runs on the ranks of one node, interleaved; medians are printed with the extremes. With
---tcp RATE the ranks talk over TCP at that rate, in a network namespace of their own, and only what
-is hidden is measured. That wants root, iproute2 and Open MPI.
+--tcp RATE two ranks talk over TCP at that rate in each direction, in a network namespace of their
+own, and only what is hidden is measured. That wants root, iproute2 and Open MPI.
 """
 
 import json
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -42,6 +42,10 @@ SIZES_MIB = (1, 16, 64)
 STEPS, WARM = 12, 3
 TASK = "AXRT_BENCH_TASK_S"  # of the environment: --task-ms, for the ranks
 TASK_S, MICROBATCHES, STAGE_MIB, LAYERS = 0.02, 8, 16, 8
+
+
+# from a number of ranks and the words of a command to those that run it there
+Launch = Callable[[int, list[str]], list[str]]
 
 
 def one(value: Tensor, target: Tensor) -> Tensor:
@@ -201,24 +205,18 @@ LAYOUTS = {
 }
 
 
-def measure(part: str, ranks: int, mpirun: str, before: Sequence[str] = ()) -> Any:
-    """Run a part on so many ranks, behind these words; what rank 0 found."""
+def measure(part: str, ranks: int, launch: Launch) -> Any:
+    """Run a part on so many ranks; what rank 0 found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [
-            *before,
-            mpirun,
-            "-n",
-            str(ranks),
-            sys.executable,
-            __file__,
-            "--part",
-            part,
-            "--out",
-            str(out),
-        ]
-        subprocess.run(command, check=True, cwd=ROOT, timeout=300)
+        command = [sys.executable, __file__, "--part", part, "--out", str(out)]
+        subprocess.run(launch(ranks, command), check=True, cwd=ROOT, timeout=300)
         return json.loads(out.read_text())
+
+
+def by(mpirun: str) -> Launch:
+    """Launch a command on the ranks of this node."""
+    return lambda ranks, command: [mpirun, "-n", str(ranks), *command]
 
 
 def tokens_per_s(ranks: int, overrides: list[str], mpirun: str) -> float:
@@ -258,7 +256,7 @@ def spread(values: list[float], unit: str, digits: int = 1) -> str:
 
 
 def report(rounds: int, mpirun: str) -> None:
-    costs = [measure("cost", 2, mpirun) for _ in range(rounds)]
+    costs = [measure("cost", 2, by(mpirun)) for _ in range(rounds)]
     print(
         "a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's "
         "Allreduce"
@@ -278,7 +276,7 @@ def report(rounds: int, mpirun: str) -> None:
             f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}"
         )
     for ranks in (2, 4, 8):
-        report_hidden(rounds, mpirun, ranks)
+        report_hidden(rounds, by(mpirun), ranks)
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
         for name, (ranks, overrides) in LAYOUTS.items():
@@ -287,10 +285,10 @@ def report(rounds: int, mpirun: str) -> None:
         print(f"quickstart, {name}: {spread(values, 'tokens/s', 0)}")
 
 
-def report_hidden(rounds: int, mpirun: str, ranks: int, before: Sequence[str] = ()) -> None:
+def report_hidden(rounds: int, launch: Launch, ranks: int) -> None:
     """Print what replicas add to a step, in many buckets a stage and in one."""
     found = [
-        {part: measure(part, ranks, mpirun, before) for part in ("many", "one", "apart")}
+        {part: measure(part, ranks, launch) for part in ("many", "one", "apart")}
         for _ in range(rounds)
     ]
     added = {name: [of[name] - of["apart"] for of in found] for name in ("many", "one")}
@@ -298,28 +296,47 @@ def report_hidden(rounds: int, mpirun: str, ranks: int, before: Sequence[str] = 
     print(f"a pipeline of {ranks // 2}, {STAGE_MIB} MiB a stage: {alone} a step without replicas;")
     print(f"    two replicas add {spread(added['one'], 'ms')} with one bucket a stage,")
     print(f"    and {spread(added['many'], 'ms')} with {LAYERS}")
+    hidden = [1 - many / one for many, one in zip(added["many"], added["one"], strict=True)]
+    print(f"    hidden: {spread(hidden, '', 2)}")
 
 
 @contextmanager
-def over_tcp(rate: str) -> Iterator[list[str]]:
-    """A network namespace whose loopback has this rate, and Open MPI that uses TCP there; the words
-    that begin a command within it."""
-    name, address = "axrt-bench", "10.9.0.1/24"
+def over_tcp(mpirun: str, rate: str) -> Iterator[Launch]:
+    """A network namespace with an address for each of two ranks, what each sends limited to this
+    rate, and a way to launch both there under Open MPI.
+
+    What a rank sends to its own host goes through the loopback, whatever its address; Open MPI
+    takes no loopback address.
+    """
+    name = "axrt-bench"
     inside = ["ip", "netns", "exec", name]
-    os.environ.update(OMPI_MCA_pml="ob1", OMPI_MCA_btl="tcp,self", OMPI_MCA_btl_tcp_if_include="v0")
+    os.environ.update(OMPI_MCA_pml="ob1", OMPI_MCA_btl="tcp,self")
+    commands = ["ip link set lo up", "tc qdisc add dev lo root handle 1: htb"]
+    for rank in range(2):
+        commands += [
+            f"ip link add v{rank} type veth peer name w{rank}",
+            f"ip addr add 10.9.{rank}.1/24 dev v{rank}",
+            f"ip link set v{rank} up",
+            f"ip link set w{rank} up",
+            f"tc class add dev lo parent 1: classid 1:1{rank} htb rate {rate} burst 1mb "
+            "quantum 60000",
+            f"tc filter add dev lo parent 1: protocol ip u32 match ip src 10.9.{rank}.1 "
+            f"flowid 1:1{rank}",
+        ]
+
+    def launch(ranks: int, command: list[str]) -> list[str]:
+        assert ranks == 2, "there are two addresses"
+        of_rank = [
+            ["-n", "1", "env", f"OMPI_MCA_btl_tcp_if_include=v{rank}", *command]
+            for rank in range(2)
+        ]
+        return [*inside, mpirun, *of_rank[0], ":", *of_rank[1]]
+
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
-        # Open MPI takes no loopback; what a rank sends to its own host goes through it all the same
-        for words in (
-            "ip link set lo up",
-            f"tc qdisc add dev lo root tbf rate {rate} burst 1mb latency 50ms",
-            "ip link add v0 type veth peer name v1",
-            f"ip addr add {address} dev v0",
-            "ip link set v0 up",
-            "ip link set v1 up",
-        ):
+        for words in commands:
             subprocess.run([*inside, *words.split()], check=True)
-        yield inside
+        yield launch
     finally:
         subprocess.run(["ip", "netns", "del", name], check=True)
 
@@ -347,8 +364,8 @@ def main(
     if task_ms is not None:
         os.environ[TASK] = str(task_ms / 1e3)
     if part is None and tcp is not None:
-        with over_tcp(tcp) as before:
-            report_hidden(rounds, mpirun, 2, before)
+        with over_tcp(mpirun, tcp) as launch:
+            report_hidden(rounds, launch, 2)
         return
     if part is None:
         report(rounds, mpirun)
