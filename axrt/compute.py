@@ -1,138 +1,86 @@
 """The engine that computes: starting a task and finishing it are two events.
 
-On a CPU a task has run when `start` returns, and its end is told when the loop asks next. On a GPU
-`start` puts the task's kernels on a stream and an event behind them. Its end is told when the
-device has passed the event, so the loop never waits for the device and keeps a few tasks ahead.
+Tasks are put on a queue (`queues.py`). On a CPU a task has run when `start` returns, and its end is
+told when the loop asks next. On a device `start` launches the task's kernels. Its end is told when
+the device has passed it, so the loop never waits for the device and keeps a few tasks ahead. On a
+thread a task may not even have begun when `start` returns.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from axrt.scheduler.message import Message
+from axrt.device import CPU
+from axrt.queues import LOOK_S, DeviceStream, Inline, Moment, Queue
 from axrt.scheduler.task import Task
 
-Made = Callable[[Message], Any]  # the payload of each message that follows from a task
-Run = Callable[[Task], Made]
-
-_LAUNCH_DEPTH = (
-    2  # one that runs and one behind it; more would only take choices away from the policy
-)
+# One that runs and one behind it; more would only take choices away from the policy.
+_LAUNCH_DEPTH = 2
 
 
-class Compute(Protocol):
-    """The contract of an engine, as the loop uses it."""
+class Compute:
+    """Runs tasks on a queue, in the order in which they start.
+
+    Args:
+        queue: queue that the tasks are put on.
+        depth: number of tasks that may have started and not ended.
+    """
+
+    def __init__(self, queue: Queue, depth: int = 1) -> None:
+        self.queue = queue
+        self._depth = depth
+        self._running: deque[tuple[Task, Moment]] = deque()
 
     @property
     def idle(self) -> bool:
         """There is room for another task."""
-        ...
+        return len(self._running) < self._depth
 
     @property
     def busy(self) -> bool:
         """Some tasks have started and their end was not told."""
-        ...
+        return bool(self._running)
 
     def current(self) -> AbstractContextManager[Any]:
-        """The context of the loop: copies that it makes on the device are in order with the
-        tasks."""
-        ...
+        """The context of the loop: what it launches itself is in order with the tasks."""
+        return self.queue.current()
 
-    def start(self, task: Task, run: Run) -> Made:
+    @property
+    def apart(self) -> bool:
+        """Some task may be running on another thread."""
+        return self.queue.apart and self.busy
+
+    def start(self, task: Task, run: Callable[[], object]) -> None:
         """Put the task behind those that have started.
 
         Args:
             task: task to run.
-            run: function that runs it on the current device and stream.
-        Returns:
-            The result of `run`; tasks that start later may use what it holds.
+            run: function that runs it on the current device and stream; tasks that start later may
+                use what it makes.
         """
-        ...
+        self._running.append((task, self.queue.put(run)))
 
     def finished(self) -> list[Task]:
         """The tasks that have ended since the last call, in the order in which they started."""
-        ...
+        ended = []
+        while self._running and self._running[0][1].passed():
+            ended.append(self._running.popleft()[0])
+        if not ended and self._running:
+            time.sleep(LOOK_S)  # the core may serve a neighbour
+        return ended
 
     def drain(self) -> None:
         """Wait for everything that was started, and forget it."""
-        ...
-
-
-class OnCpu:
-    """Runs a task when it is started."""
-
-    def __init__(self) -> None:
-        self._ended: list[Task] = []
-
-    @property
-    def idle(self) -> bool:
-        return not self._ended
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._ended)
-
-    def current(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def start(self, task: Task, run: Run) -> Made:
-        made = run(task)
-        self._ended.append(task)
-        return made
-
-    def finished(self) -> list[Task]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def drain(self) -> None:
-        self._ended.clear()
-
-
-class OnCuda:
-    """Puts tasks on a stream and follows them with events."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._running: deque[tuple[Task, torch.cuda.Event]] = deque()
-
-    @property
-    def idle(self) -> bool:
-        return len(self._running) < _LAUNCH_DEPTH
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    def current(self) -> AbstractContextManager[Any]:
-        # what the user has put there, weights above all
-        self._stream.wait_stream(torch.cuda.current_stream())
-        return torch.cuda.stream(self._stream)
-
-    def start(self, task: Task, run: Run) -> Made:
-        with torch.cuda.stream(self._stream):
-            made = run(task)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        self._running.append((task, event))
-        return made
-
-    def finished(self) -> list[Task]:
-        ended = []
-        while self._running and self._running[0][1].query():  # type: ignore[no-untyped-call]
-            ended.append(self._running.popleft()[0])
-        if not ended and self._running:
-            time.sleep(20e-6)  # a kernel takes longer than this, and the core may serve a neighbour
-        return ended
-
-    def drain(self) -> None:
-        self._stream.synchronize()
+        self.queue.drain()
         self._running.clear()
 
 
 def compute_on(device: torch.device) -> Compute:
-    """The engine of a device: `OnCuda` for a GPU, else `OnCpu`."""
-    return OnCuda(device) if device.type == "cuda" else OnCpu()
+    """The engine of a device."""
+    if device == CPU:
+        return Compute(Inline())
+    return Compute(DeviceStream(device), _LAUNCH_DEPTH)

@@ -317,7 +317,9 @@ class Run(_Section):
     steps: int = _key(1000, "optimizer steps", least=1)
     seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
     device: str = _key(
-        "auto", "where to compute; auto = cuda where there is one", choices=("auto", "cpu", "cuda")
+        "auto",
+        "where to compute; auto = the accelerator where torch sees one; cpu; or the type of an "
+        "accelerator, such as cuda or xpu",
     )
     compile: str = _key(
         "",

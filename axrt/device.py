@@ -1,52 +1,129 @@
-"""The device that a rank computes on."""
+"""The device that a rank computes on: which one, what torch calls its streams, and its generators.
 
-from collections.abc import Sequence
+CUDA, ROCm, XPU and whatever else torch takes for its accelerator are one path: `torch.accelerator`,
+`torch.Stream` and `torch.Event`. No other module asks which kind of device there is.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from axrt.errors import ConfigError
 
+CPU = torch.device("cpu")
+# They have no streams beside which the host and copies could go on.
+_WITHOUT_STREAMS = ("mps",)
 
-def visible_gpus(wanted: str) -> list[str]:
-    """The GPUs that this process sees, each by its UUID, which is the same in every process.
+
+def accelerator() -> str | None:
+    """The type of the accelerator that torch sees here, such as "cuda" or "xpu"; None without
+    one."""
+    if not torch.accelerator.is_available():
+        return None
+    device = torch.accelerator.current_accelerator()
+    return None if device is None or device.type in _WITHOUT_STREAMS else device.type
+
+
+def choose(wanted: str, local_rank: int | None) -> torch.device:
+    """Choose the device of this process, and make it the current one.
+
+    It is called once, before MPI starts: a library that is aware of GPUs takes the device that is
+    current then.
 
     Args:
-        wanted: "auto", "cpu" or "cuda"; "cpu" gives [].
+        wanted: "auto", "cpu", or the type of an accelerator.
+        local_rank: index of this process among those on its node, where a launcher says it. The
+            accelerators that this process sees are taken in turn. None: the current one is taken.
+    Returns:
+        The CPU where torch sees no such accelerator; `agreed` refuses it, when all ranks are up.
     """
-    if wanted == "cpu" or not torch.cuda.is_available():
-        return []
-    return [
-        str(torch.cuda.get_device_properties(index).uuid)
-        for index in range(torch.cuda.device_count())
-    ]
+    found = accelerator()
+    if found is None or wanted not in ("auto", found):
+        return CPU
+    if local_rank is not None:
+        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
+    return torch.device(found, torch.accelerator.current_device_index())
 
 
-def device_of(
-    wanted: str, node_rank: int, visible: Sequence[Sequence[str]], share: bool
-) -> torch.device:
-    """The device of a rank: the GPUs that it sees are taken in turn by its rank on the node.
+def identity(device: torch.device, environment: Mapping[str, str] = os.environ) -> str:
+    """A name of the device that is the same in every process of the node; "" for the CPU.
 
     Args:
-        wanted: "auto", "cpu" or "cuda".
-        node_rank: index of this rank among the ranks of its node.
-        visible: the GPUs that each rank of the node sees, by UUID. A launcher may show each rank
-            all of them, or one of its own.
-        share: True if several ranks may use one GPU.
+        device: device of this process.
+        environment: variables of this process. Slices of one GPU (MIG) are told apart by their
+            names there, since some drivers give them the UUID of the whole.
+    """
+    if device == CPU:
+        return ""
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if visible[0].startswith("MIG-") and (device.index or 0) < len(visible):
+        return visible[device.index or 0]
+    properties = _module(device).get_device_properties(device)
+    return str(getattr(properties, "uuid", f"{device.type} {device.index}"))
+
+
+def agreed(device: torch.device, node: Sequence[str], wanted: str, share: bool) -> torch.device:
+    """The device of a rank, when all ranks of its node have chosen.
+
+    Args:
+        device: device that this rank has chosen.
+        node: identities of the devices that the ranks of the node have chosen.
+        wanted: "auto", "cpu", or the type of an accelerator.
+        share: True if several ranks may use one accelerator.
+    Returns:
+        The CPU where some rank of the node has no accelerator.
     Raises:
-        ConfigError: CUDA is wanted and not there, or ranks would share a GPU without leave.
+        ConfigError: an accelerator is wanted and not every rank has one, or ranks would share one
+            without leave.
     """
-    if wanted == "cuda" and not all(visible):
+    if not all(node):
+        if wanted not in ("auto", "cpu"):
+            without = f" on {node.count('')} of {len(node)} ranks" if len(node) > 1 else ""
+            raise ConfigError(
+                f"run.device = {wanted!r}, but torch sees no such device here{without}; set "
+                "run.device = 'auto' or 'cpu', or see what the driver says, as nvidia-smi does"
+            )
+        return CPU
+    if len(set(node)) < len(node) and not share:
         raise ConfigError(
-            "run.device = 'cuda', but torch sees no GPU here; set run.device = 'cpu', or see what "
-            "nvidia-smi says"
+            f"{len(node)} ranks on this node and {len(set(node))} devices; expected at most one "
+            "rank a device. Start fewer ranks, or set run.share_gpu = true"
         )
-    if not all(visible):
-        return torch.device("cpu")
-    taken = [gpus[rank % len(gpus)] for rank, gpus in enumerate(visible)]
-    if len(set(taken)) < len(taken) and not share:
-        raise ConfigError(
-            f"{len(taken)} ranks on this node and {len(set(taken))} GPUs; expected at most one "
-            "rank a GPU. Start fewer ranks, "
-            "or set run.share_gpu = true"
-        )
-    return torch.device("cuda", node_rank % len(visible[node_rank]))
+    return device
+
+
+def generators(device: torch.device) -> list[torch.Generator]:
+    """Torch's own generators that work on the device may use: the CPU's, and the device's."""
+    if device == CPU:
+        return [torch.default_generator]
+    return [torch.default_generator, _module(device).default_generators[device.index or 0]]
+
+
+def names() -> tuple[str, ...]:
+    """The names of the accelerators that this process sees."""
+    found = accelerator()
+    if found is None:
+        return ()
+    module = torch.get_device_module(found)
+    return tuple(
+        str(getattr(module.get_device_properties(index), "name", found))
+        for index in range(torch.accelerator.device_count())
+    )
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything that was launched on the device has run."""
+    if device != CPU:
+        torch.accelerator.synchronize(device)
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """The tensor's memory is the CPU's."""
+    return tensor.device.type == "cpu"
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device.type)

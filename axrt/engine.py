@@ -14,6 +14,7 @@ from axrt.autoschedule import resolve
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, Schedule
+from axrt.device import CPU, choose
 from axrt.errors import (
     AxrtError,
     ConfigError,
@@ -303,7 +304,7 @@ class Engine:
                 the main rank's counts.
         """
         with self._working():
-            return self._exchange.broadcast(value)
+            return self._rank.handover.given(self._exchange.broadcast(value))
 
     @one_at_a_time
     def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -453,6 +454,7 @@ class Engine:
         self._check_open()
         with self._ending_the_job_on_failure(), self._rank.generator.borrowed():
             yield
+            self._rank.loop.flush()
 
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
@@ -526,10 +528,10 @@ def initialize(
         settings = Config.read(config)
         check_backend(settings.run.compile)
     except ConfigError as error:
-        world = World() if transport else join()
+        world = World(CPU) if transport else join()
         world.fail(error)
     world = (
-        World()
+        World(choose(settings.run.device, None))
         if transport
         else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)
     )

@@ -18,14 +18,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from weakref import WeakSet
 
 import torch
 
+from axrt.device import CPU, choose
 from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
-from axrt.mpi_library import FITTING, check_knows_launcher, loaded
+from axrt.mpi_library import FITTING, check_knows_launcher, is_device_aware, loaded
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -124,22 +126,17 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
         )
 
 
-def is_cuda_aware() -> bool:
-    """True if the MPI library says that it may touch GPU memory.
-
-    A wrong guess ends in a segmentation fault, so only the library itself is believed.
-    """
-    query = getattr(ctypes.CDLL(None), "MPIX_Query_cuda_support", None)
-    return bool(query and query())
-
-
 class World:
     """The job of one process alone: no other ranks to talk to, or to end when it fails.
 
     `MpiWorld` is the job of several ranks.
+
+    Args:
+        device: device that this process has chosen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.rank, self.size, self.node_rank = 0, 1, 0
         # what this rank is at, for a failure's text
         self.where: Callable[[], str] = lambda: "the start, before any step"
@@ -186,6 +183,12 @@ class World:
         raise error
 
 
+class _Thread(Protocol):
+    """A thread that calls MPI, and must not when MPI has ended."""
+
+    def stop(self) -> None: ...
+
+
 def _exit(code: int) -> NoReturn:
     _EXIT(code)
 
@@ -200,10 +203,15 @@ def _warn_of_fork() -> None:
 
 
 class MpiWorld(World):
-    """The job of several ranks under MPI, seen from this process."""
+    """The job of several ranks under MPI, seen from this process.
 
-    def __init__(self, mpi: Any) -> None:
-        super().__init__()
+    Args:
+        mpi: the module `mpi4py.MPI`, started.
+        device: device that this process has chosen.
+    """
+
+    def __init__(self, mpi: Any, device: torch.device = CPU) -> None:
+        super().__init__(device)
         self._mpi = mpi
         self.comm: MPI.Comm = mpi.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -212,7 +220,7 @@ class MpiWorld(World):
         self._pid = os.getpid()
         self._failed: threading.Thread | None = None  # in which thread
         self._closes: set[Callable[[], None]] = set()
-        self._heartbeats: list[Heartbeat] = []
+        self._threads = WeakSet[_Thread]()  # that call MPI
         self._has_left = False  # the mark of an orderly end
 
     def gathered_on_node(self, mine: T) -> list[T]:
@@ -223,16 +231,17 @@ class MpiWorld(World):
         from axrt.transport.mpi import MpiTransport
         from axrt.transport.staging import staging_for
 
-        return MpiTransport(
-            self.comm,
-            staging_for(device, is_cuda_aware() if cuda_aware == "auto" else cuda_aware == "true"),
-        )
+        aware = cuda_aware == "true" or (cuda_aware == "auto" and is_device_aware(device.type))
+        transport = MpiTransport(self.comm, staging_for(device, aware))
+        self._threads.add(transport)
+        return transport
 
     def heartbeat(self, patience_s: float) -> Silence:
         if not patience_s or self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             return Silence()
-        self._heartbeats.append(Heartbeat(self.comm.Dup(), patience_s))
-        return self._heartbeats[-1]
+        heartbeat = Heartbeat(self.comm.Dup(), patience_s)
+        self._threads.add(heartbeat)
+        return heartbeat
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         flat = {
@@ -324,8 +333,8 @@ class MpiWorld(World):
                 return self.rank == 0
             time.sleep(0.01)
         time.sleep(_LAST_WORDS_S)
-        for heartbeat in self._heartbeats:
-            heartbeat.stop()
+        for thread in self._threads:
+            thread.stop()
         self._mpi.Finalize()
         _exit(code)
 
@@ -354,8 +363,8 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
 
     Args:
         transport: "auto", "mpi", or "local" for one process alone.
-        device: "auto", "cpu" or "cuda"; a GPU is chosen before MPI starts, which CUDA-aware
-            libraries want.
+        device: "auto", "cpu", or the type of an accelerator. It is chosen before MPI starts, as
+            libraries that are aware of GPUs want it.
         patience_s: seconds that the ranks wait for each other before MPI is up; 0: no limit.
     Raises:
         LaunchError: there is no MPI library, it does not fit the launcher, or "local" is asked for
@@ -371,24 +380,20 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
     if transport == "local" or (
         transport == "auto" and (said is None or said.size == 1) and "mpi4py.MPI" not in sys.modules
     ):
-        return World()
-    if (
-        said is not None
-        and said.local_rank is not None
-        and device != "cpu"
-        and torch.cuda.is_available()
-    ):
-        torch.cuda.set_device(said.local_rank % torch.cuda.device_count())
+        return World(choose(device, None))
+    chosen = choose(device, None if said is None else said.local_rank)
     try:
         MPI = start_mpi_with_every_rank(patience_s)  # noqa: N806
     except (ImportError, RuntimeError) as error:
         raise LaunchError(_NO_MPI.format(reason=str(error).splitlines()[0])) from None
     check_world(said, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     if MPI.COMM_WORLD.size == 1:
-        return World()
+        return World(chosen)
     if said is not None and said.launcher.startswith("Open MPI"):
         _die_with_launcher()
-    world = MpiWorld(MPI)
+    world = MpiWorld(MPI, chosen)
+    if said is None or said.local_rank is None:  # no launcher has said it
+        world.device = choose(device, world.node_rank)
     world.install_hooks()
     return world
 

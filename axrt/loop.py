@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -23,7 +24,9 @@ from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
 from axrt.note import Note, Topic
 from axrt.observe.observer import Audience, Observer
+from axrt.payload import flatten
 from axrt.peers import Peers
+from axrt.queues import NOW, Moment, moment_of
 from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Message
 from axrt.scheduler.rules import OnDevice, Queue
@@ -63,10 +66,11 @@ class Loop:
         mesh: map from coordinates to ranks of the job.
         hear: function that is called with (source rank, generation, note, payload) for every note
             that is not the loop's own.
+        taken: function that puts what a reader has read on the device.
         heartbeat: thread that knows which ranks are alive.
         observers: observers that are told of every event.
     Attributes:
-        task: task that was started last, for the text of a failure; None before the first.
+        task: task that runs or has run last, for the text of a failure; None before the first.
     """
 
     def __init__(
@@ -75,20 +79,21 @@ class Loop:
         queues: Mapping[Queue, Compute],
         mesh: Mesh,
         hear: Callable[[int, int, Note, Any], None],
+        taken: Callable[[Any], Any],
         heartbeat: Silence,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._transport = transport
         self._queues, self._compute = queues, queues[OnDevice.COMPUTE]
         self._mesh = mesh
-        self._hear = hear
+        self._hear, self._taken = hear, taken
         self._audience = Audience(observers)
         self._session: Session | None = None
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._linger = Linger(LINGER if transport.takes_time else 0.0)
-        self.task: Task | None = None  # the one that was started last; named when something fails
+        self.task: Task | None = None
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
         """Run tasks of the session until `done` is true.
@@ -159,7 +164,11 @@ class Loop:
         if rank == self._transport.rank:
             self._hear(rank, generation, note, payload)
         else:
-            self._send(rank, Parcel(generation, note, payload))
+            self._send(rank, Parcel(generation, note, payload), moment_of(flatten(payload)[1]))
+
+    def flush(self) -> None:
+        """Let everything leave that was sent: between calls nobody looks after it."""
+        self._transport.flush()
 
     def leave(self) -> None:
         """Tell every rank that this one sends nothing more, and wait until each has said the
@@ -188,15 +197,23 @@ class Loop:
             del self._for_later[generation]
 
     def post(self, session: Session, message: Message, payload: Any = None) -> None:
-        """Pass a true message on: to this rank's brain, or to the rank that holds the stage."""
+        """Pass a true message on: to this rank's brain, or to the rank that holds the stage.
+
+        Args:
+            session: session that the message belongs to.
+            message: message that is true.
+            payload: payload that travels with it.
+        """
         if session.state.is_here(message):
             self._take(session, message, payload)
-        else:
-            rank = self._mesh.rank_of(*session.state.place_of(message))
-            self._send(rank, Parcel(session.generation, message, payload))
+            return
+        # What a task has made is there, since it has ended. What was read may just be launched.
+        after = moment_of(flatten(payload)[1]) if message.is_read else NOW
+        rank = self._mesh.rank_of(*session.state.place_of(message))
+        self._send(rank, Parcel(session.generation, message, payload), after)
 
-    def _send(self, rank: int, parcel: Parcel) -> None:
-        self._transport.send(rank, parcel)
+    def _send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
+        self._transport.send(rank, parcel, after)
         for tell in self._audience.sent:
             tell(rank, parcel.message)
 
@@ -234,11 +251,13 @@ class Loop:
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
         session.state.deliver(message)
-        session.workers.keep(message, payload)
+        session.workers.keep(message, self._taken(payload) if message.is_read else payload)
 
     def _read(self, session: Session) -> bool:
         """Read at most one microbatch for each pipe. The task that starts here next may take long,
         and the other pipe begins on a rank that may have nothing else."""
+        if self._compute.apart:  # the user's code has the generator that a task uses now
+            return False
         for read in range(session.state.placement.pipes):
             number = session.state.microbatch_to_read()
             if number is None:
@@ -258,17 +277,27 @@ class Loop:
         return started
 
     def _run(self, session: Session, task: Task, runs: Compute) -> None:
-        here = session.state.start(task, *session.workers.piece_of(task))
-        self.task = task
+        here = session.state.start(task, None)
         self._peers.moved()  # no more waiting: a task may take long, or never end
         for tell in self._audience.started:
             tell(task)
         began_s = time.perf_counter()
-        made = runs.start(task, session.workers.run)
-        if task.kind in session.state.may_be_early:
-            self._linger.took(task, time.perf_counter() - began_s)
-        for message in here:
-            session.workers.keep(message, made(message))
+        runs.start(task, partial(self._work, session, task, here))
+        if not runs.queue.apart:
+            if task.kind.in_pieces:
+                self._has_run(session, task)
+            if task.kind in session.state.may_be_early:
+                self._linger.took(task, time.perf_counter() - began_s)
+
+    def _work(self, session: Session, task: Task, here: Sequence[Message]) -> None:
+        """Do a task, where tasks run."""
+        self.task = task
+        session.workers.run(task, here)
+
+    def _has_run(self, session: Session, task: Task) -> None:
+        """Tell the brain whether a task that has run was a piece, which only then is known."""
+        here = session.state.tell(task, *session.workers.piece(task))
+        session.workers.keep_made(task, here)
 
     def _pick(self, session: Session, queue: Queue) -> Task | None:
         """The task to start now; behind work that still runs on its queue no task is too early."""
@@ -286,13 +315,16 @@ class Loop:
         return inf if until_s is None else max(until_s - time.perf_counter(), 0.0)
 
     def _finish(self, session: Session) -> bool:
-        finished = [task for one in self._queues.values() for task in one.finished()]
-        for task in finished:
+        finished = [(one, task) for one in self._queues.values() for task in one.finished()]
+        for runs, task in finished:
+            if runs.queue.apart and task.kind.in_pieces:
+                self._has_run(session, task)
             made = session.workers.complete(task)
             for tell in self._audience.finished:
                 tell(task)
             for message in session.state.finish(task):
                 self.post(session, message, made(message))
+            session.workers.posted(task)
         return bool(finished)
 
     def _wait(self, state: RankState) -> None:

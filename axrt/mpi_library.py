@@ -1,9 +1,14 @@
 """The MPI library before it starts: some end the process when they are started by a launcher that
 they do not know."""
 
+import ctypes
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+import psutil
+import torch
 
 from axrt.errors import LaunchError
 
@@ -13,6 +18,13 @@ FITTING = (
     "`--mpi=pmi2`, or point MPI4PY_LIBMPI at the library that belongs to the launcher"
 )
 _OWN_OF_MPICH = ("PMI_RANK", "PMI_FD", "PMI_PORT")
+_NAMES = ("libmpi.so", "libmpi_abi.so", "libmpich.so")
+# What libraries answer whether they may touch memory of CUDA, ROCm and oneAPI devices.
+# The questions that a library answers about a device's memory, by type of device in torch's words;
+# torch says "cuda" for ROCm as well.
+_CUDA = ("MPIX_Query_cuda_support",)
+_ROCM = ("MPIX_Query_rocm_support", "MPIX_Query_hip_support")
+_QUERIES = {"cuda": _ROCM if torch.version.hip else _CUDA, "xpu": ("MPIX_Query_ze_support",)}
 
 
 def loaded() -> Any:
@@ -28,6 +40,31 @@ def loaded() -> Any:
     from mpi4py import MPI
 
     return MPI
+
+
+def loaded_library() -> str:
+    """The file of the MPI library that is mapped into this process; "" where there is none."""
+    for mapped in psutil.Process().memory_maps():
+        if os.path.basename(mapped.path).startswith(_NAMES):
+            return str(mapped.path)
+    return ""
+
+
+def is_device_aware(device_type: str) -> bool:
+    """True if the MPI library says that it may touch the memory of devices of a type.
+
+    A wrong guess ends in a segmentation fault, so only the library itself is believed. It is asked
+    by its file, since mpi4py loads it in a way that hides its names from everyone else.
+
+    Args:
+        device_type: type of the device that a rank computes on, as `torch.device.type`.
+    """
+    asked = _QUERIES.get(device_type, ())
+    if not asked or not (file := loaded_library()):
+        return False
+    library = ctypes.CDLL(file)
+    queries = [getattr(library, name, None) for name in asked]
+    return any(query() for query in queries if query is not None)
 
 
 def check_knows_launcher(version: str, environment: Mapping[str, str]) -> None:

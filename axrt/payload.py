@@ -55,13 +55,14 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
 def on(device: torch.device, payload: object) -> Any:
     """The payload with its tensors on that device.
 
-    Copies are asynchronous: they are in order with work on the device's current stream. A tensor
-    that is there already is not copied.
+    Copies to an accelerator are asynchronous: they are in order with work on its current stream.
+    Copies to the CPU are waited for. A tensor that is there already is not copied.
     """
+    at_once = device.type != "cpu"
     if isinstance(payload, Tensor) and payload.layout is torch.strided:
-        return payload.to(device, non_blocking=True)
+        return payload.to(device, non_blocking=at_once)
     skeleton, tensors = flatten(payload)
-    return unflatten(skeleton, [tensor.to(device, non_blocking=True) for tensor in tensors])
+    return unflatten(skeleton, [tensor.to(device, non_blocking=at_once) for tensor in tensors])
 
 
 def detached(payload: object) -> Any:

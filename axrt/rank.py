@@ -12,8 +12,9 @@ import torch
 
 from axrt.compute import compute_on
 from axrt.config import Config
-from axrt.device import device_of, visible_gpus
+from axrt.device import agreed, identity
 from axrt.exchange import Exchange
+from axrt.handover import Handover
 from axrt.launch import World
 from axrt.loop import Loop
 from axrt.mesh import Mesh
@@ -43,6 +44,7 @@ class Rank:
         generator: random numbers on that device.
         transport: transport to the other ranks.
         trace: record of the tasks and pauses in the steps that are traced.
+        handover: border between the user's tensors and those of tasks.
         loop: loop that runs sessions.
         exchange: notes between ranks.
         hears: function that hears the notes of a topic, by topic; the exchange hears all others.
@@ -65,8 +67,9 @@ class Rank:
             config.parallel.data,
             config.parallel.rank_order,
         )
-        gpus = world.gathered_on_node(visible_gpus(config.run.device))
-        self.device = device_of(config.run.device, world.node_rank, gpus, config.run.share_gpu)
+        node = world.gathered_on_node(identity(world.device))
+        self.device = agreed(world.device, node, config.run.device, config.run.share_gpu)
+        world.check_alike({"run": {"device": self.device.type}})
         self._settle(world)
         self.generator = BorrowedGenerator(config.run.seed, self.device)
         self.transport = transport or world.transport(self.device, config.run.cuda_aware)
@@ -80,20 +83,21 @@ class Rank:
             WaitDiagnosis(self.number),
             *((self.trace,) * (config.run.trace_steps > 0)),
         )
+        compute = compute_on(self.device)
+        self.handover = Handover(self.device, compute)
         self.loop = Loop(
             self.transport,
-            {OnDevice.COMPUTE: compute_on(self.device)},
+            {OnDevice.COMPUTE: compute},
             self.mesh,
             self._hear,
+            self.handover.taken,
             self._heartbeat,
             watching,
         )
         self.exchange = Exchange(self.loop, self.number, self.size)
 
     def _settle(self, world: World) -> None:
-        """Set the device and the number of threads of the whole process."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        """Set the number of threads of the whole process."""
         if world.size > 1:
             usable = world.gathered_on_node(usable_cores())
             torch.set_num_threads(

@@ -9,7 +9,7 @@ import torch
 
 from axrt.errors import DataError
 from axrt.model.seeds import BorrowedGenerator
-from axrt.payload import flatten, on
+from axrt.payload import flatten
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.reader_messages import has_ended, has_read
@@ -25,7 +25,6 @@ class BatchReader:
         job: schedule that says where inputs and targets go, and which replicas must hear that the
             data has ended: all in a training, this one in an evaluation.
         replica: index of the replica that the microbatches are for.
-        device: device that inputs and targets are copied to.
         generator: random state, which is the user's while the iterator runs.
         first: function that is told the digest of the first microbatch; None: nobody is told.
     """
@@ -35,7 +34,6 @@ class BatchReader:
         batches: Iterable[Any] | None,
         job: Job,
         replica: int,
-        device: torch.device,
         generator: BorrowedGenerator,
         first: Callable[[str], None] | None = None,
     ) -> None:
@@ -44,7 +42,6 @@ class BatchReader:
         self._placement = job.placement
         self._replica = replica
         self._told = range(job.replicas) if job.trains else (replica,)
-        self._device = device
         self._generator = generator
         self._first = first
 
@@ -71,13 +68,7 @@ class BatchReader:
         if self._first is not None:
             self._first(_digest(item))
             self._first = None
-        return list(
-            zip(
-                has_read(self._placement, self._replica, number),
-                [on(self._device, of) for of in item],
-                strict=True,
-            )
-        )
+        return list(zip(has_read(self._placement, self._replica, number), item, strict=True))
 
     def _draw(self) -> Any:
         if self._iterator is None:

@@ -160,8 +160,9 @@ class Trainer:
         what = "the results of an evaluation"
         if state.end == 0 and not any(of for of, *_ in rank.exchange.awaited(evaluated, what)):
             return None
+        given = rank.handover.given
         return EvalResult(
-            lambda: [(Losses(*of), kept) for *of, kept in self._wait(evaluated, what)]
+            lambda: [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
         )
 
     # Readers.
@@ -170,7 +171,7 @@ class Trainer:
         self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None
     ) -> BatchReader:
         rank = self._rank
-        return BatchReader(batches, job, rank.mesh.data_rank, rank.device, rank.generator, first)
+        return BatchReader(batches, job, rank.mesh.data_rank, rank.generator, first)
 
     def _tell_first_read(self, digest: str) -> None:
         self._tells_first_read = False
@@ -201,11 +202,12 @@ class Trainer:
                 # Copies: a forward may change buffers while the network still reads them.
                 copies = [value.detach().clone() for value in _values(layer)]
                 exchange.tell(self._rank_of(pipe, stage), Note(Topic.VALUES, 0, place), copies)
+        self._rank.loop.flush()
         for stage, place, layer in mine:
             if pipes[stage] > 0:
                 from_first = exchange.claim(Topic.VALUES, place, [self._rank_of(0, stage)])
                 (theirs,) = exchange.awaited(from_first, f"the weights of layer {place}")
-                with torch.no_grad():
+                with self._rank.loop.computing(), torch.no_grad():
                     for value, its in zip(_values(layer), theirs, strict=True):
                         value.copy_(its)
 

@@ -75,6 +75,13 @@ class Message(NamedTuple):
     pipe: int = 0
     bucket: int = 0
 
+    @property
+    def is_read(self) -> bool:
+        """A reader sends it: inputs or targets, as the user gave them."""
+        return self.meaning is Meaning.TARGET or (
+            self.meaning is Meaning.ACTIVATION and self.stage == 0
+        )
+
     def __str__(self) -> str:
         bucket = f" bucket {self.bucket}" if self.meaning.of_a_bucket else ""
         return f"{self.meaning.value} {self.number} for stage {self.stage}{bucket}" + (

@@ -10,8 +10,11 @@ order in which they were started. Between queues a need is met when the task has
 message to another rank is true then. News for the host wait for the end even on their own rank,
 since the host needs their values. On a CPU with one queue the two moments coincide.
 
-`deliver`, `start` and `finish` are the only moves. An illegal one raises `IllegalMove` with the
-lane's story and changes nothing. Examples are a message that comes twice, a gradient before its
+Work that may come in pieces says whether it was one when it has run. Where that is not at its start
+it is told later (`tell`), and its kind has no head until then.
+
+`deliver`, `start`, `tell` and `finish` are the only moves. An illegal one raises `IllegalMove` with
+the lane's story and changes nothing. Examples are a message that comes twice, a gradient before its
 forward, a step that is neither this one nor the next, a task that is not a ready head.
 
 Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
@@ -112,6 +115,8 @@ class RankState:
         # What runs, in the order of its start: its row, the messages that follow once it has
         # finished, and whether more pieces of it come.
         self._running: dict[Task, tuple[Entry, list[Message], bool]] = {}
+        # The kinds and stages whose head runs and has not been told to be a piece or the whole.
+        self._untold: dict[tuple[AnyKind, int], Task] = {}
         # The buckets of a stage that pieces of the task at its head have completed.
         self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
@@ -240,10 +245,11 @@ class RankState:
             None where no head of the queue may run. Nothing changes until `start`.
         """
         ready: list[tuple[Row, Task]] = []
+        untold = self._untold
         for row, lane, stage, kind, needs in self._table.often[queue]:
             # Inputs of a step that was not asked for here may have come: another rank is in its
             # next call, and the user of this one may do something before.
-            if (number := lane.count[kind]) >= self.asked:
+            if (number := lane.count[kind]) >= self.asked or (untold and (kind, stage) in untold):
                 continue
             for numbers, counter, _ in needs:  # `Lane.is_ready`, without a call for every row
                 if numbers[counter] <= number:
@@ -299,13 +305,14 @@ class RankState:
         return END if self.finished else INPUT
 
     def start(
-        self, task: Task, more: bool = False, completes: Collection[int] = ()
+        self, task: Task, more: bool | None = False, completes: Collection[int] = ()
     ) -> list[Message]:
         """Count a task as started; it runs from now on.
 
         Args:
             task: a ready head.
-            more: the task is a piece, and not the last.
+            more: the task is a piece, and not the last. None: that is not known before it has run,
+                and `tell` says it then; nothing follows before.
             completes: indices of the buckets of the stage whose gradient is complete with this
                 piece; the last piece completes all others.
         Returns:
@@ -315,15 +322,48 @@ class RankState:
         """
         kind, stage, number, part = task
         entry = self._entry_of(task, "start")
-        row, lane, *_ = entry
+        lane = entry.lane
         if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
             piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
-        if completes and not set(completes) <= set(range(len(self._table.buckets[stage]))):
+        if (kind, stage) in self._untold:
+            raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
+        if more is None and kind.in_pieces:
+            self._untold[kind, stage] = task
+            self._running[task] = entry, [], False
+            return []
+        if completes:
+            self._check_completes(task, completes)
+        return self._count(task, entry, bool(more), completes)
+
+    def tell(self, task: Task, more: bool, completes: Collection[int] = ()) -> list[Message]:
+        """Say whether a task that has run was a piece; see `start`.
+
+        Raises:
+            IllegalMove: the task has not started, or was told before.
+        """
+        kind, stage, *_ = task
+        if self._untold.get((kind, stage)) != task:
+            raise IllegalMove(f"{task} cannot be told: {self._story(stage)}")
+        if completes:
+            self._check_completes(task, completes)
+        del self._untold[kind, stage]
+        return self._count(task, self._entry_of(task, "be told"), more, completes)
+
+    def _check_completes(self, task: Task, completes: Collection[int]) -> None:
+        buckets = len(self._table.buckets[task.stage])
+        if not set(completes) <= set(range(buckets)):
             raise IllegalMove(
-                f"{task} cannot complete buckets {completes}; the stage has "
-                f"{len(self._table.buckets[stage])}: {self._story(stage)}"
+                f"{task} cannot complete buckets {completes}; the stage has {buckets}: "
+                f"{self._story(task.stage)}"
             )
+
+    def _count(
+        self, task: Task, entry: Entry, more: bool, completes: Collection[int]
+    ) -> list[Message]:
+        """Count a task that runs, and deliver what follows from it here."""
+        kind, stage, number, _ = task
+        row, lane, *_ = entry
         whole = lane.start(kind, more)
         if whole:
             self._in_flight += row.in_flight
@@ -365,9 +405,10 @@ class RankState:
             The messages that were not true at its start: those to other ranks, and those for the
             host.
         Raises:
-            IllegalMove: the task has not started, or one before it has not finished.
+            IllegalMove: the task has not started or not been told, or one before it has not
+                finished.
         """
-        if not self._is_next(task):
+        if not self._is_next(task) or task in self._untold.values():
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
         (row, lane, stage, *_), later, more = self._running.pop(task)
         if more:

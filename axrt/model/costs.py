@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from axrt.device import synchronize
 from axrt.payload import flatten
 
 from .compiler import Compiler
@@ -97,16 +98,11 @@ def _all_pieces(stage: Stage, number: int) -> None:
 
 
 def _timed(run: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    _wait_for(device)
+    synchronize(device)
     began = time.perf_counter()
     made = run()
-    _wait_for(device)
+    synchronize(device)
     return time.perf_counter() - began, made
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

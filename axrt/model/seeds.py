@@ -12,6 +12,8 @@ from typing import TypeVar
 
 import torch
 
+from axrt.device import generators
+
 T = TypeVar("T")
 _INITIALISATION = -1  # takes the place of the step
 
@@ -41,7 +43,7 @@ def initial_seed_of(seed: int, layer: int) -> int:
 
 class BorrowedGenerator:
     """Torch's own generators, ours while tasks run and the user's otherwise: the CPU's, and that of
-    the GPU where there is one.
+    the accelerator where there is one.
 
     Args:
         seed: run seed from which the seeds of layers are derived, 0 <= seed < 2**63.
@@ -51,9 +53,7 @@ class BorrowedGenerator:
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
         self.device = device
-        self._generators = [torch.default_generator]
-        if device.type == "cuda":
-            self._generators.append(torch.cuda.default_generators[device.index or 0])
+        self._generators = generators(device)
         self._users: list[torch.Tensor] | None = None
 
     def before_layer(self, step: int, microbatch: int, layer: int) -> None:

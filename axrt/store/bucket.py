@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from axrt.device import is_on_host
 from axrt.errors import ModelError
 from axrt.scheduler.bucket import BucketCopy
 
@@ -292,7 +293,7 @@ class Bucket:
         ]
         if not found:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        norms = torch.stack([torch.linalg.vector_norm(gradient) for _, gradient in found])
+        norms = torch.stack(_norms_of([gradient for _, gradient in found]))
         return torch.stack([place for place, _ in found]), norms.to("cpu", non_blocking=True)
 
     def scale(self, factor: float | Tensor) -> None:
@@ -382,6 +383,14 @@ class Bucket:
 def _start(tensor: Tensor) -> int:
     """The address of the tensor's storage; 0 where there is none."""
     return tensor.untyped_storage().data_ptr()
+
+
+def _norms_of(gradients: list[Tensor]) -> list[Tensor]:
+    """The 2-norm of each gradient, as torch's own clipping takes it on their device: the order of
+    its sums, and so the last bits, differ."""
+    if all(map(is_on_host, gradients)):
+        return [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    return list(torch._foreach_norm(gradients))
 
 
 def _nothing_of(dtype: torch.dtype) -> float | complex:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-import torch
 from torch import Tensor
 
+from axrt.device import CPU
 from axrt.note import Note, Topic
 from axrt.payload import flatten, unflatten
 from axrt.scheduler.message import Meaning, Message
@@ -35,7 +35,6 @@ _WORDS: tuple[Vocabulary, ...] = (*Meaning, *Topic)
 _CODE_OF = {word: code for code, word in enumerate(_WORDS)}
 _NOWHERE = (0, 0, 0, 0)
 _SMALL_BYTES = 32 * 1024
-_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -101,8 +100,9 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
 
 def seal(head: bytes, tensors: list[Tensor]) -> bytes:
     """The envelope, made of the result of `pack`; it reads the small tensors' memory now."""
-    small = [tensor.cpu() for tensor in tensors if not is_large(tensor.nbytes)]
-    return b"".join([head, *[_memory_of(tensor) for tensor in small]])
+    return b"".join(
+        [head, *[_memory_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
+    )
 
 
 def open_envelope(
@@ -112,8 +112,8 @@ def open_envelope(
 
     Args:
         envelope: bytes that `seal` has made.
-        room_for: function that allocates memory for a large tensor; called in the order in which
-            they come.
+        room_for: function that allocates memory for a large tensor, or for one that goes on to a
+            device; called in the order in which they come.
         landings: memory that waits for certain messages.
     """
     generation, code, *address, length = _HEADER.unpack_from(envelope)
@@ -126,7 +126,8 @@ def open_envelope(
         if is_large(layout.num_bytes):
             tensors.append(room if room is not None and fits(room, layout) else room_for(layout))
         else:
-            tensors.append(_copied_from(envelope, at, layout))
+            tensor = layout.allocate(CPU) if layout.spec.on_host else room_for(layout)
+            tensors.append(_copied_from(envelope, at, layout, tensor))
             at += layout.num_bytes
     return Arriving(generation, message, skeleton, layouts, tensors)
 
@@ -136,12 +137,11 @@ def _memory_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
-def _copied_from(envelope: bytearray, at: int, layout: Layout) -> Tensor:
-    """A small tensor out of its envelope.
+def _copied_from(envelope: bytearray, at: int, layout: Layout, tensor: Tensor) -> Tensor:
+    """A small tensor out of its envelope, in its own memory.
 
     It is copied, not viewed: torch's own memory is aligned, and last bits may depend on that.
     """
-    tensor = layout.allocate(_CPU)
     part = memoryview(envelope)[at : at + layout.num_bytes]
     _memory_of(tensor).raw = part  # type: ignore[assignment]  # any buffer will do
     return tensor

@@ -3,9 +3,9 @@ come."""
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from axrt.device import is_on_host
 from axrt.note import News
 
 from .wire import Layout
@@ -36,7 +36,7 @@ def fits(room: Tensor, layout: Layout) -> bool:
     sent."""
     spec = layout.spec
     return (
-        room.device == torch.device("cpu")
+        is_on_host(room)
         and (room.dtype, tuple(room.shape), room.stride()) == (spec.dtype, spec.shape, spec.strides)
         and room.is_contiguous()
         and not spec.requires_grad

@@ -17,10 +17,11 @@ from math import inf
 from random import Random
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 
+from axrt.device import CPU
 from axrt.note import Topic
+from axrt.queues import NOW, Moment, moment_of, wait_on_device
 from axrt.scheduler.task import Vocabulary
 
 from .envelope import is_large, open_envelope, pack, seal
@@ -40,12 +41,13 @@ class Stopped(Exception):
 
 class _UnderWay(NamedTuple):
     """A parcel that has been sent and not arrived: its sender, its meaning or topic, its header,
-    and the sender's own memory."""
+    the sender's own memory, and the moment at which that has its values."""
 
     source: int
     says: Vocabulary
     head: bytes
     tensors: list[Tensor]
+    after: Moment
 
 
 class LocalWorld:
@@ -154,8 +156,12 @@ class LocalTransport:
         self._landings = Landings()
         self.expect = self._landings.expect
 
-    def send(self, rank: int, parcel: Parcel) -> None:
-        self._world.mail[rank].append(_UnderWay(self.rank, parcel.message[0], *pack(parcel)))
+    def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
+        wait_on_device(after)
+        head, tensors = pack(parcel)
+        self._world.mail[rank].append(
+            _UnderWay(self.rank, parcel.message[0], head, tensors, moment_of(tensors))
+        )
         self._world.blocked[rank] = False
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -195,18 +201,14 @@ class LocalTransport:
 def _received(one: _UnderWay, landings: Landings) -> Parcel:
     """The parcel, out of its envelope and the large tensors beside it, on the device that each
     tensor came from."""
-    beside = [tensor for tensor in one.tensors if is_large(tensor.nbytes)]
-    devices = iter([tensor.device for tensor in beside])
+    wait_on_device(one.after)
+    on_host = [tensor.cpu() for tensor in one.tensors]
+    beside = [tensor for tensor in on_host if is_large(tensor.nbytes)]
     arriving = open_envelope(
-        bytearray(seal(one.head, one.tensors)),
-        lambda layout: layout.allocate(next(devices)),
-        landings,
+        bytearray(seal(one.head, on_host)), lambda layout: layout.allocate(CPU), landings
     )
     for room, sent in zip(arriving.large, beside, strict=True):
         _row(room).copy_(_row(sent))
-        if sent.is_cuda:
-            # its memory belongs to the sender's stream
-            sent.record_stream(torch.cuda.current_stream(sent.device))
     arriving.tensors = [
         room.to(sent.device) for room, sent in zip(arriving.tensors, one.tensors, strict=True)
     ]

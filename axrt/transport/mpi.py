@@ -17,25 +17,25 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import torch
 from mpi4py import MPI
 from torch import Tensor
 
 from axrt.errors import PeerLostError
 from axrt.note import News
+from axrt.queues import NOW, Moment
 
-from .envelope import Arriving, is_large, open_envelope, pack, seal
+from .envelope import Arriving, is_large, open_envelope, seal
 from .landing import Landings
 from .progress import Progress
-from .staging import Direct, Ready, Staging
+from .staging import InPlace, Leaving, Staging
 from .transport import Parcel, share_memory
 from .waiting import Patience, sharpen_sleep
 
 _ENVELOPES, _TENSORS = 1, 2  # tags
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
+_LOOK_S = 20e-6
 # A call moves only some 64 KiB of a large message through shared memory, and a rank that computes
 # looks only between two tasks.
 _ROUNDS = 16
@@ -44,25 +44,21 @@ _TURN_S = (
 )
 
 
-class _Going(NamedTuple):
-    """A parcel on its way out; sent when its bytes are ready."""
-
-    rank: int
-    head: bytes
-    tensors: list[Tensor]
-    ready: Ready | None  # None: at once
-    lent: list[Tensor]  # the sender's own, which `tensors` are made of
-
-
 @dataclass(slots=True)
 class _Coming:
-    """A parcel whose envelope is here and whose tensors are not."""
+    """A parcel whose envelope is here and whose tensors are not.
+
+    Args:
+        source: rank that has sent it.
+        arriving: the envelope, opened.
+        requests: receives of its large tensors.
+        ready: moment at which tasks may use its tensors; None while they are not staged.
+    """
 
     source: int
     arriving: Arriving
     requests: list[MPI.Request]
-    staged: bool = False
-    ready: Ready | None = None
+    ready: Moment | None = None
 
 
 class MpiTransport:
@@ -85,9 +81,10 @@ class MpiTransport:
         self.takes_time = communicator.size > 1
         self._comm = communicator.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
-        self._staging = staging or Direct(torch.device("cpu"))
+        self._staging = staging or InPlace()
         self._piece_bytes = piece_bytes
-        self._going: deque[_Going] = deque()
+        # Parcels that are not ready, by the rank that they are for, in order.
+        self._going: dict[int, deque[Leaving]] = {}
         self._sending: list[MPI.Request] = []
         self._lent: list[
             object
@@ -103,19 +100,20 @@ class MpiTransport:
         sharpen_sleep()
         self._lock = threading.Lock()
         self._early: list[tuple[int, Parcel]] = []  # parcels that the thread has found
-        self._failure: PeerLostError | None = None  # of the thread
+        self._failure: Exception | None = None  # of the thread
         # A loop that puts tasks on a device is back at once, and needs nobody to look meanwhile.
-        looks = self.size > 1 and staging is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self._progress = Progress(self._look) if looks else None
+        looks = self.size > 1 and isinstance(self._staging, InPlace)
+        self._progress = (
+            Progress(self._look) if looks and MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
+        )
 
-    def send(self, rank: int, parcel: Parcel) -> None:
-        head, tensors = pack(parcel)
-        going = _Going(rank, head, *self._staging.outgoing(tensors), tensors)
+    def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
+        leaving = self._staging.outgoing(parcel, after)
         with self._lock:
-            if self._going or not _is_ready(going):
-                self._going.append(going)
+            if rank in self._going or not leaving.ready.passed():
+                self._going.setdefault(rank, deque()).append(leaving)
             else:
-                self._isend(going)
+                self._isend(rank, leaving)
             self._tell_progress()
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -136,12 +134,12 @@ class MpiTransport:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if not MPI.Is_finalized():
+            if not MPI.Is_finalized():  # by a user who has not closed his engine
                 self._take_envelopes()
                 self._early += self._moved()
         except MPI.Exception as error:
             self._failure = self._some_rank_is_lost(error)
-        except PeerLostError as error:
+        except Exception as error:  # raised where the rank polls next, which its loop expects
             self._failure = error
         finally:
             self._tell_progress()
@@ -150,13 +148,14 @@ class MpiTransport:
     def _tell_progress(self) -> None:
         if self._progress is not None:
             moving = bool(self._large_sending or self._coming or self._envelopes)
-            self._progress.wanted(moving and self._failure is None and not MPI.Is_finalized())
+            self._progress.wanted(moving and self._failure is None)
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         if self._failure is not None:
             raise self._failure
         if self._early:
             early, self._early = self._early, []
+            self._patience.reset()
             return early
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
         while True:
@@ -166,7 +165,10 @@ class MpiTransport:
             if arrived or not wait_s:
                 self._patience.reset()
                 return arrived
-            self._patience.pause()
+            if self._going or any(one.ready is not None for one in self._coming):
+                time.sleep(_LOOK_S)  # copies are being made, which take no longer than a moment
+            else:
+                self._patience.pause()
             if time.perf_counter() >= until_s:
                 return arrived
 
@@ -200,7 +202,8 @@ class MpiTransport:
         )
 
     def _is_lent(self, memory: Tensor) -> bool:
-        lent = [tensor for going in self._going for tensor in going.lent]
+        waiting = [leaving for going in self._going.values() for leaving in going]
+        lent = [tensor for leaving in waiting for tensor in leaving.lent]
         lent += [each for each in self._lent if isinstance(each, Tensor)]
         return any(share_memory(memory, tensor) for tensor in lent)
 
@@ -211,37 +214,51 @@ class MpiTransport:
     def flush(self) -> None:
         while self._going:
             with self._lock:
-                self._send_what_is_ready()
+                try:
+                    self._send_what_is_ready()
+                    self._let_go_of_sent()
+                except MPI.Exception as error:
+                    raise self._some_rank_is_lost(error) from None
+            if self._going:
+                time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """End the thread: from now on messages move in calls alone."""
+        if self._progress is not None:
+            self._progress.stop()
 
     def close(self) -> None:
         self.flush()
-        if self._progress is not None:
-            self._progress.stop()
+        self.stop()
         MPI.Request.Waitall(self._sending)
         self._sending.clear()
         self._lent.clear()
         self._comm.Free()
 
     def _send_what_is_ready(self) -> None:
-        """Send in the order of `send`: an envelope and its tensors are matched by order alone."""
-        while self._going and _is_ready(self._going[0]):
-            self._isend(self._going.popleft())
+        """Send in the order of `send`, rank by rank: an envelope and its tensors are matched by
+        order alone."""
+        for rank in list(self._going):
+            going = self._going[rank]
+            while going and going[0].ready.passed():
+                self._isend(rank, going.popleft())
+            if not going:
+                del self._going[rank]
 
-    def _isend(self, going: _Going) -> None:
+    def _isend(self, rank: int, leaving: Leaving) -> None:
         try:
-            self._isend_all(going)
+            self._isend_all(rank, leaving)
         except MPI.Exception as error:
             raise PeerLostError(
-                f"rank {going.rank} has gone: MPI can no longer send to it from rank {self.rank} "
+                f"rank {rank} has gone: MPI can no longer send to it from rank {self.rank} "
                 f"({error})"
             ) from None
 
-    def _isend_all(self, going: _Going) -> None:
-        rank, head, tensors, *_ = going
-        envelope = seal(head, tensors)
+    def _isend_all(self, rank: int, leaving: Leaving) -> None:
+        envelope = seal(leaving.head, leaving.tensors)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
-        for tensor in tensors:
+        for tensor in leaving.tensors:
             if is_large(tensor.nbytes):
                 pieces = _pieces(tensor, self._piece_bytes)
                 self._sending += [
@@ -311,14 +328,10 @@ class MpiTransport:
                     f"{self.rank} ({error})"
                 ) from None
             one.requests = []
-        if one.arriving.tensors and not one.staged:
-            one.arriving.tensors, one.ready = self._staging.incoming(one.arriving.tensors)
-            one.staged = True
-        return _is_ready(one)
-
-
-def _is_ready(parcel: _Going | _Coming) -> bool:
-    return parcel.ready is None or parcel.ready()
+        if one.ready is None:
+            of = one.arriving
+            of.tensors, one.ready = self._staging.incoming(of.tensors, of.layouts)
+        return one.ready.passed()
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:

@@ -1,21 +1,44 @@
 """Where a tensor's bytes are while MPI reads or writes them.
 
-MPI touches memory from the CPU, and a GPU's memory only where the library is CUDA-aware. So tensors
-that travel are *staged*: used where they are (`Direct`), or copied through pinned CPU memory on a
-stream of its own (`Pinned`), so that neither the loop nor the computation waits for the copy. A
-function beside staged tensors says when they are ready.
+MPI touches memory from the CPU, and a device's memory only where the library is aware of devices.
+So tensors that travel are *staged*: used where they are (`InPlace`), or copied through pinned CPU
+memory (`Pinned`). Copies run on queues of their own, one out and one in, so that neither the loop
+nor a task waits for a copy, nor a copy for later tasks. A tensor that was on the sender's host
+arrives on the host.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from axrt.device import CPU, is_on_host
+from axrt.payload import flatten
+from axrt.queues import NOW, DeviceStream, Moment, current_stream
+
+from .envelope import is_large, pack
+from .transport import Parcel
 from .wire import Layout
 
-Ready = Callable[[], bool]
-Staged = tuple[list[Tensor], Ready | None]  # None: ready at once
+
+class Leaving(NamedTuple):
+    """A parcel on its way out.
+
+    Args:
+        head: header and description, see `envelope.pack`.
+        tensors: rows of elements that MPI may read once the moment has passed.
+        lent: what must live, and may not be written to, until then or longer: the sender's own
+            tensors, and what they were laid out anew in.
+        ready: moment at which the rows are there.
+    """
+
+    head: bytes
+    tensors: list[Tensor]
+    lent: list[Tensor]
+    ready: Moment
 
 
 class Staging(Protocol):
@@ -27,104 +50,161 @@ class Staging(Protocol):
         at once."""
         ...
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        """Tensors that MPI may read once they are ready; the caller keeps the given ones until
-        then."""
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        """Prepare a parcel whose tensors are there after a moment."""
         ...
 
-    def incoming(self, tensors: list[Tensor]) -> Staged:
-        """Tensors that the computation may use once they are ready, made of those that MPI
-        wrote."""
+    def incoming(
+        self, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+    ) -> tuple[list[Tensor], Moment]:
+        """Tensors that tasks may use once the moment has passed, made of those that came."""
         ...
 
 
-class Direct:
-    """MPI touches the tensors where they are: CPU memory, or a GPU's under a CUDA-aware library."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+class InPlace:
+    """Tensors are in CPU memory."""
 
     def room_for(self, layout: Layout) -> Tensor:
-        if self._stream is None:
-            return layout.allocate(self._device)
-        # Memory that was freed on the stream that computes may still be read there, and MPI would
-        # not wait for that.
-        with torch.cuda.stream(self._stream):
-            room = layout.allocate(self._device)
-        self._stream.synchronize()  # deterministic algorithms fill memory that is allocated
-        room.record_stream(torch.cuda.current_stream())
-        return room
+        return layout.allocate(CPU)
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        if self._stream is None or not any(tensor.is_cuda for tensor in tensors):
-            return tensors, None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()  # they may have been laid out anew on the stream just now
-        return tensors, event.query
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        head, tensors = pack(parcel)
+        return Leaving(head, tensors, tensors, NOW)
 
-    def incoming(self, tensors: list[Tensor]) -> Staged:
-        if self._stream is None:
-            return tensors, None
-        return [
-            tensor.to(self._device) for tensor in tensors
-        ], None  # small ones come in their envelope
+    def incoming(
+        self, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+    ) -> tuple[list[Tensor], Moment]:
+        return list(tensors), NOW
+
+
+class PinnedMemory:
+    """Pinned CPU memory that is used again for tensors of the same number of bytes.
+
+    It is taken as a tensor, and comes back when nobody holds that tensor any more. What lies free
+    is at most as much as was taken at once; beyond that, what has lain longest is given up.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Tensor] = deque()  # the one that came back last is last
+        self._free_bytes = self._taken_bytes = self._most_bytes = 0
+
+    def take(self, num_bytes: int, shaped: Callable[[Tensor], Tensor]) -> Tensor:
+        """Memory of so many bytes, as the tensor that a function makes of a row of uint8."""
+        row = self._found(num_bytes)
+        if row is None:
+            row = torch.empty(num_bytes, dtype=torch.uint8, device=CPU, pin_memory=True)
+        self._taken_bytes += num_bytes
+        self._most_bytes = max(self._most_bytes, self._taken_bytes)
+        taken = shaped(row)
+        weakref.finalize(taken, self._came_back, row).atexit = False
+        return taken
+
+    def _found(self, num_bytes: int) -> Tensor | None:
+        for place in range(len(self._free) - 1, -1, -1):
+            if self._free[place].nbytes == num_bytes:
+                row = self._free[place]
+                del self._free[place]
+                self._free_bytes -= num_bytes
+                return row
+        return None
+
+    def _came_back(self, row: Tensor) -> None:
+        self._taken_bytes -= row.nbytes
+        self._free.append(row)
+        self._free_bytes += row.nbytes
+        while self._free_bytes > self._most_bytes:
+            self._free_bytes -= self._free.popleft().nbytes
 
 
 class Pinned:
-    """Moves tensors through pinned CPU memory, asynchronously.
+    """Moves tensors between a device and pinned CPU memory, asynchronously.
 
-    It is called while the stream that computes is the current one: outgoing tensors may have been
-    laid out anew there just now, and incoming ones will be used there.
+    Args:
+        device: device that computes; its stream is the current one when `incoming` is called.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._out, self._in = DeviceStream(device), DeviceStream(device)
+        self._pinned = PinnedMemory()
 
     def room_for(self, layout: Layout) -> Tensor:
-        return layout.allocate(torch.device("cpu"))
+        if layout.spec.on_host:
+            return layout.allocate(CPU)
+        return self._pinned.take(layout.num_bytes, layout.shaped)
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        if not tensors:
-            return tensors, None
-        self._stream.wait_stream(torch.cuda.current_stream())
-        return self._copies(
-            tensors,
-            [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors],
-        )
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        self._out.after(after)
+        (head, tensors, rows), ready = self._out.launch(lambda: self._packed(parcel))
+        _, sources = flatten(parcel.payload)
+        # Also what MPI reads on the device: it may have been laid out anew just now.
+        on_host = all(map(is_on_host, sources))
+        return Leaving(head, rows, [*sources, *tensors], NOW if on_host else ready)
 
-    def incoming(self, tensors: list[Tensor]) -> Staged:
-        pinned = [tensor.pin_memory() for tensor in tensors]
-        with torch.cuda.stream(
-            self._stream
-        ):  # memory of this stream's: nothing that still runs elsewhere has it
-            targets = [
-                torch.empty_like(tensor, device=self._device, pin_memory=False) for tensor in pinned
+    def _packed(self, parcel: Parcel) -> tuple[bytes, list[Tensor], list[Tensor]]:
+        head, tensors = pack(parcel)
+        return head, tensors, [self._row_of(tensor) for tensor in tensors]
+
+    def _row_of(self, tensor: Tensor) -> Tensor:
+        """A copy in pinned memory; what leaves keeps the source until the copy is made."""
+        if is_on_host(tensor):
+            return tensor
+        row = self._pinned.take(tensor.nbytes, lambda memory: memory.view(tensor.dtype))
+        return row.copy_(tensor.as_strided((tensor.numel(),), (1,)), non_blocking=True)
+
+    def incoming(
+        self, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+    ) -> tuple[list[Tensor], Moment]:
+        placed, moment = self._in.launch(
+            lambda: [
+                tensor if layout.spec.on_host else self._placed(tensor)
+                for tensor, layout in zip(tensors, layouts, strict=True)
             ]
-        for target in targets:
-            target.record_stream(torch.cuda.current_stream())
-        return self._copies(pinned, targets)
+        )
+        on_device = [tensor for tensor in placed if not is_on_host(tensor)]
+        for tensor in on_device:
+            tensor.record_stream(current_stream(self._device))
+        return placed, _Kept(moment, tensors) if on_device else NOW
 
-    def _copies(self, sources: list[Tensor], targets: list[Tensor]) -> Staged:
-        with torch.cuda.stream(self._stream):
-            for source, target in zip(sources, targets, strict=True):
-                target.copy_(source, non_blocking=True)
-                if source.is_cuda:
-                    # its memory may be handed out again only when this copy is done
-                    source.record_stream(self._stream)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-
-        def ready() -> bool:
-            return bool(event.query()) and bool(sources)  # type: ignore[no-untyped-call]
-
-        return targets, ready
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """A copy on the device, in memory of the queue's own: nothing that still runs elsewhere has
+        it."""
+        if not is_on_host(tensor):
+            return tensor
+        return tensor.to(self._device, non_blocking=True)
 
 
-def staging_for(device: torch.device, cuda_aware: bool) -> Staging | None:
-    """The staging of a rank that computes on this device; None where tensors are in CPU memory
-    anyway."""
-    if device.type == "cpu":
-        return None
-    return Direct(device) if cuda_aware else Pinned(device)
+class Direct(Pinned):
+    """MPI touches large tensors on the device itself; small ones come in their envelope."""
+
+    def room_for(self, layout: Layout) -> Tensor:
+        if layout.spec.on_host or not is_large(layout.num_bytes):
+            return super().room_for(layout)
+        # Memory that was freed on the stream that computes may still be read there, and MPI would
+        # not wait for that: so it is the queue's own.
+        room, _ = self._in.launch(lambda: layout.allocate(self._device))
+        if torch.are_deterministic_algorithms_enabled():
+            self._in.drain()  # they fill memory that is allocated
+        return room
+
+    def _row_of(self, tensor: Tensor) -> Tensor:
+        return tensor if is_large(tensor.nbytes) else super()._row_of(tensor)
+
+
+class _Kept:
+    """A moment that keeps what is read before it."""
+
+    __slots__ = ("_kept", "_moment")
+
+    def __init__(self, moment: Moment, kept: Sequence[Tensor]) -> None:
+        self._moment, self._kept = moment, kept
+
+    def passed(self) -> bool:
+        return self._moment.passed()
+
+
+def staging_for(device: torch.device, device_aware: bool) -> Staging:
+    """The staging of a rank that computes on this device."""
+    if device == CPU:
+        return InPlace()
+    return Direct(device) if device_aware else Pinned(device)

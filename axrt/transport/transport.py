@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from axrt.note import News
+from axrt.queues import NOW, Moment
 
 
 class Parcel(NamedTuple):
@@ -44,7 +45,7 @@ class Transport(Protocol):
         if they come only with other ranks' turns."""
         ...
 
-    def send(self, rank: int, parcel: Parcel) -> None:
+    def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         """Hand a parcel over; returns at once.
 
         The transport keeps alive what it needs of the payload. The sender must not change the
@@ -53,6 +54,7 @@ class Transport(Protocol):
         Args:
             rank: rank of the job that the parcel is for.
             parcel: parcel to send.
+            after: moment at which tensors of a device have their values.
         Raises:
             TypeError: the payload holds something that cannot travel.
             PeerLostError: the rank has gone.

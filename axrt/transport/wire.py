@@ -37,12 +37,14 @@ class Spec(NamedTuple):
         shape: sizes of the dimensions.
         strides: strides of the dimensions, in elements, as on the sender.
         requires_grad: True if the sender wants a gradient back for it.
+        on_host: True if it was in CPU memory on the sender, and so will be on the receiver.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     requires_grad: bool
+    on_host: bool = True
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Spec":
@@ -52,7 +54,13 @@ class Spec(NamedTuple):
             TypeError: the tensor is no array of numbers in memory, as a nested one.
         """
         try:
-            return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.requires_grad)
+            return cls(
+                tensor.dtype,
+                tuple(tensor.shape),
+                tensor.stride(),
+                tensor.requires_grad,
+                tensor.is_cpu,
+            )
         except RuntimeError:
             raise TypeError(
                 f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected "
@@ -104,6 +112,10 @@ class Layout:
         It is to be given to `settle` once the bytes have come.
         """
         return torch.empty(self._arriving, dtype=self.spec.dtype, device=device)
+
+    def shaped(self, row: Tensor) -> Tensor:
+        """The same, in given memory: `row` is uint8 of shape (num_bytes,)."""
+        return row.view(self.spec.dtype).view(self._arriving)
 
     def settle(self, tensor: Tensor) -> Tensor:
         """Give an arrived tensor the sender's shape, strides and `requires_grad`.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from axrt.compute import Made
 from axrt.losses import Losses
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
@@ -11,7 +10,7 @@ from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 
 from .losses import LossReader
-from .worker import Mail, Worker, nothing
+from .worker import Made, Mail, Worker, nothing
 
 
 class EvaluationWorker(Worker):

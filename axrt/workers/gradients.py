@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from axrt.compute import Made
+from axrt.device import is_on_host
 from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 
-from .worker import Mail, Worker
+from .worker import Made, Mail, Worker
 
 Land = Callable[[Message, Sequence[Tensor]], None]
 StillReads = Callable[[Tensor, float], bool]
@@ -163,16 +163,15 @@ class GradientWorker(Worker):
 
         return made
 
-    def complete(self, task: Task, made: Made) -> Made:
-        self._reducing.remove((task.stage, task.part))  # its sums leave now
-        return made
+    def posted(self, task: Task) -> None:
+        self._reducing.remove((task.stage, task.part))
 
     def take_sums(self, task: Task) -> None:
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
         if bucket.shared:
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
-            # On a GPU the task may start behind a reduce that has not ended.
+            # The task may start behind a reduce that has not ended.
             if (task.stage, task.part) in self._reducing or self._is_still_read(bucket):
                 bucket.move_gradient()
 
@@ -191,4 +190,4 @@ class GradientWorker(Worker):
 
 def _wait_s(memory: Tensor) -> float:
     """Seconds that it is worth waiting before memory is copied; a GPU copies in no time."""
-    return memory.nbytes / _COPY_BYTES_PER_S if memory.device.type == "cpu" else 0.0
+    return memory.nbytes / _COPY_BYTES_PER_S if is_on_host(memory) else 0.0

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-from axrt.compute import Made
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
@@ -10,7 +9,7 @@ from axrt.scheduler.task import Kind, Task
 
 from .gradients import GradientWorker
 from .losses import LossReader
-from .worker import Mail, Piece, Worker, nothing
+from .worker import Made, Mail, Piece, Worker, nothing
 
 
 class StageWorker(Worker):

@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from axrt.compute import Made
 from axrt.losses import Losses, mean_loss, total_weight
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket, Norms, clip_factor, joined, total_norm
 
-from .worker import Mail, Worker, nothing
+from .worker import Made, Mail, Worker, nothing
 
 
 class StepOutcome(NamedTuple):

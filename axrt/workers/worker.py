@@ -3,12 +3,13 @@
 Facts are the brain's. Workers know the payloads of messages, and nothing of when anything runs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from axrt.compute import Made
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import AnyKind, Task
+
+Made = Callable[[Message], Any]  # the payload of each message that follows from a task
 
 
 def nothing(message: Message) -> Any:
@@ -65,6 +66,10 @@ class Worker(Protocol):
         """
         return made
 
+    def posted(self, task: Task) -> None:
+        """Note that all that follows from a task that has ended was given to the transport."""
+        return None  # noqa: RET501 - a worker need not note it
+
 
 class Mail:
     """Payloads that wait for a task, by meaning, stage, number and bucket of their message.
@@ -105,25 +110,41 @@ class Workers:
         self._mail = mail
         self._worker_of = {kind: worker for worker in workers for kind in worker.kinds}
         self._hears = hears or {}
+        # Of tasks that have run and not ended.
         self._made: dict[Task, Made] = {}
+        self._pieces: dict[Task, Piece] = {}
 
     def keep(self, message: Message, payload: Any) -> None:
         """Keep the payload of a message until the task that needs it runs."""
         self._hears.get(message.meaning, self._mail.put)(message, payload)
 
-    def run(self, task: Task) -> Made:
-        """Run a task; see `Worker.run`."""
-        made = self._made[task] = self._worker_of[task.kind].run(task)
-        return made
+    def run(self, task: Task, here: Sequence[Message] = ()) -> None:
+        """Run a task, see `Worker.run`, and keep the payloads of messages that follow from it on
+        this rank. It is called where tasks run, behind those that have started before."""
+        if task.kind.in_pieces:
+            self._pieces[task] = self._worker_of[task.kind].piece_of(task)
+        self._made[task] = self._worker_of[task.kind].run(task)
+        if here:
+            self.keep_made(task, here)
 
-    def piece_of(self, task: Task) -> Piece:
-        """The place of a task that is about to run among the pieces of its work."""
-        return self._worker_of[task.kind].piece_of(task) if task.kind.in_pieces else WHOLE
+    def keep_made(self, task: Task, here: Iterable[Message]) -> None:
+        """Keep what a task that has run made, for messages that follow from it on this rank."""
+        for message in here:
+            self.keep(message, self._made[task](message))
+
+    def piece(self, task: Task) -> Piece:
+        """The place of a task that has run among the pieces of its work; to be asked for once."""
+        return self._pieces.pop(task)
 
     def has_more_pieces(self, task: Task) -> bool:
-        """The task is a piece, and another piece of the same work comes after it."""
-        return self.piece_of(task).more
+        """The task would be a piece, and another piece of the same work comes after it; every task
+        that has started has run."""
+        return task.kind.in_pieces and self._worker_of[task.kind].piece_of(task).more
 
     def complete(self, task: Task) -> Made:
         """End a task that has finished on the device; see `Worker.complete`."""
         return self._worker_of[task.kind].complete(task, self._made.pop(task))
+
+    def posted(self, task: Task) -> None:
+        """Note that all that follows from a task has left; see `Worker.posted`."""
+        self._worker_of[task.kind].posted(task)

@@ -128,7 +128,7 @@ def run_in_plain_torch(
     seeded = (
         torch.default_generator
         if device.type == "cpu"
-        else torch.cuda.default_generators[device.index or 0]
+        else torch.get_device_module(device.type).default_generators[device.index or 0]
     )
     for place, layer in enumerate(whole):
         seeded.manual_seed(axrt.seed_of(SEED, step, k, place))

@@ -1,7 +1,6 @@
 """What an engine promises besides bits."""
 
 import gc
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -13,10 +12,11 @@ from torch.nn import functional
 
 import axrt
 from axrt import rank as rank_module
-from axrt.compute import Made, OnCpu, Run
+from axrt.compute import Compute
 from axrt.model.stage import _Inflow, _Stashed
 from axrt.note import News
 from axrt.observe.observer import Observer
+from axrt.queues import Inline, Moment
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.task import Kind, Task
@@ -25,6 +25,7 @@ from axrt.transport.local import LocalWorld
 
 from ..sweeps import first, swept
 from .models import perceptron
+from .on_a_thread import run_tasks_on_a_thread
 from .reference import (
     ONE_PIPE,
     Outcome,
@@ -52,36 +53,28 @@ def alone(model: axrt.PipelineModule | None = None, **sections: Any) -> axrt.Eng
     return made(LocalWorld(1).alone(), model, **sections)
 
 
-class Delayed(OnCpu):
-    """Runs a task when it is started and tells its end some looks later, with room for two: what a
-    GPU looks like to the loop."""
+class Looks:
+    """A moment that has passed after so many looks."""
 
-    def __init__(self) -> None:
-        self._running: deque[tuple[Task, int]] = deque()
-        self._looks = 0
+    def __init__(self, looks: int) -> None:
+        self._left = looks
 
-    @property
-    def idle(self) -> bool:
-        return len(self._running) < 2
+    def passed(self) -> bool:
+        self._left -= 1
+        return self._left < 0
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
 
-    def start(self, task: Task, run: Run) -> Made:
-        made = run(task)
-        self._running.append((task, self._looks + 3))
-        return made
+class LateEnds(Inline):
+    """Runs what is put at once, and tells its end some looks later."""
 
-    def finished(self) -> list[Task]:
-        self._looks += 1
-        ended = []
-        while self._running and self._running[0][1] <= self._looks:
-            ended.append(self._running.popleft()[0])
-        return ended
+    def put(self, run: Callable[[], object]) -> Moment:
+        run()
+        return Looks(3)
 
-    def drain(self) -> None:
-        self._running.clear()
+
+def delayed(device: torch.device) -> Compute:
+    """What a device looks like to the loop, with room for two tasks."""
+    return Compute(LateEnds(), 2)
 
 
 @cache
@@ -89,11 +82,15 @@ def in_plain_torch(steps: int) -> Outcome:
     return train_in_plain_torch(perceptron(), BATCHES, steps)
 
 
+@pytest.mark.parametrize("on_a_thread", [False, True])
 @pytest.mark.parametrize("policy", ONE_PIPE)
-def test_a_device_that_finishes_later_than_it_starts_changes_no_bit(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+def test_work_that_ends_or_begins_later_than_it_starts_changes_no_bit(
+    policy: str, on_a_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_module, "compute_on", lambda device: Delayed())
+    if on_a_thread:
+        run_tasks_on_a_thread(monkeypatch, 2)
+    else:
+        monkeypatch.setattr(rank_module, "compute_on", delayed)
     model, config = perceptron(), configured(MICROBATCHES, schedule={"policy": policy})
     outcome = together(
         LocalWorld(3, seed=4).run(

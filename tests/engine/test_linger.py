@@ -1,5 +1,6 @@
 """A rank that waits a moment for what is due, on a transport on which time passes."""
 
+import os
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalTransport, LocalWorld
 
+from .conftest import QUEUE
 from .reference import configured, together, train_in_plain_torch, train_on_a_rank
 
 MICROBATCHES, STEPS, RANKS = 6, 3, 3
@@ -64,6 +66,7 @@ def batches(step: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+@pytest.mark.skipif(QUEUE in os.environ, reason="on a thread nobody knows yet what a task takes")
 @pytest.mark.parametrize("policy", ["zb-v", "adaptive"])
 def test_what_is_early_starts_a_moment_later_and_bits_stay(
     policy: str, monkeypatch: pytest.MonkeyPatch

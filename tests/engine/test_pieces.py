@@ -220,10 +220,13 @@ def test_layers_that_know_each_other_have_the_bits_of_one_bucket(
                 memory={"bucket_mb": bucket_mb},
                 schedule={"policy": policy},
             )
+            own = torch.Generator().manual_seed(1 + transport.rank)
             with axrt.initialize(model, config=config, transport=transport) as engine:
-                torch.manual_seed(1 + transport.rank)
                 for _ in range(STEPS):
-                    items = [(torch.randn(3, 4), torch.zeros(3, 4)) for _ in range(microbatches)]
+                    items = [
+                        (torch.randn(3, 4, generator=own), torch.zeros(3, 4))
+                        for _ in range(microbatches)
+                    ]
                     engine.train_batch(iter(items))
                 values = (*model.layers[0].parameters(), *model.layers[-1].parameters())  # type: ignore[union-attr]
                 return [value.flatten().tolist() for value in values]

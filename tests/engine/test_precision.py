@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import axrt
+from axrt.queues import NOW, Moment
 from axrt.transport import Parcel, Transport
 from axrt.transport.local import LocalTransport, LocalWorld
 
@@ -66,7 +67,7 @@ def test_what_travels_is_in_the_type_that_is_computed_in() -> None:
     sent: list[tuple[str, torch.dtype]] = []
 
     class Watching(LocalTransport):
-        def send(self, rank: int, parcel: Parcel) -> None:
+        def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
             payload = (
                 parcel.payload[0]
                 if isinstance(parcel.payload, tuple) and parcel.payload
@@ -74,7 +75,7 @@ def test_what_travels_is_in_the_type_that_is_computed_in() -> None:
             )
             if isinstance(payload, torch.Tensor) and payload.dim() == 2:
                 sent.append((parcel.message[0].value, payload.dtype))
-            super().send(rank, parcel)
+            super().send(rank, parcel, after)
 
     def rank_main(transport: LocalTransport) -> None:
         transport.__class__ = Watching

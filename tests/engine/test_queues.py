@@ -1,15 +1,14 @@
 """The loop runs several queues: a kind of work that axrt does not have, beside the computation."""
 
-from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from axrt.compute import Made, OnCpu, Run
+from axrt.compute import Compute
 from axrt.heartbeat import Silence
 from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
 from axrt.observe.observer import Observer
+from axrt.queues import Inline
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
@@ -19,40 +18,12 @@ from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.local import LocalWorld
-from axrt.workers.worker import Mail, Worker, Workers, nothing
+from axrt.workers.worker import Made, Mail, Worker, Workers, nothing
 from tests.scheduler.test_a_new_kind import Beside, Ours, features
 
+from .test_engine import LateEnds
+
 STEPS, MICROBATCHES, BUCKETS = 3, 4, 2
-
-
-class Later:
-    """A queue that works by itself: a task has run when it was asked for the third time."""
-
-    def __init__(self) -> None:
-        self._running: deque[Task] = deque()
-        self._asked = 0
-
-    @property
-    def idle(self) -> bool:
-        return not self._running
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    def current(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def start(self, task: Task, run: Run) -> Made:
-        self._running.append(task)
-        return run(task)
-
-    def finished(self) -> list[Task]:
-        self._asked += 1
-        return [self._running.popleft()] if self._running and self._asked % 3 == 0 else []
-
-    def drain(self) -> None:
-        self._running.clear()
 
 
 class Notes(Worker):
@@ -82,9 +53,10 @@ def test_a_step_waits_for_its_pause_and_other_work_goes_on_beside_it() -> None:
     watch, mail = Watch(), Mail()
     loop = Loop(
         LocalWorld(1).alone(),
-        {OnDevice.COMPUTE: OnCpu(), Beside.PAUSES: Later()},
+        {OnDevice.COMPUTE: Compute(Inline()), Beside.PAUSES: Compute(LateEnds())},
         Mesh(0, 1, 1),
         lambda *note: None,
+        lambda payload: payload,
         Silence(),
         [watch],
     )

@@ -28,7 +28,7 @@ from .reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
-from .test_engine import Delayed
+from .test_engine import delayed
 
 MICROBATCHES, STEPS = 6, fewer(10, quick=4)
 
@@ -161,7 +161,7 @@ def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.Monke
 
     def third_and_fourth_are_slow(device: torch.device) -> Any:
         made.append(device)
-        return Delayed() if len(made) > 2 else compute_on(device)
+        return delayed(device) if len(made) > 2 else compute_on(device)
 
     monkeypatch.setattr(rank_module, "compute_on", third_and_fourth_are_slow)
     assert on_ranks(2, 2, steps=4, seed=3) == expected
@@ -183,7 +183,7 @@ def test_sums_leave_unchanged_where_devices_tell_ends_late(
 
     data = 2 + seed % 2
     expected = trained(data)
-    monkeypatch.setattr(rank_module, "compute_on", lambda device: Delayed())
+    monkeypatch.setattr(rank_module, "compute_on", delayed)
     assert trained(data) == expected
 
 

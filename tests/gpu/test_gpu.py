@@ -1,26 +1,35 @@
-"""The code for GPUs, where there is one: `pytest -m gpu`; and its cases everywhere, on the CPU."""
+"""The code for GPUs: where there is one (`pytest -m gpu`), and everywhere on the simulated
+accelerator, whose checker may find nothing. On the CPU it is the cases that are tried."""
 
 import pytest
 
+from tests.device.simulated import NAME, NoCompiler, built
 from tests.mpi.jobs import said
 
 from . import cases
+
+SIZES = {"cpu": (1, 2), NAME: (1, 2, 4), "cuda": (1, 2)}
 
 
 def marks_of(device: str, size: int) -> list[pytest.MarkDecorator]:
     if device == "cuda":
         return [pytest.mark.gpu]
-    return [pytest.mark.sweep] * (size == 1)
+    return [pytest.mark.sweep] * (size == (1 if device == "cpu" else 4))
 
 
 CASES = [
     pytest.param(device, size, name, marks=marks_of(device, size))
-    for device in ("cpu", "cuda")
-    for size in (1, 2)
+    for device, sizes in SIZES.items()
+    for size in sizes
     for name in cases.names(size, device)
 ]
 
 
 @pytest.mark.parametrize(("device", "size", "case"), CASES)
 def test_holds_on_one_device(device: str, size: int, case: str) -> None:
+    if device == NAME:
+        try:
+            built()  # once, before ranks ask for it
+        except NoCompiler as error:
+            pytest.skip(str(error))
     assert said(cases.__name__, size, case, device) == ""

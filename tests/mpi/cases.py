@@ -2,8 +2,9 @@
 own."""
 
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -18,12 +19,13 @@ from torch.nn.functional import cross_entropy
 import axrt
 from axrt.heartbeat import Heartbeat
 from axrt.payload import flatten
+from axrt.queues import Moment
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
 from axrt.transport.envelope import pack, seal
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
-from axrt.transport.staging import Direct, Ready, Staged
+from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
@@ -137,26 +139,37 @@ def case_what_is_known_to_be_sent_is_seen_by_the_first_poll(comm: "MPI.Comm") ->
     transport.close()
 
 
-class SlowStaging(Direct):
+class SomeLooks:
+    """A moment that has passed after so many looks."""
+
+    def __init__(self, looks: float) -> None:
+        self._left = looks
+
+    def passed(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+class SlowStaging(InPlace):
     """Every copy takes a few looks, as a copy on a GPU's own stream does; what went out may be
     reused only then."""
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        return [tensor.clone() for tensor in tensors], self._after_some_looks() if tensors else None
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        head, tensors, lent, _ = super().outgoing(parcel, after)
+        copies = [tensor.clone() for tensor in tensors]
+        return Leaving(head, copies, lent, SomeLooks(3 if tensors else 0))
 
-    def incoming(self, tensors: list[Tensor]) -> Staged:
-        return [tensor.clone() for tensor in tensors], self._after_some_looks()
-
-    def _after_some_looks(self) -> Ready:
-        looks = iter(range(3))
-        return lambda: next(looks, None) is None
+    def incoming(
+        self, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+    ) -> tuple[list[Tensor], Moment]:
+        return [tensor.clone() for tensor in tensors], SomeLooks(3)
 
 
 def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "MPI.Comm") -> None:
     payloads = [
         value for payload in PAYLOADS.values() for value in (payload, torch.full((20_000,), 3.0))
     ]
-    got = exchange(comm, MpiTransport(comm, SlowStaging(torch.device("cpu"))), payloads)
+    got = exchange(comm, MpiTransport(comm, SlowStaging()), payloads)
     for number, payload in enumerate(payloads):
         mine, its = flatten(got[number])[1], flatten(payload)[1]
         assert [t.flatten().tolist() for t in mine if not t.is_complex()] == [
@@ -164,16 +177,16 @@ def case_copies_that_take_their_time_keep_envelopes_and_tensors_together(comm: "
         ]
 
 
-class SlowToLeave(Direct):
+class SlowToLeave(InPlace):
     """Copies that go out take a few looks."""
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        looks = iter(range(3))
-        return tensors, (lambda: next(looks, None) is None) if tensors else None
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        leaving = super().outgoing(parcel, after)
+        return leaving._replace(ready=SomeLooks(3 if leaving.tensors else 0))
 
 
 def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") -> None:
-    transport = MpiTransport(comm, SlowToLeave(torch.device("cpu")))
+    transport = MpiTransport(comm, SlowToLeave())
     for number in range(6):
         transport.send(
             (comm.rank + 1) % comm.size, parcel(number, None if number % 2 else torch.ones(3))
@@ -188,15 +201,58 @@ def case_what_is_ready_does_not_overtake_what_was_sent_before(comm: "MPI.Comm") 
     assert order == sorted(order)
 
 
-class NeverReady(Direct):
+class OddOnesAreLate(InPlace):
+    """Parcels with odd numbers are not ready yet."""
+
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        leaving = super().outgoing(parcel, after)
+        return leaving._replace(ready=SomeLooks(inf if parcel.message[2] % 2 else 0))
+
+
+def case_what_is_not_ready_holds_up_no_other_rank(comm: "MPI.Comm") -> None:
+    transport = MpiTransport(comm, OddOnesAreLate())
+    transport.send(comm.rank, parcel(1, torch.ones(3)))
+    transport.send((comm.rank + 1) % comm.size, parcel(2, torch.ones(3)))
+    assert list(receive(transport, 1)) == [2]
+    comm.Barrier()
+
+
+class TakesAWhile(InPlace):
+    """What goes out is ready after a tenth of a second, and counts how often it is asked."""
+
+    asked = 0
+
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        self._until_s = time.monotonic() + 0.1
+        return super().outgoing(parcel, after)._replace(ready=self)
+
+    def passed(self) -> bool:
+        self.asked += 1
+        return time.monotonic() > self._until_s
+
+
+def case_a_flush_sleeps_while_copies_are_made(comm: "MPI.Comm") -> None:
+    staging = TakesAWhile()
+    transport = MpiTransport(comm, staging)
+    transport.send((comm.rank + 1) % comm.size, parcel(0, torch.ones(3)))
+    transport.flush()
+    assert 1 < staging.asked < 6_000, "a sleep takes 20 us at least, and asking 1 us"
+    receive(transport, 1)
+    comm.Barrier()
+
+
+class NeverReady(InPlace):
     """Copies that go out are not made yet."""
 
-    def outgoing(self, tensors: list[Tensor]) -> Staged:
-        return [tensor.clone() for tensor in tensors], lambda: False
+    def outgoing(self, parcel: Parcel, after: Moment) -> Leaving:
+        leaving = super().outgoing(parcel, after)
+        copies = [tensor.clone() for tensor in leaving.tensors]
+        return leaving._replace(tensors=copies, ready=SomeLooks(inf))
 
 
 def case_memory_is_read_until_what_was_sent_from_it_has_left(comm: "MPI.Comm") -> None:
     transport, sent = MpiTransport(comm), torch.ones(1 << 22)  # more than MPI takes in advance
+    transport._progress = None  # so that nobody takes it before the ranks poll
     transport.send((comm.rank + 1) % comm.size, parcel(0, sent[: 1 << 21]))
     assert transport.still_reads(sent, wait_s=0.01)
     assert not transport.still_reads(torch.ones(8), wait_s=0.0)
@@ -206,7 +262,7 @@ def case_memory_is_read_until_what_was_sent_from_it_has_left(comm: "MPI.Comm") -
         arrived += transport.poll(wait_s=0.0)
     comm.Barrier()
     transport.close()
-    waits = MpiTransport(comm, NeverReady(torch.device("cpu")))
+    waits = MpiTransport(comm, NeverReady())
     waits.send(comm.rank, parcel(0, sent))
     assert waits.still_reads(sent, wait_s=0.0), "what will be copied is read, too"
     waits._let_go_of_sent = fails_in_mpi  # type: ignore[method-assign]
@@ -260,7 +316,7 @@ def case_an_envelope_that_is_late_keeps_its_place(comm: "MPI.Comm") -> None:
     assert order == sorted(order)
 
 
-class Roomy(Direct):
+class Roomy(InPlace):
     """Memory behind every tensor that arrives: Open MPI writes all that comes before it says that
     it was too much."""
 
@@ -273,7 +329,7 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
     that dies in the middle."""
     from mpi4py import MPI
 
-    transport = MpiTransport(comm, Roomy(torch.device("cpu")))
+    transport = MpiTransport(comm, Roomy())
     if comm.rank == 0:
         head, tensors = pack(parcel(0, torch.ones(20_000)))
         transport._comm.Send([seal(head, tensors), MPI.BYTE], 1, 1)
@@ -285,6 +341,38 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
         ):
             receive(transport, 1)
     comm.Barrier()
+
+
+def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm") -> None:
+    transport, fails = MpiTransport(comm), threading.Event()
+    moved = transport._moved
+
+    def failing() -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            fails.set()
+            raise LookupError("in the thread")
+        return moved()
+
+    transport._moved = failing  # type: ignore[method-assign]
+    transport.send((comm.rank + 1) % comm.size, parcel(0, torch.ones(200_000)))
+    assert fails.wait(10)
+    with pytest.raises(LookupError, match="in the thread"):
+        receive(transport, 1)
+    transport._failure = None
+    got = receive(transport, 1)
+    assert torch.equal(got[0], torch.ones(200_000))
+    comm.Barrier()
+    transport.close()
+
+
+def case_what_the_thread_has_found_ends_a_waits_longer_pauses(comm: "MPI.Comm") -> None:
+    transport, ended = MpiTransport(comm), threading.Event()
+    transport._patience.reset = ended.set  # type: ignore[method-assign]
+    transport._early.append((0, parcel(7)))
+    assert [p.message.number for _, p in transport.poll(wait_s=0)] == [7]
+    assert ended.is_set()
+    comm.Barrier()
+    transport.close()
 
 
 class Deaf:

@@ -31,7 +31,8 @@ def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
 
 
 def _variables(module: str, device: str) -> dict[str, str]:
-    compiles = {COMPILES: "yes"} if module == "tests.gpu.cases" else {}
+    # Torch imports its compiler also where kernels are to repeat themselves.
+    compiles = {COMPILES: "yes"} if module in ("tests.gpu.cases", "tests.device.cases") else {}
     # The workspace with which cuBLAS repeats itself.
     return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **compiles}
 

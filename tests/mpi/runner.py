@@ -1,26 +1,36 @@
 """Runs every case of a module on the ranks of one job, since starting Python with torch costs
 seconds:
 
-mpirun -n N python -m tests.mpi.runner MODULE OUT
+mpirun -n N python -m tests.mpi.runner MODULE OUT [CASE ...]
 """
 
 import json
+import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 import torch
 from mpi4py import MPI
 
+from tests.device import simulated
 
-def main(module: str, out: Path) -> None:
+from .jobs import DEVICE
+
+
+def main(module: str, out: Path, only: Sequence[str]) -> None:
+    is_simulated = os.environ.get(DEVICE) == simulated.NAME
+    device = simulated.accelerator() if is_simulated else None
     cases = import_module(module)
     torch.set_num_threads(1)
     comm, results = MPI.COMM_WORLD, {}
-    for name in cases.names(comm.size):
+    for name in only or cases.names(comm.size):
         try:
             getattr(cases, name)(comm.Dup())
+            if device is not None:
+                device.check_clocks()
             failure = ""
         except BaseException:
             failure = f"rank {comm.rank}:\n{traceback.format_exc()}"
@@ -34,4 +44,4 @@ def main(module: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

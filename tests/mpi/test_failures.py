@@ -278,8 +278,11 @@ def test_a_fork_after_mpi_has_started_is_warned_of() -> None:
     assert ended.err.count("this process has started MPI and is being forked") == 1
 
 
-def test_batches_that_end_are_told_once() -> None:
-    ended = victim("the_batches_end")
+@pytest.mark.parametrize(
+    "name", first(["the_batches_end", "the_batches_end_while_a_thread_calls_mpi"])
+)
+def test_batches_that_end_are_told_once(name: str) -> None:
+    ended = victim(name)
     assert ended.code == 70
     assert (
         ended.err.count(

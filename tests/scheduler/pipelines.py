@@ -97,6 +97,7 @@ class Pipeline:
         self.ran: list[list[Task]] = [[] for _ in self.states]
         self.stash = [Bounds(0, 0)] * len(self.states)
         self.now = list(self.stash)
+        self.untold: list[list[Task]] = [[] for _ in self.states]
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
@@ -111,12 +112,32 @@ class Pipeline:
             self.end + state.replica, (self.end // state.microbatches + 1) * state.microbatches - 1
         )
 
-    def start(self, place: int, task: Task) -> None:
+    def start(self, place: int, task: Task, told_later: bool = False) -> None:
+        """Start a task; one that may come in pieces may be told later whether it was one."""
+        self.ran[place].append(task)
+        if told_later and task.kind.in_pieces:
+            self.states[place].start(task, None)
+            self.untold[place].append(task)
+        else:
+            more, completes = self._piece(task)
+            self.states[place].start(task, more, completes)
+            self._count(place, task, more)
+
+    def finish(self, place: int, task: Task) -> list[Message]:
+        if task in self.untold[place]:
+            more, completes = self._piece(task)
+            self.states[place].tell(task, more, completes)
+            self.untold[place].remove(task)
+            self._count(place, task, more)
+        return self.states[place].finish(task)
+
+    def _piece(self, task: Task) -> tuple[bool, tuple[int, ...]]:
         more = task.part < self.pieces_of(task) - 1
         # The deepest buckets of a stage are complete first, one with each piece.
         deepest = len(self.buckets[task.stage]) - 1 - task.part
-        self.states[place].start(task, more, (deepest,) if more and deepest > 0 else ())
-        self.ran[place].append(task)
+        return more, (deepest,) if more and deepest > 0 else ()
+
+    def _count(self, place: int, task: Task, more: bool) -> None:
         # Counted here, not asked of the state that is tested.
         forward = task.kind is Kind.FORWARD
         back = task.kind is Kind.INPUT or (task.kind is Kind.BACKWARD and not more)
@@ -124,8 +145,12 @@ class Pipeline:
         now = self.now[place] = Bounds(
             self.now[place].in_flight + forward - back, self.now[place].held + forward - last
         )
+        # What starts behind work that may be whole runs when that has ended.
+        untold = self.untold[place]
+        backs = sum(task.kind is Kind.BACKWARD for task in untold)
         self.stash[place] = Bounds(
-            max(self.stash[place].in_flight, now.in_flight), max(self.stash[place].held, now.held)
+            max(self.stash[place].in_flight, now.in_flight - backs),
+            max(self.stash[place].held, now.held - len(untold)),
         )
 
     def pieces_of(self, task: Task) -> int:
@@ -158,6 +183,7 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """Deliver, start and finish in any order that a network and devices allow; stop when nothing
     can move."""
     random = Random(seed)
+    share_told_later = random.choice((0.0, 0.5, 1.0))
     wires: list[Message] = []
     running: list[dict[Queue, list[Task]]] = [
         {queue: [] for queue in state.queues} for state in pipeline.states
@@ -185,12 +211,12 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
             message = wires.pop(which)
             pipeline.states[pipeline.place_of(message)].deliver(message)
         elif move == "finish":
-            wires += pipeline.states[which].finish(running[which][queue].pop(0))
+            wires += pipeline.finish(which, running[which][queue].pop(0))
         else:
-            task = pipeline.states[which].pick(queue)
-            assert task is not None
-            pipeline.start(which, task)
-            running[which][queue].append(task)
+            picked = pipeline.states[which].pick(queue)
+            assert picked is not None
+            pipeline.start(which, picked, random.random() < share_told_later)
+            running[which][queue].append(picked)
 
 
 def timetable(

@@ -201,6 +201,36 @@ def test_a_state_may_begin_at_any_step() -> None:
     assert run(state, "F1.10") == [activation(2, 10)]
 
 
+def test_work_that_may_come_in_pieces_has_no_head_until_it_was_told() -> None:
+    state = state_of(rank=1, policy="zb-h1")
+    for number in range(2):
+        state.deliver(activation(1, number))
+        run(state, f"F1.{number}")
+        state.deliver(gradient(1, number))
+        run(state, f"I1.{number}")
+    first = Task.parse("W1.0")
+    assert state.pick() == first
+    assert state.start(first, None) == []
+    assert state.pick() is None, "whether it was all of W1.0 is not known"
+    with pytest.raises(IllegalMove, match=r"W1.0 cannot start: it runs"):
+        state.start(first)
+    with pytest.raises(IllegalMove, match=r"W1.0 cannot finish"):
+        state.finish(first)
+    with pytest.raises(IllegalMove, match=r"W1.1 cannot be told"):
+        state.tell(Task.parse("W1.1"), more=False)
+    with pytest.raises(IllegalMove, match="cannot complete buckets"):
+        state.tell(first, more=True, completes=[3])
+    state.tell(first, more=True)
+    assert state.held == 2
+    assert str(state.pick()) == "W1.0/1"
+    state.finish(first)
+    state.start(Task.parse("W1.0/1"), None)
+    state.tell(Task.parse("W1.0/1"), more=False)
+    with pytest.raises(IllegalMove, match=r"W1.0/1 cannot be told"):
+        state.tell(Task.parse("W1.0/1"), more=False)
+    assert (str(state.pick()), state.held) == ("W1.1", 1)
+
+
 def test_a_weight_gradient_stays_the_head_until_its_last_piece_and_others_run_in_between() -> None:
     state = state_of(rank=1, policy="zb-h1")
     for number in range(2):

@@ -1,0 +1,250 @@
+"""Plants faults in the device path, one at a time, and says which of them the simulated accelerator
+finds; see scripts/device_mutants."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from tests.mpi.jobs import DEVICE
+
+from .simulated import NAME
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU, OURS = "tests.gpu.cases", "tests.device.cases"
+LARGE = "case_large_activations_have_the_bits"
+HANDS = "case_memory_that_changes_hands_is_recorded"
+
+
+class Mutant(NamedTuple):
+    """A fault.
+
+    Args:
+        fault: what is wrong, in words.
+        file: file that it is planted in.
+        old, new: what is replaced, found once, and by what.
+        module, case, ranks: what is to find it.
+    """
+
+    fault: str
+    file: str
+    old: str
+    new: str
+    module: str
+    case: str
+    ranks: int = 2
+
+
+MUTANTS = [
+    Mutant(
+        "what was on the sender's host is put on the device",
+        "axrt/transport/staging.py",
+        "tensor if layout.spec.on_host else self._placed(tensor)",
+        "self._placed(tensor)",
+        GPU,
+        "case_clipping_has_the_bits",
+    ),
+    Mutant(
+        "what leaves waits for the tail of the stream",
+        "axrt/transport/staging.py",
+        "self._out.after(after)",
+        "self._out.stream.wait_stream(current_stream(self._device))",
+        OURS,
+        "case_no_copy_waits_for_later_tasks",
+    ),
+    Mutant(
+        "queues do not wait for each other",
+        "axrt/queues.py",
+        "            self.stream.wait_event(moment.event)",
+        "            pass",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "what has arrived is not recorded on the stream that computes",
+        "axrt/transport/staging.py",
+        "            tensor.record_stream(current_stream(self._device))",
+        "            pass",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "what has arrived is ready at once",
+        "axrt/transport/mpi.py",
+        "        return one.ready.passed()",
+        "        return True",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "what leaves is ready at once",
+        "axrt/transport/staging.py",
+        "ready if on_device else NOW",
+        "NOW",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "pinned memory comes back while it is copied from",
+        "axrt/transport/staging.py",
+        "_Kept(moment, tensors) if on_device",
+        "moment if on_device",
+        GPU,
+        "case_every_kind_of_policy_has_the_bits_of_plain_torch",
+    ),
+    Mutant(
+        "losses are read at launch",
+        "axrt/workers/losses.py",
+        "        self._on_device[number] = loss.to(",
+        '        float(loss.to("cpu"))\n        self._on_device[number] = loss.to(',
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "norms are read at launch",
+        "axrt/store/bucket.py",
+        'norms.to("cpu", non_blocking=True)',
+        'norms.to("cpu", non_blocking=True).clone()',
+        GPU,
+        "case_clipping_has_the_bits",
+    ),
+    Mutant(
+        "a task has ended when it is launched",
+        "axrt/compute.py",
+        "while self._running and self._running[0][1].passed():",
+        "while self._running:",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "tasks do not wait for the user's stream",
+        "axrt/queues.py",
+        "        self.stream.wait_stream(users)\n",
+        "",
+        OURS,
+        "case_what_the_user_has_launched_before_comes_first",
+        1,
+    ),
+    Mutant(
+        "the user's own batches are not recorded",
+        "axrt/handover.py",
+        "            _record(placed)",
+        "            pass",
+        OURS,
+        HANDS,
+        1,
+    ),
+    Mutant(
+        "what the user gets is not recorded",
+        "axrt/handover.py",
+        "            _record(flatten(payload)[1])",
+        "            pass",
+        OURS,
+        HANDS,
+    ),
+    Mutant(
+        "given weights are taken over on the user's stream",
+        "axrt/trainer.py",
+        "with self._rank.loop.computing(), torch.no_grad():",
+        "with torch.no_grad():",
+        OURS,
+        HANDS,
+    ),
+    Mutant(
+        "batches are copied on the stream that computes, from where they are",
+        "axrt/handover.py",
+        "        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()",
+        "        pinned = tensor",
+        GPU,
+        LARGE,
+        1,
+    ),
+    Mutant(
+        "tasks do not wait for the batch",
+        "axrt/handover.py",
+        "        self._compute.queue.after(moment)\n",
+        "",
+        GPU,
+        LARGE,
+        1,
+    ),
+    Mutant(
+        "memory that MPI writes to is filled when it already does",
+        "axrt/transport/staging.py",
+        "            self._in.drain()  # they fill memory that is allocated",
+        "            pass",
+        OURS,
+        "case_a_library_that_may_touch_the_device_does",
+    ),
+    Mutant(
+        "small tensors for the device arrive in memory that is not pinned",
+        "axrt/transport/staging.py",
+        "        return self._pinned.take(layout.num_bytes, layout.shaped)",
+        "        return layout.allocate(CPU)",
+        GPU,
+        LARGE,
+    ),
+    Mutant(
+        "ranks of one process do not wait for each other's streams",
+        "axrt/transport/local.py",
+        "    wait_on_device(one.after)\n",
+        "",
+        OURS,
+        "case_ranks_in_one_process_wait_for_each_others_streams",
+        1,
+    ),
+]
+
+
+def found(mutant: Mutant, mpirun: str) -> bool:
+    """Plant a fault in a copy of the project, and run what is to find it."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "axrt"
+        for name in ("axrt", "scheduler", "offload", "tests"):
+            shutil.copytree(ROOT / name, tree / name, symlinks=True)
+        file = tree / mutant.file
+        text = file.read_text()
+        assert text.count(mutant.old) == 1, f"{mutant.fault}: not once in {mutant.file}"
+        file.write_text(text.replace(mutant.old, mutant.new))
+        return not _holds(tree, mutant, mpirun)
+
+
+def _holds(tree: Path, mutant: Mutant, mpirun: str) -> bool:
+    out = tree / "out.json"
+    command = [mpirun, "-n", str(mutant.ranks), sys.executable, "-m", "tests.mpi.runner"]
+    environment = {**os.environ, DEVICE: NAME, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    try:
+        ended = subprocess.run(
+            [*command, mutant.module, str(out), mutant.case],
+            cwd=tree,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=200,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return ended.returncode == 0
+
+
+@click.command()
+@click.option("--mpirun", default="mpirun", help="the launcher")
+@click.option("--only", default="", help="faults whose words contain this")
+def main(mpirun: str, only: str) -> None:
+    """Say which faults are found."""
+    missed = 0
+    for mutant in MUTANTS:
+        if only in mutant.fault:
+            is_found = found(mutant, mpirun)
+            missed += not is_found
+            print(f"{'found ' if is_found else 'MISSED'}  {mutant.fault}", flush=True)
+    sys.exit(missed > 0)
+
+
+if __name__ == "__main__":
+    main()
