@@ -32,9 +32,7 @@ def in_a_directory(tmp_path: Path) -> None:
         (tmp_path / "bin" / name).chmod(0o755)
 
 
-def ended(
-    folder: Path, srun: int, axrt: int | None, told: signal.Signals | None = None
-) -> tuple[int, bool]:
+def ended(folder: Path, srun: int, axrt: int | None, *told: signal.Signals) -> tuple[int, bool]:
     """With which code the script ends, and whether it has queued the job again."""
     standin = {
         "STANDIN_SRUN": str(srun),
@@ -53,7 +51,9 @@ def ended(
     if told:
         while not (folder / "ready").exists():
             time.sleep(0.01)
-        script.send_signal(told)
+        for one in told:
+            script.send_signal(one)
+            time.sleep(0.005)  # so that the shell hears them in this order
     code = script.wait(30)
     return code, (folder / "told").exists() and (folder / "told").read_text() == "requeue 7\n"
 
@@ -115,6 +115,13 @@ def test_a_signal_to_the_script_reaches_the_step(
     tmp_path: Path, told: signal.Signals, srun: int, axrt: int | None, expected: tuple[int, bool]
 ) -> None:
     assert ended(tmp_path, srun, axrt, told) == expected
+
+
+def test_a_job_that_slurm_ends_is_not_queued_again_though_it_sends_both_signals(
+    tmp_path: Path,
+) -> None:
+    assert ended(tmp_path, 75, 75, signal.SIGTERM, signal.SIGUSR1) == (75, False)
+    assert ended(tmp_path, 75, 75, signal.SIGUSR1, signal.SIGTERM) == (75, False)
 
 
 def test_a_rank_may_be_lost_three_times_at_one_checkpoint_and_again_at_the_next(
