@@ -220,7 +220,12 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
     job = job_of(schedule, ranks)
     cuts = model.boundaries(job.stages, config.parallel.partition)
     refuse_shared_parameters(model, cuts)
-    job = replace(job, cuts=tuple(cuts), votes=config.optimizer.clip > 0)
+    job = replace(
+        job,
+        cuts=tuple(cuts),
+        votes=config.optimizer.clip > 0,
+        by_library=config.parallel.collectives == "library",
+    )
     return schedule, recomputing(job, config.memory.recompute)
 
 

@@ -177,6 +177,18 @@ class Parallel(_Section):
 
     pipe: int = _key(0, "ranks a pipeline; 0 = all ranks", least=0)
     data: int = _key(1, "replicas of the pipeline, each with its part of the data", least=1)
+    collectives: str = _key(
+        "parts",
+        "what adds gradients of replicas up: 'parts' = messages, in one order of summation; "
+        "'library' = NCCL or gloo",
+        choices=("parts", "library"),
+    )
+    activations: str = _key(
+        "mpi",
+        "what carries large activations and their gradients between stages: 'mpi'; 'library' = "
+        "NCCL or gloo",
+        choices=("mpi", "library"),
+    )
     rank_order: str = _key(
         "pipe",
         "what consecutive ranks are: 'pipe' = one pipeline, 'data' = the replicas of a stage",

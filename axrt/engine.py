@@ -24,6 +24,7 @@ from axrt.errors import (
     SaveError,
 )
 from axrt.exchange import Collected
+from axrt.groups import neighbours
 from axrt.launch import World, join
 from axrt.local_model import local_model
 from axrt.model.compiler import Compiler
@@ -104,6 +105,8 @@ class Engine:
             lr_schedule,
             compiler,
         )
+        if config.parallel.activations == "library":
+            self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
         self._trainer = Trainer(
             self._rank, self._job, self._model, config.optimizer.clip, self._await_later
         )

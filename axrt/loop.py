@@ -35,6 +35,7 @@ from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 from axrt.workers.worker import Workers
 
+_LOOK_S = 100e-6  # between two looks at work beside the device, such as a collective
 Reader = Callable[[int], list[tuple[Message, Any]]]
 
 
@@ -62,7 +63,8 @@ class Loop:
 
     Args:
         transport: transport to the other ranks.
-        queues: engines that run tasks, by the queue of their kind; that of the device computes.
+        queues: engines that run tasks, by the queue of their kind. That of the device computes;
+            what starts on others is over in no time on the host.
         mesh: map from coordinates to ranks of the job.
         hear: function that is called with (source rank, generation, note, payload) for every note
             that is not the loop's own.
@@ -106,7 +108,7 @@ class Loop:
             self._enter(session)
             moved = True
             while not done():
-                waiting = not moved and not any(one.busy for one in self._queues.values())
+                waiting = not moved and not self._compute.busy
                 if waiting:
                     self._wait(session.state)
                 else:
@@ -268,12 +270,16 @@ class Loop:
         return True
 
     def _start(self, session: Session) -> bool:
-        started = False
-        for queue in session.state.queues:
-            runs = self._queues[queue]
-            while runs.idle and (task := self._pick(session, queue)):
-                self._run(session, task, runs)
-                started = True
+        beside = [queue for queue in session.state.queues if queue is not OnDevice.COMPUTE]
+        started = [self._start_on(session, queue) for queue in beside]
+        # What follows from work beside the device leaves before a task that may take long.
+        return any(started) or self._start_on(session, OnDevice.COMPUTE)
+
+    def _start_on(self, session: Session, queue: Queue) -> bool:
+        started, runs = False, self._queues[queue]
+        while runs.idle and (task := self._pick(session, queue)):
+            self._run(session, task, runs)
+            started = True
         return started
 
     def _run(self, session: Session, task: Task, runs: Compute) -> None:
@@ -301,7 +307,7 @@ class Loop:
 
     def _pick(self, session: Session, queue: Queue) -> Task | None:
         """The task to start now; behind work that still runs on its queue no task is too early."""
-        if not session.state.may_be_early:
+        if queue is not OnDevice.COMPUTE or not session.state.may_be_early:
             return session.state.pick(queue)
         if self._queues[queue].busy:
             self._linger.end()
@@ -312,7 +318,9 @@ class Loop:
     def _patience_s(self) -> float:
         """Seconds that it is worth waiting for a message."""
         until_s = self._linger.until
-        return inf if until_s is None else max(until_s - time.perf_counter(), 0.0)
+        if until_s is not None:
+            return max(until_s - time.perf_counter(), 0.0)
+        return _LOOK_S if any(one.busy for one in self._queues.values()) else inf
 
     def _finish(self, session: Session) -> bool:
         finished = [(one, task) for one in self._queues.values() for task in one.finished()]

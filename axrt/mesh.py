@@ -43,8 +43,8 @@ class Mesh:
                 else "parallel.data = 1 and parallel.pipe = 0"
             )
             raise ConfigError(
-                f"{size} ranks do not factor into parallel.pipe x parallel.data = {pipe or 'any'} "
-                f"x {data}. "
+                f"{size} rank{'s' * (size > 1)} do{'es' * (size == 1)} not factor into "
+                f"parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
                 f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
             )
         return cls(rank, pipe or size // data, data, order)

@@ -19,7 +19,6 @@ FITTING = (
 )
 _OWN_OF_MPICH = ("PMI_RANK", "PMI_FD", "PMI_PORT")
 _NAMES = ("libmpi.so", "libmpi_abi.so", "libmpich.so")
-# What libraries answer whether they may touch memory of CUDA, ROCm and oneAPI devices.
 # The questions that a library answers about a device's memory, by type of device in torch's words;
 # torch says "cuda" for ROCm as well.
 _CUDA = ("MPIX_Query_cuda_support",)

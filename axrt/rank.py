@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from axrt.compute import compute_on
+from axrt.compute import Compute, compute_on
 from axrt.config import Config
 from axrt.device import agreed, identity
 from axrt.exchange import Exchange
@@ -23,9 +23,13 @@ from axrt.note import MAIN, Note, Topic
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
+from axrt.queues import Inline
 from axrt.scheduler.rules import OnDevice
 from axrt.threads import threads_of, usable_cores
 from axrt.transport import Transport
+from axrt.transport.collectives import CollectiveQueue
+
+_MANY = 1 << 30  # collectives of a rank may be under way
 
 
 class Rank:
@@ -45,6 +49,7 @@ class Rank:
         transport: transport to the other ranks.
         trace: record of the tasks and pauses in the steps that are traced.
         handover: border between the user's tensors and those of tasks.
+        collective_queue: queue of the library's collectives.
         loop: loop that runs sessions.
         exchange: notes between ranks.
         hears: function that hears the notes of a topic, by topic; the exchange hears all others.
@@ -84,10 +89,15 @@ class Rank:
             *((self.trace,) * (config.run.trace_steps > 0)),
         )
         compute = compute_on(self.device)
+        self.collective_queue = CollectiveQueue(self.device)
         self.handover = Handover(self.device, compute)
         self.loop = Loop(
             self.transport,
-            {OnDevice.COMPUTE: compute},
+            {
+                OnDevice.COMPUTE: compute,
+                OnDevice.COLLECTIVES: Compute(self.collective_queue, _MANY),
+                OnDevice.TURNS: Compute(Inline()),
+            },
             self.mesh,
             self._hear,
             self.handover.taken,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from axrt.exchange import Collected
+from axrt.groups import groups_on
 from axrt.local_model import LocalModel
 from axrt.loop import Session
 from axrt.losses import Losses
@@ -24,6 +25,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.state import RankState
 from axrt.store.bucket import Norms, total_norm
+from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.stages import StageWorker
@@ -50,6 +52,7 @@ class Trainer:
     def __init__(self, rank: Rank, job: Job, model: LocalModel, clip: float, wait: Wait) -> None:
         self._rank, self._job, self._model, self._clip, self._wait = rank, job, model, clip, wait
         self._evaluation = job.evaluation()
+        self._groups = groups_on(rank, job, model.copies)
         self._generation = 0
         self._read_first: dict[int, str] = {}
         self._tells_first_read = job.replicas > 1
@@ -110,6 +113,10 @@ class Trainer:
             mail,
             lambda message, rooms: transport.expect(generation, message, rooms),
             transport.still_reads,
+            self._groups,
+        )
+        collectives = CollectiveWorker(
+            model.buckets, self._groups, self._rank.collective_queue, mail
         )
         stepping = SteppingWorker(
             self._job,
@@ -121,8 +128,12 @@ class Trainer:
             self._tell_norms,
         )
         stages = StageWorker(self._job, model.stages, mail, gradients)
-        hears = {Meaning.LOSS: stepping.hear_losses, Meaning.VOTE: stepping.hear_vote}
-        workers = Workers(mail, [stages, gradients, stepping], hears)
+        hears = {
+            Meaning.LOSS: stepping.hear_losses,
+            Meaning.VOTE: stepping.hear_vote,
+            Meaning.TURN: collectives.hear_turn,
+        }
+        workers = Workers(mail, [stages, gradients, collectives, stepping], hears)
         state = RankState(
             self._job,
             mesh.pipe_rank,

@@ -51,7 +51,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     between = fmean(_between_tasks(line) or [0.0])
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
-        reduce=_once_a_step(line, Kind.REDUCE),
+        reduce=_once_a_step(line, Kind.REDUCE) + _once_a_step(line, Kind.COLLECT),
         step=_once_a_step(line, Kind.STEP),
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),

@@ -37,6 +37,8 @@ class Job:
         recomputed: number of first layers of a stage that run forward again before a backward
             (activation checkpointing), by stage; stages without any are left out.
         votes: True if optimizer steps wait for the norm of all gradients (gradient clipping).
+        by_library: True if a library's collectives add gradients up, where each copy of a bucket
+            has a rank of its own; False: messages do.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -49,6 +51,7 @@ class Job:
     cuts: tuple[int, ...] = ()
     recomputed: Mapping[int, int] = field(default_factory=dict)
     votes: bool = False
+    by_library: bool = False
     trains: bool = True
 
     def __post_init__(self) -> None:
@@ -98,7 +101,12 @@ class Job:
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
         caps."""
         return replace(
-            self, placement=self.placement.first_pipe, policy=Nested(), votes=False, trains=False
+            self,
+            placement=self.placement.first_pipe,
+            policy=Nested(),
+            votes=False,
+            by_library=False,
+            trains=False,
         )
 
     def step_of(self, number: int) -> tuple[int, int]:

@@ -44,17 +44,26 @@ class Meaning(Vocabulary):
     SUM = "sum", Counts.STEPS, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True
+    # A copy of the bucket has its own gradient, for the library to add up.
+    READY = "ready", Counts.STEPS, Load.WORD, False, True
+    # The number says when the bucket's collective is issued, counted over the group of ranks.
+    TURN = "turn", Counts.STEPS, Load.WORD, False, True
     # The norm of all gradients is known.
     VOTE = "vote", Counts.STEPS
     # A reader has no more; the number says how many microbatches there are in all.
     END = "end", Counts.MICROBATCHES
 
     def __init__(
-        self, notation: str, counts: Counts, load: Load = Load.WORD, for_the_host: bool = False
+        self,
+        notation: str,
+        counts: Counts,
+        load: Load = Load.WORD,
+        for_the_host: bool = False,
+        of_a_bucket: bool = False,
     ) -> None:
         self.counts_steps = counts is Counts.STEPS
         self.load = load
-        self.of_a_bucket = load is Load.SHARD
+        self.of_a_bucket = of_a_bucket or load is Load.SHARD
         self.for_the_host = for_the_host
 
 

@@ -126,11 +126,18 @@ class Costs:
         return max(of_ranks) / placement.pipes
 
 
+def _ring(costs: Costs, copies: int) -> float:
+    """The time on the way of an all-reduce by a library, as of a ring: what the same bucket's parts
+    and sums take."""
+    latency, bandwidth = costs.edge
+    return 2 * (copies - 1) * (latency + costs.bucket / copies / bandwidth)
+
+
 class _Durations:
-    """Durations of tasks of one pipe, with factors drawn once for each stage, kind and
+    """Durations of tasks of one of several pipes, with factors drawn once for each stage, kind and
     microbatch."""
 
-    def __init__(self, costs: Costs, placement: Placement, pipe: int) -> None:
+    def __init__(self, costs: Costs, placement: Placement, pipe: int, pipes: int) -> None:
         self._costs = costs
         self._pipe = pipe
         replica, of_replica = divmod(pipe, placement.pipes)
@@ -138,7 +145,12 @@ class _Durations:
         self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[AnyKind, int], float] = {}
-        self._once_a_step = {Kind.STEP: costs.step, Kind.REDUCE: costs.reduce, **costs.others}
+        self._once_a_step = {
+            Kind.STEP: costs.step,
+            Kind.REDUCE: costs.reduce,
+            Kind.COLLECT: costs.reduce + _ring(costs, pipes),
+            **costs.others,
+        }
         for stage in range(placement.stages):
             slow = costs.stragglers.get(
                 replica * placement.ranks + placement.rank_of(stage, of_replica), 1.0
@@ -195,7 +207,9 @@ class _Simulation:
 
     def __init__(self, job: Job, costs: Costs, features: Sequence[Feature] | None) -> None:
         self._placement, self._costs = job.placement, costs
-        self._durations = [_Durations(costs, job.placement, pipe) for pipe in range(job.pipes)]
+        self._durations = [
+            _Durations(costs, job.placement, pipe, job.pipes) for pipe in range(job.pipes)
+        ]
         self.end = None if job.trains else job.microbatches
         self.states = [
             RankState(job, rank, replica=replica, features=features)

@@ -32,9 +32,11 @@ from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
 from .rules import Feature, OnDevice, Queue, Row, features_of
+from .rules.collectives import groups_of
 from .rules.row import always
 from .table import Entry, Table
 from .task import AnyKind, Kind, Task
+from .turns import turns_of
 
 
 class IllegalMove(AssertionError):
@@ -120,10 +122,16 @@ class RankState:
         # The buckets of a stage that pieces of the task at its head have completed.
         self._completed: dict[int, set[int]] = {stage: set() for stage in stages}
         self.pipe_of = {stage: job.pipe_of(replica, rank, stage) for stage in stages}
+        buckets = buckets or {
+            stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in self.pipe_of
+        }
+        mine = {stage: buckets[stage] for stage in stages}
+        self._groups = groups_of(job, mine)
+        self._turns = turns_of(self._groups, first_step)
         self._table = Table(
             job,
             [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()],
-            buckets or {stage: (copies_by_pipe(stage, 0, job.pipes),) for stage in stages},
+            buckets,
             features or features_of(job),
             job.microbatches if job.trains else UNLIMITED,
         )
@@ -233,6 +241,9 @@ class RankState:
         if message.meaning is Meaning.END:
             self._hear_end(message)
             return
+        if message.meaning is Meaning.TURN:
+            self._hear_turn(message)
+            return
         self._addressed(message).arrive(message.meaning, message.number)
         if message.meaning in self._table.wakers:
             self._look_again()
@@ -264,7 +275,9 @@ class RankState:
             ready += [
                 (row, head)
                 for row, head in heads
-                if self.job.first_of(head.microbatch) < self.asked and row.admitted(head, self)
+                if self.job.first_of(head.microbatch) < self.asked
+                and row.admitted(head, self)
+                and self._has_turn(row, head)
             ]
             self._look[queue] = bool(once)
         if len(ready) < 2:
@@ -328,6 +341,8 @@ class RankState:
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
         if (kind, stage) in self._untold:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
+        if not self._has_turn(entry.row, task):
+            raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
         if more is None and kind.in_pieces:
             self._untold[kind, stage] = task
             self._running[task] = entry, [], False
@@ -365,6 +380,8 @@ class RankState:
         kind, stage, number, _ = task
         row, lane, *_ = entry
         whole = lane.start(kind, more)
+        if row.in_turn:
+            self._turns[stage, task.part].take()
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
@@ -373,6 +390,9 @@ class RankState:
         follows = row.then(task) if whole else ()
         if row.completes is not None and self.job.ends_a_step(number):
             follows = [*follows, *self._leaving(row, task, whole, completes)]
+        if row.gives_turns:
+            turn = self._turns[stage, task.part].give()
+            follows = [message._replace(number=turn) for message in follows]
         here: list[Message] = []
         later: list[Message] = []
         for message in follows:
@@ -455,8 +475,30 @@ class RankState:
             ]
             if not (missing or entry.row.fills or entry.row.admitted(head, self)):
                 missing = [Lack(head, ROOM, None)]
+            if not (missing or self._has_turn(entry.row, head)):
+                missing = [self._earlier_turn(entry, head)]
             lacks += missing
-        return lacks
+        return lacks + [lack for task in self._running for lack in self._others_in(task)]
+
+    def _earlier_turn(self, entry: Entry, head: Task) -> Lack:
+        """The lack of a task whose turn is known, and not the one before it."""
+        (needed,) = entry.needs
+        return Lack(head, Meaning.TURN.value, self._owner(needed.lane, Meaning.TURN))
+
+    def _others_in(self, task: Task) -> list[Lack]:
+        """The ranks that a collective under way needs: it ends when all of them have joined."""
+        if not self._running[task][0].row.in_turn:
+            return []
+        return [
+            Lack(task, "its end", Coordinates(*place))
+            for place in self._groups[task.stage, task.part]
+            if place != (self.replica, self.rank)
+        ]
+
+    def _has_turn(self, row: Row, task: Task) -> bool:
+        """The task needs no turn, or the next one of its group is for its bucket."""
+        which = task.stage, task.part
+        return not row.in_turn or self._turns[which].is_for(which)
 
     def _look_again(self) -> None:
         """Note an event for which work of once a step may have waited."""
@@ -488,6 +530,18 @@ class RankState:
                 f"the end was told before: {self.end} microbatches, and now {message.number}"
             )
         self.end = message.number if self.end is None else min(self.end, message.number)
+
+    def _hear_turn(self, message: Message) -> None:
+        """Take in whose turn it is, or will be: turns may overtake each other."""
+        which = message.stage, message.bucket
+        turns = self._turns.get(which) if self.is_here(message) else None
+        if turns is not None and turns.is_known(message.number):
+            raise IllegalMove(f"{message} has come before: {self._story(message.stage)}")
+        step = message.number if turns is None else turns.step_of(message.number)
+        self._addressed(message._replace(number=step)).arrive(Meaning.TURN, step)
+        if turns is not None:
+            turns.hear(message.number, which)
+        self._look_again()
 
     def _addressed(self, message: Message) -> Lane:
         """The lane that the message is for; refused where it cannot be true."""

@@ -71,6 +71,8 @@ class Kind(AnyKind):
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
     REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all copies' gradients
+    ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET  # given to all copies
+    COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET

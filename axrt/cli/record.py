@@ -201,6 +201,7 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         for name, keys in now.as_dict().items()
         if name in ("model", "data", "optimizer", "precision")
     }
+    sections["parallel"] = {"collectives": now.parallel.collectives}
     sections["run"] = {"seed": now.run.seed, "steps": now.run.steps}
     found = [
         f"{section}.{key} {before[section][key]!r} -> {value!r}"
@@ -240,5 +241,14 @@ def _describe(engine: Engine) -> str:
     )
     return (
         f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on "
-        f"{engine.device}"
+        f"{engine.device}{_by_library(engine)}"
     )
+
+
+def _by_library(engine: Engine) -> str:
+    """What torch.distributed does in this run, where it does something."""
+    parallel = engine.config.parallel
+    gradients = parallel.collectives == "library" and engine.data_size > 1
+    activations = parallel.activations == "library" and engine.pipe_size > 1
+    what = ["gradients"] * gradients + ["large activations"] * activations
+    return f", {' and '.join(what)} by torch.distributed" if what else ""

@@ -195,7 +195,7 @@ def _show_others(others: Sequence[dict[str, Any]], run: Run) -> None:
             f"All of them recompute as the run did (memory.recompute = {run.recompute!r}), which "
             "held does not show."
         )
-    counted = any(span.task.kind is Kind.REDUCE for span in run.line.spans)
+    counted = any(span.task.kind in (Kind.REDUCE, Kind.COLLECT) for span in run.line.spans)
     if not counted and any(one["copies"] > 1 for one in others):
         click.echo(
             "What two copies of the weights cost to add up is not known from this run, and not "

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from axrt.scheduler.rules.collectives import BESIDE
 from axrt.scheduler.task import Task
 from axrt.scheduler.timeline import Pause, Span
 
@@ -65,10 +66,11 @@ class Trace(Observer):
 
     def finished(self, task: Task) -> None:
         if task in self._started:
-            now = self._now()
-            self.spans.append(
-                Span(self._place, task, max(self._started.pop(task), self._free), now)
-            )
+            began, now = self._started.pop(task), self._now()
+            if task.kind in BESIDE:
+                self.spans.append(Span(self._place, task, began, now))
+                return
+            self.spans.append(Span(self._place, task, max(began, self._free), now))
             self._free = now
 
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:

@@ -33,8 +33,8 @@ from .state import ParameterState, restore_state, saved_state
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
 Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
-# a copy's shards of a gradient; which parameters have one, None where all do
-Part = tuple[Shards, list[bool] | None]
+Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
+Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
 # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 Norms = tuple[Tensor, Tensor]
 
@@ -222,8 +222,7 @@ class Bucket:
             Views of the gradient, lent until the sums of copy `to` have come; and the parameters
             that have a gradient, None where all do.
         """
-        mask = None if all(self._used) else list(self._used)
-        return self._shards_of(self.copies.index(to)), mask
+        return self._shards_of(self.copies.index(to)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
@@ -236,11 +235,22 @@ class Bucket:
         own = self._shards_of(self.copies.index(self.me))
         for total, *of_copies in zip(own, *[of_copy for of_copy, _ in parts], strict=True):
             _add_up(of_copies, total)
-        masks = [mask for _, mask in parts if mask is not None]
-        self._used = [
-            len(masks) < len(parts) or any(used) for used in zip(*masks, strict=True)
-        ] or [True] * len(self._parameters)
+        self.set_used(used_by_any([used for _, used in parts]))
         return own
+
+    @property
+    def used(self) -> Used:
+        """The parameters that have a gradient, on this copy or on any that was added up."""
+        return None if all(self._used) else list(self._used)
+
+    def set_used(self, used: Used) -> None:
+        """Note which parameters have a gradient on some copy."""
+        self._used = [True] * len(self._parameters) if used is None else used
+
+    def show_sum(self) -> None:
+        """Make what is in the gradient's memory the gradient: the library has added it up there. A
+        parameter that no copy has used keeps none."""
+        self._show_gradients()
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
         """For every other copy its index, and the memory of the gradient that its sums belong
@@ -378,6 +388,12 @@ class Bucket:
     @property
     def _name_of(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.named}
+
+
+def used_by_any(masks: Sequence[Used]) -> Used:
+    """The parameters that have a gradient on some copy."""
+    found = [mask for mask in masks if mask is not None]
+    return [any(used) for used in zip(*found, strict=True)] if len(found) == len(masks) else None
 
 
 def _start(tensor: Tensor) -> int:

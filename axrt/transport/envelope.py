@@ -1,7 +1,9 @@
 """The form of a parcel on the wire; the same bytes under every transport.
 
-    envelope     header | description | the bytes of its small tensors, one after the other
+    envelope     way | header | description | the bytes of its small tensors, one after the other
     beside it    each large tensor, straight from the sender's memory into the receiver's
+
+The way, one byte, says whether large tensors come by MPI or by a library (`lines.py`).
 
 The header says
 
@@ -31,9 +33,11 @@ from .transport import Parcel
 from .wire import Layout, Spec, dense, describe, read_description
 
 _HEADER = struct.Struct("<iBiqiiI")
+BY_MPI, BY_LINE = b"\0", b"\1"
 _WORDS: tuple[Vocabulary, ...] = (*Meaning, *Topic)
 _CODE_OF = {word: code for code, word in enumerate(_WORDS)}
 _NOWHERE = (0, 0, 0, 0)
+_WAY_BYTES = 1
 _SMALL_BYTES = 32 * 1024
 
 
@@ -98,11 +102,16 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
     return head, [dense(tensor) for tensor in tensors]
 
 
-def seal(head: bytes, tensors: list[Tensor]) -> bytes:
+def seal(head: bytes, tensors: list[Tensor], way: bytes = BY_MPI) -> bytes:
     """The envelope, made of the result of `pack`; it reads the small tensors' memory now."""
     return b"".join(
-        [head, *[_memory_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
+        [way, head, *[_memory_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
     )
+
+
+def is_by_line(envelope: bytearray) -> bool:
+    """Its large tensors come by a library."""
+    return envelope.startswith(BY_LINE)
 
 
 def open_envelope(
@@ -116,9 +125,9 @@ def open_envelope(
             device; called in the order in which they come.
         landings: memory that waits for certain messages.
     """
-    generation, code, *address, length = _HEADER.unpack_from(envelope)
-    at = _HEADER.size + length
-    skeleton, layouts = read_description(bytes(envelope[_HEADER.size : at]))
+    generation, code, *address, length = _HEADER.unpack_from(envelope, _WAY_BYTES)
+    at = _WAY_BYTES + _HEADER.size + length
+    skeleton, layouts = read_description(bytes(envelope[at - length : at]))
     word = _WORDS[code]
     message = Message(word, *address) if isinstance(word, Meaning) else Note(word, *address[:2])
     tensors: list[Tensor] = []

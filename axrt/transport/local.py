@@ -12,11 +12,12 @@ is raised as `Stuck` rather than waited for.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from random import Random
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from axrt.device import CPU
@@ -24,8 +25,10 @@ from axrt.note import Topic
 from axrt.queues import NOW, Moment, moment_of, wait_on_device
 from axrt.scheduler.task import Vocabulary
 
+from .collectives import Collectives
 from .envelope import is_large, open_envelope, pack, seal
 from .landing import Landings
+from .local_collectives import LocalCollectives, Meeting
 from .transport import Parcel, share_memory
 
 T = TypeVar("T")
@@ -62,6 +65,7 @@ class LocalWorld:
         self.size = size
         self.random = Random(seed)
         self.mail: list[list[_UnderWay]] = [[] for _ in range(size)]
+        self.meetings: dict[tuple[tuple[int, ...], int], Meeting] = {}
         self.blocked = [False] * size
         self._alive = [True] * size
         self._failed = False
@@ -179,6 +183,12 @@ class LocalTransport:
         arrived = [(mail[place].source, _received(mail[place], self._landings)) for place in places]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
+
+    def collectives(self, device: torch.device) -> Collectives:
+        return LocalCollectives(self.rank, self._world.meetings)
+
+    def open_lines(self, device: torch.device, peers: Collection[int]) -> None:
+        pass
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         return any(

@@ -15,18 +15,22 @@ all that the two touch.
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from mpi4py import MPI
 from torch import Tensor
 
 from axrt.errors import PeerLostError
 from axrt.note import News
-from axrt.queues import NOW, Moment
+from axrt.queues import NOW, Moment, wait_for
 
-from .envelope import Arriving, is_large, open_envelope, seal
+from .collectives import LibraryCollectives
+from .envelope import BY_LINE, BY_MPI, Arriving, is_by_line, is_large, open_envelope, seal
 from .landing import Landings
+from .lines import Lines
 from .progress import Progress
 from .staging import InPlace, Leaving, Staging
 from .transport import Parcel, share_memory
@@ -44,6 +48,13 @@ _TURN_S = (
 )
 
 
+class _Going(NamedTuple):
+    """A parcel on its way out, and the lines that carry its large tensors; None: MPI does."""
+
+    leaving: Leaving
+    lines: Lines | None
+
+
 @dataclass(slots=True)
 class _Coming:
     """A parcel whose envelope is here and whose tensors are not.
@@ -51,13 +62,17 @@ class _Coming:
     Args:
         source: rank that has sent it.
         arriving: the envelope, opened.
+        staging: what makes its tensors ready.
         requests: receives of its large tensors.
+        by_line: end of those of the library.
         ready: moment at which tasks may use its tensors; None while they are not staged.
     """
 
     source: int
     arriving: Arriving
+    staging: Staging
     requests: list[MPI.Request]
+    by_line: Moment
     ready: Moment | None = None
 
 
@@ -84,11 +99,14 @@ class MpiTransport:
         self._staging = staging or InPlace()
         self._piece_bytes = piece_bytes
         # Parcels that are not ready, by the rank that they are for, in order.
-        self._going: dict[int, deque[Leaving]] = {}
+        self._going: dict[int, deque[_Going]] = {}
         self._sending: list[MPI.Request] = []
         self._lent: list[
             object
         ] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._library: LibraryCollectives | None = None
+        self._lines: Lines | None = None
+        self._sending_by_line: list[tuple[Moment, list[Tensor]]] = []  # and what it reads from
         self._large_sending = 0  # how many of them are pieces of large tensors
         self._status = MPI.Status()
         self._envelopes: dict[
@@ -108,12 +126,13 @@ class MpiTransport:
         )
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
-        leaving = self._staging.outgoing(parcel, after)
+        lines = self._lines if self._lines and self._lines.takes(rank, parcel.message) else None
+        leaving = (lines.staging if lines else self._staging).outgoing(parcel, after)
         with self._lock:
             if rank in self._going or not leaving.ready.passed():
-                self._going.setdefault(rank, deque()).append(leaving)
+                self._going.setdefault(rank, deque()).append(_Going(leaving, lines))
             else:
-                self._isend(rank, leaving)
+                self._isend(rank, leaving, lines)
             self._tell_progress()
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
@@ -128,6 +147,17 @@ class MpiTransport:
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
         with self._lock:
             self._landings.expect(generation, message, rooms)
+
+    def collectives(self, device: torch.device) -> LibraryCollectives:
+        # Kept, and with it the store where groups meet: rank 0 may have no group itself.
+        if self._library is None:
+            self._library = LibraryCollectives(self.rank, device, self._comm.bcast)
+        return self._library
+
+    def open_lines(self, device: torch.device, peers: Collection[int]) -> None:
+        # With the lock: a peer that is ready first may send already, and the thread would open it.
+        with self._lock:
+            self._lines = Lines(self.collectives(device), device, self.rank, peers)
 
     def _look(self) -> None:
         """Let large messages move on, from the thread; the rank's own thread comes first."""
@@ -175,7 +205,7 @@ class MpiTransport:
     def _moved(self) -> list[tuple[int, Parcel]]:
         """Let messages move on, large ones several times; the parcels that are complete."""
         for _ in range(_ROUNDS):
-            if self._sending:
+            if self._sending or self._sending_by_line:
                 self._let_go_of_sent()
             arrived = self._completed() if self._coming else []
             if arrived or not (self._coming or self._large_sending):
@@ -202,9 +232,10 @@ class MpiTransport:
         )
 
     def _is_lent(self, memory: Tensor) -> bool:
-        waiting = [leaving for going in self._going.values() for leaving in going]
+        waiting = [one.leaving for going in self._going.values() for one in going]
         lent = [tensor for leaving in waiting for tensor in leaving.lent]
         lent += [each for each in self._lent if isinstance(each, Tensor)]
+        lent += [tensor for _, tensors in self._sending_by_line for tensor in tensors]
         return any(share_memory(memory, tensor) for tensor in lent)
 
     @property
@@ -231,8 +262,14 @@ class MpiTransport:
         self.flush()
         self.stop()
         MPI.Request.Waitall(self._sending)
+        for moment, _ in self._sending_by_line:
+            wait_for(moment)
         self._sending.clear()
+        self._sending_by_line.clear()
         self._lent.clear()
+        self._lines = None
+        if self._library is not None:
+            self._library.close()
         self._comm.Free()
 
     def _send_what_is_ready(self) -> None:
@@ -240,34 +277,38 @@ class MpiTransport:
         order alone."""
         for rank in list(self._going):
             going = self._going[rank]
-            while going and going[0].ready.passed():
-                self._isend(rank, going.popleft())
+            while going and going[0].leaving.ready.passed():
+                self._isend(rank, *going.popleft())
             if not going:
                 del self._going[rank]
 
-    def _isend(self, rank: int, leaving: Leaving) -> None:
+    def _isend(self, rank: int, leaving: Leaving, lines: Lines | None) -> None:
         try:
-            self._isend_all(rank, leaving)
+            self._isend_all(rank, leaving, lines)
         except MPI.Exception as error:
             raise PeerLostError(
                 f"rank {rank} has gone: MPI can no longer send to it from rank {self.rank} "
                 f"({error})"
             ) from None
 
-    def _isend_all(self, rank: int, leaving: Leaving) -> None:
-        envelope = seal(leaving.head, leaving.tensors)
+    def _isend_all(self, rank: int, leaving: Leaving, lines: Lines | None) -> None:
+        envelope = seal(leaving.head, leaving.tensors, BY_LINE if lines else BY_MPI)
         self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
         self._lent.append(envelope)
-        for tensor in leaving.tensors:
-            if is_large(tensor.nbytes):
-                pieces = _pieces(tensor, self._piece_bytes)
-                self._sending += [
-                    self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces
-                ]
-                self._lent += [tensor] * len(pieces)
-                self._large_sending += len(pieces)
+        large = [tensor for tensor in leaving.tensors if is_large(tensor.nbytes)]
+        by_line, by_mpi = _parted(large, lines)
+        if lines and by_line:
+            self._sending_by_line.append((lines.send(rank, by_line), by_line))
+        for tensor in by_mpi:
+            pieces = _pieces(tensor, self._piece_bytes)
+            self._sending += [
+                self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces
+            ]
+            self._lent += [tensor] * len(pieces)
+            self._large_sending += len(pieces)
 
     def _let_go_of_sent(self) -> None:
+        self._sending_by_line = [one for one in self._sending_by_line if not one[0].passed()]
         done = MPI.Request.Testsome(self._sending)
         for place in sorted(done or (), reverse=True):
             self._large_sending -= isinstance(self._lent[place], Tensor)
@@ -299,13 +340,17 @@ class MpiTransport:
                 del self._envelopes[source]
 
     def _open(self, envelope: bytearray, source: int) -> _Coming:
-        arriving = open_envelope(envelope, self._staging.room_for, self._landings)
+        lines = self._lines if is_by_line(envelope) else None
+        staging = lines.staging if lines else self._staging
+        arriving = open_envelope(envelope, staging.room_for, self._landings)
+        by_line, by_mpi = _parted(arriving.large, lines)
         requests = [
             self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS)
-            for tensor in arriving.large
+            for tensor in by_mpi
             for piece in _pieces(tensor, self._piece_bytes)
         ]
-        return _Coming(source, arriving, requests)
+        moment = lines.receive(source, by_line) if lines and by_line else NOW
+        return _Coming(source, arriving, staging, requests, moment)
 
     def _completed(self) -> list[tuple[int, Parcel]]:
         coming, self._coming = self._coming, []
@@ -329,9 +374,19 @@ class MpiTransport:
                 ) from None
             one.requests = []
         if one.ready is None:
+            if not one.by_line.passed():
+                return False
             of = one.arriving
-            of.tensors, one.ready = self._staging.incoming(of.tensors, of.layouts)
+            of.tensors, one.ready = one.staging.incoming(of.tensors, of.layouts)
         return one.ready.passed()
+
+
+def _parted(tensors: Sequence[Tensor], lines: Lines | None) -> tuple[list[Tensor], list[Tensor]]:
+    """Large tensors that go by a line, and those that go by MPI."""
+    if lines is None:
+        return [], list(tensors)
+    by_line = [tensor for tensor in tensors if lines.carry(tensor)]
+    return by_line, [tensor for tensor in tensors if not lines.carry(tensor)]
 
 
 def _pieces(tensor: Tensor, piece_bytes: int) -> list[MPI.memory]:

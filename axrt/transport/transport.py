@@ -1,13 +1,16 @@
 """The contract of a transport: parcels go out at once and come in when polled; it knows nothing of
 their meaning."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from axrt.note import News
 from axrt.queues import NOW, Moment
+
+from .collectives import Collectives
 
 
 class Parcel(NamedTuple):
@@ -82,6 +85,15 @@ class Transport(Protocol):
             rooms: contiguous tensors whose memory is lent until the parcel has been polled, or for
                 good if it never comes.
         """
+        ...
+
+    def collectives(self, device: torch.device) -> Collectives:
+        """The library's collectives of tensors on a device; all ranks call it at the same time."""
+        ...
+
+    def open_lines(self, device: torch.device, peers: Collection[int]) -> None:
+        """Let large tensors of a device go by the library, to these ranks and from them; all ranks
+        call it at the same time. Where nothing has to travel it does nothing."""
         ...
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:

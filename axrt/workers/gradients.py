@@ -35,6 +35,7 @@ class GradientWorker(Worker):
             see `Transport.expect`.
         still_reads: function that says whether memory is still being sent, see
             `Transport.still_reads`.
+        by_library: stage and index of each bucket that a library adds up.
     Attributes:
         leaving_in_parts: stages with a bucket that may leave before others are complete.
     """
@@ -47,6 +48,7 @@ class GradientWorker(Worker):
         mail: Mail,
         land: Land,
         still_reads: StillReads,
+        by_library: Collection[tuple[int, int]] = (),
     ) -> None:
         self.leaving_in_parts = {
             stage
@@ -54,7 +56,7 @@ class GradientWorker(Worker):
             if len(of) > 1 and any(bucket.shared for bucket in of)
         }
         self._buckets, self._mail, self._land = buckets, mail, land
-        self._still_reads = still_reads
+        self._still_reads, self._by_library = still_reads, by_library
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
         self._senders: dict[tuple[BucketCopy, int], Bucket] = {
@@ -128,7 +130,8 @@ class GradientWorker(Worker):
             if number not in closed and (completed is None or number in completed):
                 bucket.close()
                 closed.add(number)
-                self._await_sums(bucket, step)
+                if (stage, number) not in self._by_library:
+                    self._await_sums(bucket, step)
         if completed is None:
             for bucket in self._buckets[stage]:
                 bucket.check_unchanged()
@@ -136,10 +139,11 @@ class GradientWorker(Worker):
 
     def part(self, message: Message) -> Any:
         """The payload of a message that brings a copy its part: its shards of this rank's gradient
-        of the bucket."""
+        of the bucket. Where the library adds up, which parameters have a gradient here."""
         to = BucketCopy(message.pipe, message.stage, message.bucket)
         _, copy = sender_of(message.number, self._copies[to])
-        return self._senders[to, copy].part_for(to)
+        bucket = self._senders[to, copy]
+        return bucket.part_for(to) if message.meaning is Meaning.PART else bucket.used
 
     def _await_sums(self, bucket: Bucket, step: int) -> None:
         """Let sums from other ranks arrive in the memory of the gradient."""
@@ -169,7 +173,9 @@ class GradientWorker(Worker):
     def take_sums(self, task: Task) -> None:
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
-        if bucket.shared:
+        if (task.stage, task.part) in self._by_library:
+            bucket.show_sum()
+        elif bucket.shared:
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
             # The task may start behind a reduce that has not ended.
             if (task.stage, task.part) in self._reducing or self._is_still_read(bucket):

@@ -99,7 +99,7 @@ class StageWorker(Worker):
             gradients = self._stages[stage].backward(number, given)
         self._end(task, piece)
         return lambda message: (
-            self._gradients.part(message) if message.meaning is Meaning.PART else gradients
+            self._gradients.part(message) if message.meaning.of_a_bucket else gradients
         )
 
     def _input(self, task: Task) -> Made:

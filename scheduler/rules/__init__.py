@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from ..job import Job
 from .clipping import clipping
+from .collectives import collectives
 from .evaluation import evaluation
 from .pipeline import pipeline
 from .recomputation import recomputation
@@ -18,4 +19,7 @@ Feature = Callable[[StageHere], Iterable[Row]]
 
 def features_of(job: Job) -> tuple[Feature, ...]:
     """The features that make the rows of a training, or of an evaluation."""
-    return (pipeline, recomputation, replicas, clipping) if job.trains else (evaluation,)
+    if not job.trains:
+        return (evaluation,)
+    by_library = (collectives,) if job.by_library else ()
+    return (pipeline, recomputation, replicas, *by_library, clipping)

@@ -3,7 +3,8 @@
     head          needs                                   then
     ------------  --------------------------------------  -------------------------------------
     reduce s.t/b  a part from each copy; only of        a sum to each copy
-                  buckets that are shared
+                  buckets that are shared, and not
+                  added up by a library
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
                   pipes; the vote where there is one      buckets of the stage have stepped
 
@@ -19,13 +20,14 @@ from ..job import Seat
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
+from .collectives import by_library, ready
 from .row import Need, Row, StageHere, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage; every copy keeps all of the optimizer's state."""
     for bucket, copies in enumerate(here.buckets):
-        if len(copies) > 1:
+        if len(copies) > 1 and not by_library(here.job, copies):
             parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket=bucket)
         # Buckets may leave and step before their stage's backward is done; the next step may not
@@ -45,6 +47,8 @@ def whole(here: StageHere, bucket: int) -> Need:
     copies = here.buckets[bucket]
     if len(copies) == 1:
         return Need(here.completes)
+    if by_library(here.job, copies):
+        return Need(Meaning.SUM, (here.seat,), bucket)
     return Need(Meaning.SUM, seats_of(copies), bucket)
 
 
@@ -61,10 +65,12 @@ def voted(here: StageHere) -> tuple[Need, ...]:
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
     """With a step's last microbatch, a message to each copy of a shared bucket: a part of its
-    gradient is there."""
+    gradient is there. Where the library adds up, one that this copy is ready."""
     if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
     step, _ = here.job.step_of(task.microbatch)
+    if by_library(here.job, here.buckets[bucket]):
+        return ready(here, bucket, step)
     return to_copies(Meaning.PART, here, bucket, step)
 
 

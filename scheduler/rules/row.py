@@ -21,9 +21,12 @@ class Queue(Enum):
 
 
 class OnDevice(Queue):
-    """The queues of a training and of an evaluation; there is one, the device's."""
+    """The queues of a training and of an evaluation: the device's tasks; the collectives of a
+    library that run beside them, and the turns that are given out for those."""
 
     COMPUTE = "compute"
+    COLLECTIVES = "collectives"
+    TURNS = "turns"
 
 
 class Need(NamedTuple):
@@ -91,6 +94,9 @@ class Row:
         fills: True if the work fills time and no other rank waits for it.
         opens: gate of the next step, which opens once every such row of the stage has started; None
             where the work opens none.
+        gives_turns: True if the messages that follow give out the group's next turn, which is then
+            their number.
+        in_turn: True if the work runs on the bucket's turn.
         in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
         held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
     """
@@ -106,6 +112,8 @@ class Row:
     early: Leave = never
     fills: bool = False
     opens: Gate | None = None
+    gives_turns: bool = False
+    in_turn: bool = False
     in_flight: int = 0
     held: int = 0
 

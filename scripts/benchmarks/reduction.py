@@ -1,7 +1,8 @@
 """What replicas cost; see scripts/bench_reduction.
 
-    cost     a step of two replicas with one large bucket, against the same step alone and against
-             raw MPI: an Allreduce, and the same exchange by hand
+    cost     a step of two replicas with one large bucket, by parts and by the library, against the
+             same step alone and against raw calls: the exchange of parts by hand, MPI's Allreduce
+             and gloo's
     many, one, apart
              a step of two replicas of pipelines of sleeping layers, in many buckets a stage and in
              one; and of the same pipelines alone. Each has processes of its own, since the engines
@@ -34,6 +35,8 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.allocator import keep_freed_memory
+from axrt.queues import wait_for
+from axrt.transport.collectives import LibraryCollectives
 from axrt.transport.local import LocalWorld
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,12 +83,17 @@ class Sleeps(torch.autograd.Function):
 
 
 def engine(
-    layers: list[Any], data: int, microbatches: int, alone: bool = False, bucket_mb: float = 1000
+    layers: list[Any],
+    data: int,
+    microbatches: int,
+    alone: bool = False,
+    bucket_mb: float = 1000,
+    collectives: str = "parts",
 ) -> axrt.Engine:
     """SGD without momentum: the step itself costs little."""
     config = {
         "schedule": {"microbatches": microbatches},
-        "parallel": {"data": data},
+        "parallel": {"data": data, "collectives": collectives},
         "run": {"device": "cpu"},
         "memory": {"bucket_mb": bucket_mb},
     }
@@ -111,33 +119,40 @@ def timed(call: Callable[[], object], comm: Any) -> float:
 
 
 def cost() -> dict[str, list[float]]:
-    """For each size the medians, in ms: what reduction adds to a step, the exchange by hand, and
-    MPI's own Allreduce."""
+    """For each size the medians, in ms: what reduction adds to a step, by parts and by the library,
+    the exchange by hand, and the Allreduce of MPI and of gloo."""
     from mpi4py import MPI
 
     comm, result = MPI.COMM_WORLD, {}
+    told = LibraryCollectives(comm.rank, torch.device("cpu"), comm.bcast)
+    gloo = told.group(range(comm.size))
     for mib in SIZES_MIB:
         with (
             engine([axrt.LayerSpec(Weighs, mib)], 2, 1) as both,
+            engine([axrt.LayerSpec(Weighs, mib)], 2, 1, collectives="library") as library,
             engine([axrt.LayerSpec(Weighs, mib)], 1, 1, alone=True) as single,
         ):
-            batches, by_hand, allreduce = (
+            batches, by_hand, allreduce, flat = (
                 items(comm.rank),
                 ByHand(comm, mib),
                 np.zeros(mib * MIB // 4, np.float32),
+                torch.zeros(mib * MIB // 4),
             )
             calls: dict[str, Callable[[], object]] = {
                 "both": lambda: both.train_batch(batches),  # noqa: B023
+                "library": lambda: library.train_batch(batches),  # noqa: B023
                 "single": lambda: single.train_batch(batches),  # noqa: B023
                 "by hand": by_hand.exchange,
                 "Allreduce": lambda: comm.Allreduce(MPI.IN_PLACE, allreduce),  # noqa: B023
+                "gloo": lambda: wait_for(gloo.all_reduce(flat, "zeros")),  # noqa: B023
             }
             times: dict[str, list[float]] = {name: [] for name in calls}
             for _ in range(STEPS):
                 for name, call in calls.items():
                     times[name].append(timed(call, comm))
         ms = {name: statistics.median(values[WARM:]) * 1e3 for name, values in times.items()}
-        result[str(mib)] = [ms["both"] - ms["single"], ms["by hand"], ms["Allreduce"]]
+        added = [ms[name] - ms["single"] for name in ("both", "library")]
+        result[str(mib)] = [*added, ms["by hand"], ms["Allreduce"], ms["gloo"]]
     return result
 
 
@@ -258,23 +273,25 @@ def spread(values: list[float], unit: str, digits: int = 1) -> str:
 def report(rounds: int, mpirun: str) -> None:
     costs = [measure("cost", 2, by(mpirun)) for _ in range(rounds)]
     print(
-        "a reduction between two ranks: what it adds to a step; the same exchange by hand; MPI's "
-        "Allreduce"
+        "a reduction between two ranks: what it adds to a step, by parts; by the library; the "
+        "exchange of parts by hand; MPI's Allreduce; gloo's"
     )
     for mib in map(str, SIZES_MIB):
         print(
             f"    {mib} MiB: "
-            + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(3))
+            + "; ".join(spread([of[mib][which] for of in costs], "ms", 2) for which in range(5))
         )
         rates = [
             int(mib) * MIB / (statistics.median(of[mib][which] for of in costs) / 1e3) / 1e9
-            for which in range(3)
+            for which in range(5)
         ]
         print("        in GB/s of gradient: " + ", ".join(f"{rate:.2f}" for rate in rates))
-        shares = [of[mib][2] / of[mib][0] for of in costs]
-        print(
-            f"        the rate of the Allreduce that the reduction reaches: {spread(shares, '', 2)}"
-        )
+        for name, raw, of_ours in (
+            ("MPI's Allreduce that parts reach", 3, 0),
+            ("gloo's that the library reaches", 4, 1),
+        ):
+            shares = [of[mib][raw] / of[mib][of_ours] for of in costs]
+            print(f"        share of the rate of {name}: {spread(shares, '', 2)}")
     for ranks in (2, 4, 8):
         report_hidden(rounds, by(mpirun), ranks)
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}

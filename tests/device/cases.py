@@ -30,6 +30,7 @@ from tests.engine.reference import (
 from tests.mpi.cases import of_one_rank, parcel, receive
 from tests.queue_contract import CHECKS, Keeper
 
+from . import library
 from .clocks import HOST
 from .simulated import NAME, accelerator
 
@@ -224,6 +225,35 @@ def case_a_library_that_may_touch_the_device_does(comm: "MPI.Comm") -> None:
         comm, lambda: train_in_plain_torch(perceptron(), batches, STEPS, device=DEVICE)
     )
     assert comm.rank > 0 or outcome == reference
+
+
+def case_a_device_without_a_library_is_refused(comm: "MPI.Comm") -> None:
+    for keys in ({"collectives": "library"}, {"activations": "library"}):
+        config = _configured(parallel={"data": comm.size, **keys})
+        with pytest.raises(axrt.LaunchError, match="has none for sim here"):
+            axrt.initialize(perceptron(), adamw, config=config, transport=MpiTransport(comm))
+
+
+def case_a_library_adds_up_and_carries(comm: "MPI.Comm") -> None:
+    """Two replicas of one stage, or two stages; also in buckets, with clipping, and evaluated
+    between steps."""
+    library.install()
+    large = {"collectives": "library", "activations": "library"}
+    for data in (1, 2):
+        if comm.size % data:
+            continue
+        outcomes = []
+        for parallel in ({}, large):
+            batches = random_batches((600, 16), classes=5, microbatches=MICROBATCHES * data)
+            transport, sample = MpiTransport(comm, Pinned(DEVICE)), batches(0)[0]
+            config = _configured(
+                parallel={"data": data, **parallel},
+                memory={"bucket_mb": 0.001},
+                optimizer={"clip": 0.5},
+            )
+            mine = train_on_a_rank(transport, perceptron(), batches, STEPS, config, sample=sample)
+            outcomes.append(together(comm.allgather(mine), data))
+        assert outcomes[0] == outcomes[1], data
 
 
 def case_ranks_in_one_process_have_the_bits(comm: "MPI.Comm") -> None:

@@ -18,6 +18,7 @@ from .simulated import NAME
 ROOT = Path(__file__).resolve().parents[2]
 GPU, OURS = "tests.gpu.cases", "tests.device.cases"
 LARGE = "case_large_activations_have_the_bits"
+LIBRARY = "case_a_library_adds_up_and_carries"
 HANDS = "case_memory_that_changes_hands_is_recorded"
 
 
@@ -82,12 +83,36 @@ MUTANTS = [
         LARGE,
     ),
     Mutant(
+        "what comes by a line is ready at once",
+        "axrt/transport/mpi.py",
+        "            if not one.by_line.passed():",
+        "            if False:",
+        OURS,
+        LIBRARY,
+    ),
+    Mutant(
+        "a collective has ended when it is issued",
+        "axrt/transport/collectives.py",
+        "        self._last = _All(self._issued)",
+        "        self._last = _All([])",
+        OURS,
+        LIBRARY,
+    ),
+    Mutant(
         "what leaves is ready at once",
         "axrt/transport/staging.py",
-        "ready if on_device else NOW",
+        "NOW if on_host else ready",
         "NOW",
         GPU,
         LARGE,
+    ),
+    Mutant(
+        "what has gaps is let go while it is laid out anew",
+        "axrt/transport/staging.py",
+        "[*sources, *tensors]",
+        "tensors",
+        OURS,
+        "case_what_has_gaps_leaves_whole",
     ),
     Mutant(
         "pinned memory comes back while it is copied from",
@@ -158,8 +183,8 @@ MUTANTS = [
     Mutant(
         "batches are copied on the stream that computes, from where they are",
         "axrt/handover.py",
-        "        pinned = tensor if tensor.is_pinned() else tensor.pin_memory()",
-        "        pinned = tensor",
+        "if is_on_host(tensor) and not tensor.is_pinned():",
+        "if False:",
         GPU,
         LARGE,
         1,

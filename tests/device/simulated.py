@@ -252,6 +252,15 @@ class Accelerator:
             self.clocks.wait_for_stream(stream, f"copy of memory that is not pinned, {_where()}")
         return target
 
+    def launch_on(self, stream: int, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+        """Launch an operation that no kernel of torch's does: a library's."""
+        what = f"a library, {_where()}"
+        self.clocks.launch(stream)
+        for tensor in reads:
+            self._touch(stream, tensor, False, what)
+        for tensor in writes:
+            self._touch(stream, tensor, True, what)
+
     def _touch(self, agent: int, tensor: Tensor, writes: bool, what: str) -> None:
         address = _address(tensor)
         if not self.clocks.knows(address):

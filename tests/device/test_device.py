@@ -5,7 +5,14 @@ import pytest
 from tests.mpi.jobs import said
 
 from . import cases
+from .mutants import MUTANTS, ROOT
 from .simulated import NAME, NoCompiler, built
+
+
+def test_every_fault_that_is_planted_has_its_place() -> None:
+    for mutant in MUTANTS:
+        text = (ROOT / mutant.file).read_text()
+        assert text.count(mutant.old) == 1, mutant.fault
 
 
 @pytest.mark.parametrize(

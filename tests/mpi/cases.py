@@ -19,10 +19,11 @@ from torch.nn.functional import cross_entropy
 import axrt
 from axrt.heartbeat import Heartbeat
 from axrt.payload import flatten
-from axrt.queues import Moment
+from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
-from axrt.transport.envelope import pack, seal
+from axrt.transport.envelope import is_large, pack, seal
+from axrt.transport.lines import Lines
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
 from axrt.transport.staging import InPlace, Leaving
@@ -637,6 +638,94 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
                 train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
             )
             assert there == here, (pipe, data, sections)
+
+
+def case_a_librarys_collectives_are_those_of_mpi(comm: "MPI.Comm") -> None:
+    """Each as MPI itself has it, on a group of all ranks and one of the first two."""
+    collectives = MpiTransport(comm).collectives(torch.device("cpu"))
+    for ranks in [tuple(range(comm.size)), (0, 1)]:
+        if comm.rank not in ranks:
+            continue
+        group, size = collectives.group(ranks), len(ranks)
+        mine = torch.arange(6.0 * size) * (comm.rank + 1)
+        total, own, all_of = mine.clone(), torch.zeros(6), [torch.zeros(6) for _ in ranks]
+        moments = [
+            group.all_reduce(total, "a sum"),
+            group.reduce_scatter(own, list(mine.chunk(size))),
+            group.all_gather(all_of, torch.full((6,), float(comm.rank))),
+        ]
+        for moment in moments:
+            wait_for(moment)
+        expected = torch.arange(6.0 * size) * sum(rank + 1 for rank in ranks)
+        assert torch.equal(total, expected)
+        assert torch.equal(own, expected.chunk(size)[comm.rank])
+        assert [shard[0].item() for shard in all_of] == list(ranks)
+    comm.Barrier()
+
+
+def case_what_goes_by_a_library_arrives_as_it_was(comm: "MPI.Comm") -> None:
+    """In the order of envelopes, in both directions at once, beside what MPI carries; also what was
+    sent before the lines were there."""
+    torch.manual_seed(7)
+    large = [torch.randn(50_000), torch.randn(300, 200).t(), torch.arange(40_000) > 5]
+    payloads = [*PAYLOADS.values(), *large, *PAYLOADS.values(), (large, torch.zeros(3), *large)]
+    others = {(comm.rank + by) % comm.size for by in (1, -1)}
+    transport, carry, carried = MpiTransport(comm), Lines.send, list[Tensor]()
+
+    def watched(lines: Lines, to: int, tensors: Sequence[Tensor]) -> Moment:
+        carried.extend(tensors)
+        return carry(lines, to, tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lines, "send", watched)
+        for number, payload in enumerate(payloads):
+            if number == len(payloads) // 2:
+                transport.open_lines(torch.device("cpu"), others)
+            for rank in others:
+                transport.send(rank, Parcel(0, Message(Meaning.ACTIVATION, 1, number), payload))
+    later = flatten(payloads[len(payloads) // 2 :])[1]
+    by_library = sum(is_large(tensor.nbytes) for tensor in later)
+    assert len(carried) == by_library * len(others) > 0
+    got: dict[int, dict[int, Any]] = {rank: {} for rank in others}
+    while any(len(of) < len(payloads) for of in got.values()):
+        for source, (_, message, payload) in transport.poll(wait_s=inf):
+            got[source][message.number] = payload
+    for of in got.values():
+        for number, payload in enumerate(payloads):
+            assert_same(of[number], payload, str(number))
+    comm.Barrier()
+    transport.close()
+
+
+def case_activations_by_a_library_have_the_bits(comm: "MPI.Comm") -> None:
+    batches = random_batches((600, 16), classes=5, microbatches=MICROBATCHES)
+    for policy in ("eager-1f1b", "zb-h1", "interleaved-1f1b"):
+        reference = train_in_plain_torch(perceptron(), batches, STEPS)
+        by_library = {"activations": "library"}
+        assert trained(comm, perceptron, batches, policy, parallel=by_library) == reference, policy
+
+
+def case_a_librarys_sums_are_those_of_parts(comm: "MPI.Comm") -> None:
+    """Of two replicas to the bit; torch's own reductions have another order of summation beyond."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+
+    def outcome(collectives: str, clip: float) -> Outcome:
+        config = configured(
+            MICROBATCHES,
+            parallel={"data": comm.size, "collectives": collectives},
+            memory={"bucket_mb": 0.001},
+            optimizer={"clip": clip},
+        )
+        mine = train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
+        return together(comm.allgather(mine), comm.size)
+
+    for clip in (0.0, 0.5):
+        parts, library = outcome("parts", clip), outcome("library", clip)
+        if comm.size == 2:
+            assert library == parts
+        torch.testing.assert_close(library.losses, parts.losses, rtol=1e-6, atol=1e-6)
+        for name, value in parts.parameters.items():
+            torch.testing.assert_close(library.parameters[name], value, rtol=1e-6, atol=1e-6)
 
 
 def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:

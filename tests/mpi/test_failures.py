@@ -293,6 +293,19 @@ def test_batches_that_end_are_told_once(name: str) -> None:
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    "name", ["a_rank_dies_when_it_is_its_turn", "a_rank_dies_while_the_library_carries"]
+)
+def test_a_rank_that_dies_within_the_librarys_call_ends_the_job(name: str) -> None:
+    assert victim(name).code != 0
+
+
+def test_a_rank_that_stops_within_a_collective_is_found_lost() -> None:
+    ended = victim("a_rank_stops_within_a_collective")
+    assert ended.code != 0
+    assert "for rank 1, which has shown no sign of life" in ended.err
+
+
 @pytest.mark.parametrize("name", first(["a_rank_exits", "a_rank_exits_inside"]))
 def test_a_rank_that_exits_does_not_leave_the_others_waiting(name: str) -> None:
     assert victim(name).code != 0

@@ -199,6 +199,49 @@ def the_batches_end_while_a_thread_calls_mpi() -> None:
     the_batches_end()
 
 
+def a_rank_dies_when_it_is_its_turn() -> None:
+    """The other one has issued its collective, or is about to."""
+    from axrt.workers.collectives import CollectiveWorker
+
+    if my_rank() == 1:
+        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+    parallel = {"data": 2, "collectives": "library"}
+    with engine(parallel=parallel, run={"patience_s": 5.0}) as e:
+        for _ in range(3):
+            e.train_batch(iter(BATCHES(e.rank)))
+
+
+def a_rank_stops_within_a_collective() -> None:
+    """It is there, and will never come."""
+    from axrt.workers.collectives import CollectiveWorker
+
+    if my_rank() == 1:
+        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore
+    parallel = {"data": 2, "collectives": "library"}
+    with engine(parallel=parallel, run={"patience_s": 5.0}) as e:
+        for _ in range(3):
+            e.train_batch(iter(BATCHES(e.rank)))
+
+
+def a_rank_dies_while_the_library_carries() -> None:
+    """The other one has sent, or waits for what was to come."""
+    from axrt.transport.lines import Lines
+
+    receive = Lines.receive
+
+    def dying(lines: Lines, rank: int, tensors: Any) -> Any:
+        if tensors[0].nbytes > 1:  # not when lines are tried
+            os.kill(os.getpid(), signal.SIGKILL)
+        return receive(lines, rank, tensors)
+
+    if my_rank() == 1:
+        Lines.receive = dying  # type: ignore
+    batches = random_batches((4000, 8), classes=3, microbatches=4)
+    with engine(parallel={"activations": "library"}, run={"patience_s": 5.0}) as e:
+        for step in range(3):
+            e.train_batch(iter(batches(step)))
+
+
 def more_stages_than_layers() -> None:
     axrt.initialize(
         axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 3)], functional.cross_entropy),

@@ -66,6 +66,7 @@ class Pipeline:
         recomputes: Collection[int] = (),
         features: Callable[[Job], Sequence[Feature]] = features_of,
         leaves: bool = False,
+        by_library: bool = False,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -78,6 +79,7 @@ class Pipeline:
             replicas,
             recomputed=dict.fromkeys(recomputes, 1),
             votes=clips,
+            by_library=by_library,
             trains=trains,
         )
         stages, pipes = self.placement.stages, self.job.pipes

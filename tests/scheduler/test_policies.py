@@ -1,5 +1,6 @@
 """What each policy does, drawn; and what it promises, under any order of events."""
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from axrt.scheduler.placement import (
     placement_by_name,
 )
 from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
+from axrt.scheduler.rules.collectives import by_library, leader, places
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples
@@ -169,9 +171,13 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
-                of_step |= {(Kind.STEP, bucket)} | (
-                    {(Kind.REDUCE, bucket)} if len(copies) > 1 else set()
-                )
+                of_step |= {(Kind.STEP, bucket)}
+                if by_library(state.job, copies):
+                    of_step |= {(Kind.COLLECT, bucket)}
+                    if leader(state.job, copies) == (pipe, stage, bucket):
+                        of_step |= {(Kind.ANNOUNCE, bucket)}
+                elif len(copies) > 1:
+                    of_step |= {(Kind.REDUCE, bucket)}
             every_task = {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             for task in list(every_task):
                 if task.kind is Kind.BACKWARD:
@@ -260,6 +266,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         placement=placement,
         recomputes=range(recomputes % 2, placement.stages, recomputes) if recomputes else (),
         leaves=seed % 2 == 0,
+        by_library=seed % 3 == 0,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
@@ -272,6 +279,37 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         all_there_are = microbatches * placement.chunks // placement.pipes
         assert stash.in_flight <= min(bounds.in_flight, all_there_are)
         assert stash.held <= min(bounds.held, all_there_are)
+    check_order_of_collectives(pipeline)
+
+
+def check_order_of_collectives(pipeline: Pipeline) -> None:
+    """Every rank of a group issues the same collectives in the same order."""
+    issued: dict[tuple[tuple[int, int], ...], list[list[object]]] = defaultdict(list)
+    for ran in pipeline.ran:
+        of_rank: dict[tuple[tuple[int, int], ...], list[object]] = defaultdict(list)
+        for task in ran:
+            if task.kind is Kind.COLLECT:
+                copies = pipeline.buckets[task.stage][task.part]
+                group = tuple(sorted(places(pipeline.job, copies)))
+                of_rank[group].append((copies, task.microbatch))
+        for group, order in of_rank.items():
+            issued[group].append(order)
+    for group, orders in issued.items():
+        assert len(orders) == len(group)
+        assert all(order == orders[0] for order in orders), group
+
+
+def test_replicas_whose_buckets_become_ready_in_other_orders_collect_in_one() -> None:
+    orders = set()
+    for seed in range(30):
+        pipeline = Pipeline(
+            policy_by_name("1f1b"), 2, 2, steps=2, replicas=3, buckets=4, by_library=True
+        )
+        run_in_random_order(pipeline, seed)
+        assert pipeline.finished
+        check_order_of_collectives(pipeline)
+        orders.add(tuple(task for task in pipeline.ran[0] if task.kind is Kind.COLLECT))
+    assert len(orders) > 10, "the order is nobody's in particular"
 
 
 @given(

@@ -1,0 +1,86 @@
+"""Adds gradients of buckets up by a library's collectives, each on its turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from axrt.device import is_on_host
+from axrt.queues import current_stream
+from axrt.scheduler.message import Meaning, Message, numbers_of
+from axrt.scheduler.task import Kind, Task
+from axrt.store.bucket import Bucket, Used, used_by_any
+from axrt.transport.collectives import CollectiveQueue, Group
+
+from .worker import Made, Mail, Worker, nothing
+
+Which = tuple[int, int]
+
+
+class CollectiveWorker(Worker):
+    """Gives out turns on the lowest rank of a group, and issues the collective of a bucket.
+
+    What is ready says which parameters have a gradient; a turn says which have one on any rank.
+
+    Args:
+        buckets: buckets of this rank, by stage.
+        groups: group of ranks of each bucket that the library adds up, by stage and bucket.
+        queue: queue that collectives are issued on.
+        mail: payloads of the session.
+    """
+
+    kinds = (Kind.ANNOUNCE, Kind.COLLECT)
+
+    def __init__(
+        self,
+        buckets: Mapping[int, Sequence[Bucket]],
+        groups: Mapping[Which, Group],
+        queue: CollectiveQueue,
+        mail: Mail,
+    ) -> None:
+        self._buckets, self._groups, self._queue, self._mail = buckets, groups, queue, mail
+        self._used: dict[Which, Used] = {}
+        # Gradients of types narrower than float32, and the float32 memory that they are summed in.
+        self._wide: dict[Which, list[tuple[Tensor, Tensor]]] = {}
+        self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.ANNOUNCE: self._announce,
+            Kind.COLLECT: self._collect,
+        }
+
+    def hear_turn(self, message: Message, used: Used) -> None:
+        """Keep which parameters of a bucket have a gradient on some rank."""
+        self._used[message.stage, message.bucket] = used
+
+    def run(self, task: Task) -> Made:
+        return self._run[task.kind](task)
+
+    def _announce(self, task: Task) -> Made:
+        _, stage, step, bucket = task
+        numbers = numbers_of(step, len(self._buckets[stage][bucket].copies))
+        used = used_by_any(
+            [self._mail.take(Meaning.READY, stage, number, bucket) for number in numbers]
+        )
+        return lambda message: used
+
+    def _collect(self, task: Task) -> Made:
+        _, stage, step, bucket = task
+        of = self._buckets[stage][bucket]
+        _, first, number = of.copies[0]
+        what = f"bucket {number} of stage {first} at step {step}"
+        of.set_used(self._used.pop((stage, bucket)))
+        wide = self._wide[stage, bucket] = []
+        for flat in of.gradients:
+            total = flat.to(torch.promote_types(flat.dtype, torch.float32))
+            if total is not flat:
+                wide.append((flat, total))
+            if flat.numel():
+                self._queue.issued(self._groups[stage, bucket].all_reduce(total, what))
+        return nothing
+
+    def complete(self, task: Task, made: Made) -> Made:
+        if task.kind is Kind.COLLECT:
+            for flat, total in self._wide.pop((task.stage, task.part)):
+                if not is_on_host(total):  # it was made on the queue of collectives
+                    total.record_stream(current_stream(total.device))
+                flat.copy_(total)
+        return made

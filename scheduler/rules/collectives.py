@@ -1,0 +1,106 @@
+"""Gradients added up by a library's collectives (NCCL, gloo), in turns.
+
+    head            needs                             then
+    --------------  --------------------------------  ------------------------------------------
+    announce s.t/b  that every copy is ready; only    a turn to each copy
+                    on the lowest rank of the group
+    collect s.t/b   its turn, and that it is the      a sum to itself
+                    next one of the group
+
+A copy is *ready* when its own gradient of the step is complete; it says so to the lowest rank of
+those that hold the bucket. Nobody issues before all are ready, so none occupies a device while it
+waits for others. See `turns.py` for the order.
+
+Each copy must have a rank of its own. Buckets of which one rank holds several copies, tied weights,
+are added up by messages (`replicas.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ..bucket import BucketCopy, Copies
+from ..job import Job, Seat
+from ..message import Meaning, Message, numbered
+from ..task import Kind, Task
+from .row import Need, OnDevice, Row, StageHere, urgent
+
+BESIDE = (Kind.ANNOUNCE, Kind.COLLECT)  # they do not run on the device's queue
+
+
+def collectives(here: StageHere) -> Iterator[Row]:
+    """The rows of each bucket of a stage that a library adds up."""
+    for bucket, copies in enumerate(here.buckets):
+        if not by_library(here.job, copies):
+            continue
+        me, first = BucketCopy(*here.seat, bucket), leader(here.job, copies)
+        if me == first:
+            everyone = tuple(Seat(copy.pipe, copy.stage) for copy in copies)
+            yield Row(
+                Kind.ANNOUNCE,
+                (Need(Meaning.READY, everyone, bucket),),
+                urgent(0),
+                turns(copies),
+                bucket=bucket,
+                queue=OnDevice.TURNS,
+                gives_turns=True,
+            )
+        yield Row(
+            Kind.COLLECT,
+            (Need(Meaning.TURN, (Seat(first.pipe, first.stage),), bucket),),
+            urgent(1),
+            sum_here(me),
+            bucket=bucket,
+            queue=OnDevice.COLLECTIVES,
+            in_turn=True,
+        )
+
+
+def by_library(job: Job, copies: Copies) -> bool:
+    """A bucket with these copies is added up by the library."""
+    return job.by_library and len(set(places(job, copies))) == len(copies) > 1
+
+
+def places(job: Job, copies: Copies) -> Sequence[tuple[int, int]]:
+    """The replica and rank that hold each copy."""
+    return [job.placement.place_of(copy.pipe, copy.stage) for copy in copies]
+
+
+def groups_of(
+    job: Job, buckets: Mapping[int, Sequence[Copies]]
+) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """The group of ranks of each bucket that the library adds up: replica and rank of each.
+
+    Args:
+        job: schedule of the run.
+        buckets: copies of each bucket of a stage, by stage.
+    """
+    return {
+        (stage, bucket): tuple(sorted(places(job, copies)))
+        for stage, of_stage in buckets.items()
+        for bucket, copies in enumerate(of_stage)
+        if by_library(job, copies)
+    }
+
+
+def leader(job: Job, copies: Copies) -> BucketCopy:
+    """The copy on the lowest rank of those that hold the bucket."""
+    return min(copies, key=lambda copy: job.placement.place_of(copy.pipe, copy.stage))
+
+
+def ready(here: StageHere, bucket: int, step: int) -> list[Message]:
+    """The message to the lowest rank: this copy's gradient of the step is complete."""
+    copies = here.buckets[bucket]
+    to = leader(here.job, copies)
+    number = numbered(step, copies, BucketCopy(*here.seat, bucket))
+    return [Message(Meaning.READY, to.stage, number, to.pipe, to.bucket)]
+
+
+def turns(copies: Copies) -> Callable[[Task], list[Message]]:
+    """A message to each copy, whose number will be that of the turn."""
+    return lambda task: [
+        Message(Meaning.TURN, to.stage, task.microbatch, to.pipe, to.bucket) for to in copies
+    ]
+
+
+def sum_here(me: BucketCopy) -> Callable[[Task], list[Message]]:
+    """The message to this copy: the gradient is that of all copies."""
+    return lambda task: [Message(Meaning.SUM, me.stage, task.microbatch, me.pipe, me.bucket)]
