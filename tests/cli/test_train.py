@@ -113,7 +113,7 @@ def test_missing_data_is_named() -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     result = axrt("tiny.toml", "parallel.pipe=2")
     assert result.exit_code == 2
-    assert "1 ranks do not factor into" in result.output
+    assert "1 rank does not factor into" in result.output
 
 
 OWN = """
