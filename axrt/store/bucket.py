@@ -27,13 +27,12 @@ from axrt.errors import ModelError
 from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
-from .flat import FlatBuffer, by_dtype, can_be_flat
+from .flat import FlatBuffer, by_key, can_be_flat
+from .gradient import Gradient, Shards, Used, used_by_any
 from .state import ParameterState, restore_state, saved_state
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
-Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
-Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
 Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
 # places of parameters in the model, int64; the norms of their gradients; each shape (number,)
 Norms = tuple[Tensor, Tensor]
@@ -74,9 +73,8 @@ class Bucket:
         self._parameters = [parameter for _, parameter in spec.named]
         self._places = torch.tensor(places, dtype=torch.int64)
         self._schedule, self._device = schedule, device
-        self._groups = by_dtype(self._parameters)
-        for group in self._groups:
-            self._adopt([self._parameters[place] for place in group])
+        self._adopt(self._parameters)
+        self._gradient = Gradient(self._parameters, self._parameters, device)
         self.optimizer = (
             factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)])
             if spec.named
@@ -84,11 +82,6 @@ class Bucket:
         )
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self._with_moments = 0
-        self._gradients: list[FlatBuffer] = []
-        self._views: list[Tensor] = []
-        self._untouched: list[int] = []
-        self._shown: list[tuple[Tensor | None, int]] = []
-        self._used = [True] * len(self._parameters)
 
     @property
     def shared(self) -> bool:
@@ -107,9 +100,12 @@ class Bucket:
         return float(self.groups[0]["lr"]) if self.groups else None
 
     def _adopt(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors of one type into flat memory, unless one is more than its elements."""
-        if all(map(can_be_flat, tensors)):
-            FlatBuffer(tensors, self._device).adopt(tensors)  # the views keep the memory
+        """Move tensors into flat memory, those of a type together, unless one of them is more than
+        its elements."""
+        for group in by_key(tensor.dtype for tensor in tensors):
+            of_type = [tensors[place] for place in group]
+            if all(map(can_be_flat, of_type)):
+                FlatBuffer(of_type, self._device).adopt(of_type)  # the views keep the memory
 
     @property
     def first_layer(self) -> int:
@@ -120,45 +116,20 @@ class Bucket:
     # The gradient of a step.
 
     def open(self) -> None:
-        """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
-        backwards add to it there."""
-        if not self._gradients:
-            self._allocate()
-        for gradient in self._gradients:
-            gradient.flat.fill_(_nothing_of(gradient.dtype))
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-        self._untouched = [view._version for view in self._views]
+        """Begin a step's gradient: backwards add to the `.grad` of each parameter, which is a view
+        of flat memory."""
+        self._gradient.open()
 
     def keep_open(self) -> None:
-        """Give memory again to gradients that a hook of the user's has dropped since `open`.
-
-        Autograd would take over the next one as it is, and that may be a view of an activation's
-        gradient, which the network reads.
-        """
-        for place, parameter in enumerate(self._parameters):
-            if parameter.grad is None:
-                view = self._views[place]
-                parameter.grad = view.fill_(_nothing_of(view.dtype))
-                self._untouched[place] = view._version
+        """Give memory again to gradients that a hook of the user's has dropped since `open`."""
+        self._gradient.keep_open()
 
     def close(self) -> None:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
-        keeps none.
-
-        An addition in place counts up the version of a view: so autograd is heard without a call
-        for each microbatch.
-        """
-        for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
-            gradient = parameter.grad
-            if gradient is None:  # a hook of the user's may have dropped what was added up here
-                view.fill_(_nothing_of(view.dtype))
-            elif gradient is not view:  # a hook of the user's has put another there
-                view.copy_(gradient)
-            self._used[place] = gradient is not None and (
-                gradient is not view or view._version != self._untouched[place]
-            )
-        self._show_gradients()
+        keeps none."""
+        self._gradient.close()
+        if self.shared:
+            self._gradient.make_room()
 
     def check_unchanged(self) -> None:
         """Check that nothing was added to the gradient after it was complete; for when the whole
@@ -168,48 +139,21 @@ class Bucket:
             ModelError: a weight is used by a layer that does not list it, and part of its gradient
                 came too late to be added up.
         """
-        for (name, parameter), (gradient, version) in zip(self.named, self._shown, strict=True):
-            late = parameter.grad is not gradient
-            if self.shared and (late or (gradient is not None and gradient._version != version)):
-                raise ModelError(
-                    f"{name} got a gradient from an earlier layer than its own, which does not "
-                    "list it among its parameters; expected an "
-                    "axrt.TiedLayerSpec for each layer that shares it, or memory.bucket_mb so "
-                    "large that a stage has one bucket"
-                )
+        for place in self._gradient.late() if self.shared else ():
+            raise ModelError(
+                f"{self.named[place][0]} got a gradient from an earlier layer than its own, which "
+                "does not list it among its parameters; expected an "
+                "axrt.TiedLayerSpec for each layer that shares it, or memory.bucket_mb so "
+                "large that a stage has one bucket"
+            )
 
     def forget(self) -> None:
         """Drop the gradient and let go of its memory, which others may still write to."""
-        self.forget_gradients()
-        self._gradients, self._views = [], []
+        self._gradient.forget()
 
     def forget_gradients(self) -> None:
         """Take the gradient away from every parameter; the bucket keeps its memory."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._remember()
-
-    def _allocate(self) -> None:
-        self._gradients = [
-            FlatBuffer([self._parameters[place] for place in group], self._device)
-            for group in self._groups
-        ]
-        views = {
-            place: view
-            for group, gradient in zip(self._groups, self._gradients, strict=True)
-            for place, view in zip(group, gradient.views, strict=True)
-        }
-        self._views = [views[place] for place in range(len(self._parameters))]
-
-    def _show_gradients(self) -> None:
-        for parameter, view, used in zip(self._parameters, self._views, self._used, strict=True):
-            parameter.grad = view if used else None
-        self._remember()
-
-    def _remember(self) -> None:
-        """What each parameter's gradient is now: whatever else is found there came too late."""
-        gradients = [parameter.grad for parameter in self._parameters]
-        self._shown = [(one, 0 if one is None else one._version) for one in gradients]
+        self._gradient.drop()
 
     # Adding up.
 
@@ -222,7 +166,7 @@ class Bucket:
             Views of the gradient, lent until the sums of copy `to` have come; and the parameters
             that have a gradient, None where all do.
         """
-        return self._shards_of(self.copies.index(to)), self.used
+        return self._gradient.part(self.copies.index(to), len(self.copies)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
@@ -230,27 +174,21 @@ class Bucket:
         Args:
             parts: part of each copy, in the order of copies.
         Returns:
-            The sums, in the parameters' types: views of the gradient, lent to the other copies.
+            The sums, in the types that are stepped: views of the gradient, lent to the other
+            copies.
         """
-        own = self._shards_of(self.copies.index(self.me))
-        for total, *of_copies in zip(own, *[of_copy for of_copy, _ in parts], strict=True):
-            _add_up(of_copies, total)
+        own = self._gradient.add_up([part for part, _ in parts], self.copies.index(self.me))
         self.set_used(used_by_any([used for _, used in parts]))
         return own
 
     @property
     def used(self) -> Used:
         """The parameters that have a gradient, on this copy or on any that was added up."""
-        return None if all(self._used) else list(self._used)
+        return self._gradient.used
 
     def set_used(self, used: Used) -> None:
         """Note which parameters have a gradient on some copy."""
-        self._used = [True] * len(self._parameters) if used is None else used
-
-    def show_sum(self) -> None:
-        """Make what is in the gradient's memory the gradient: the library has added it up there. A
-        parameter that no copy has used keeps none."""
-        self._show_gradients()
+        self._gradient.set_used(used)
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
         """For every other copy its index, and the memory of the gradient that its sums belong
@@ -258,7 +196,7 @@ class Bucket:
         mine = self.copies.index(self.me)
         for copy in range(len(self.copies)):
             if copy != mine:
-                yield copy, self._shards_of(copy)
+                yield copy, self._gradient.shards(copy, len(self.copies))
 
     def take_sums(self, sums: Sequence[Shards]) -> None:
         """Make the sums of all copies the gradient; a parameter that no copy has used keeps none.
@@ -268,26 +206,33 @@ class Bucket:
                 already are not copied.
         """
         for copy, of_copy in enumerate(sums):
-            for shard, total in zip(self._shards_of(copy), of_copy, strict=True):
+            mine = self._gradient.shards(copy, len(self.copies))
+            for shard, total in zip(mine, of_copy, strict=True):
                 if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
                     shard.copy_(total)
-        self._show_gradients()
+        self.show_total()
+
+    def widen(self) -> list[Tensor]:
+        """The gradient in float32 or wider, for a library to add up in place: one stretch for each
+        type of parameters. `take_widened` ends that."""
+        return self._gradient.widen()
+
+    def take_widened(self, totals: Sequence[Tensor]) -> None:
+        """Take what a library has added up in the memory that `widen` gave."""
+        self._gradient.take_widened(totals)
+
+    def show_total(self) -> None:
+        """Make what was added up the gradient; a parameter that no copy has used keeps none."""
+        self._gradient.show_total()
 
     @property
     def gradients(self) -> list[Tensor]:
         """The memory of the gradient, one stretch for each type of parameters."""
-        return [gradient.flat for gradient in self._gradients]
+        return self._gradient.totals
 
     def move_gradient(self) -> None:
         """Go on in other memory, with the same gradient, since this memory is still read."""
-        before = self._gradients
-        self._allocate()
-        for gradient, of_before in zip(self._gradients, before, strict=True):
-            gradient.flat.copy_(of_before.flat)
-        self._show_gradients()
-
-    def _shards_of(self, copy: int) -> Shards:
-        return tuple(gradient.shards(len(self.copies))[copy] for gradient in self._gradients)
+        self._gradient.move_total()
 
     # Norms, factors and the step.
 
@@ -311,7 +256,7 @@ class Bucket:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
-        self._remember()
+        self._gradient.remember()
 
     def step(self, step: int) -> None:
         """Apply the gradient and forget it.
@@ -360,8 +305,7 @@ class Bucket:
                 if _is_moment(value, parameter) and _start(value) not in mine:
                     moments.setdefault(key, []).append(value)
         for tensors in moments.values():
-            for group in by_dtype(tensors):
-                self._adopt([tensors[place] for place in group])
+            self._adopt(tensors)
 
     # Saving and loading.
 
@@ -390,12 +334,6 @@ class Bucket:
         return {parameter: name for name, parameter in self.named}
 
 
-def used_by_any(masks: Sequence[Used]) -> Used:
-    """The parameters that have a gradient on some copy."""
-    found = [mask for mask in masks if mask is not None]
-    return [any(used) for used in zip(*found, strict=True)] if len(found) == len(masks) else None
-
-
 def _start(tensor: Tensor) -> int:
     """The address of the tensor's storage; 0 where there is none."""
     return tensor.untyped_storage().data_ptr()
@@ -407,30 +345,6 @@ def _norms_of(gradients: list[Tensor]) -> list[Tensor]:
     if all(map(is_on_host, gradients)):
         return [torch.linalg.vector_norm(gradient) for gradient in gradients]
     return list(torch._foreach_norm(gradients))
-
-
-def _nothing_of(dtype: torch.dtype) -> float | complex:
-    """The number that changes none when it is added to it, not even the sign of a zero: so the
-    first sum has the bits of a copy."""
-    return complex(-0.0, -0.0) if dtype.is_complex else -0.0
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type in which gradients are added up."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
-    """The sum of the parts in their order, put into `total`, which may be one of them."""
-    first, second, *others = parts
-    wide = _wide(total.dtype)
-    if not others and wide == total.dtype:
-        torch.add(first, second, out=total)
-        return
-    found = first.to(wide, copy=True).add_(second)  # the total may be a later part
-    for part in others:
-        found += part
-    total.copy_(found)
 
 
 def _is_moment(value: object, parameter: nn.Parameter) -> bool:

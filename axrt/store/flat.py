@@ -5,8 +5,8 @@ strides of their own. Views begin at multiples of 64 bytes, as torch's own memor
 last bits of a matrix product may depend on that.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,14 +21,19 @@ class FlatBuffer:
         like: tensors of one type. Each view has the shape of one of them, and its strides where its
             memory has no gaps.
         device: device that the memory is on (its tier).
+        dtype: type of the memory, that of `like` or a wider one; None: that of `like`. Views and
+            shards begin at the same elements in any type.
     Attributes:
         flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros.
         views: one view for each of `like`, in order; each has a version counter of its own.
     """
 
-    def __init__(self, like: Sequence[Tensor], device: torch.device) -> None:
-        self.dtype = like[0].dtype if like else torch.float32
-        self._unit = max(1, _ALIGNMENT_BYTES // self.dtype.itemsize)
+    def __init__(
+        self, like: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None
+    ) -> None:
+        narrow = like[0].dtype if like else torch.float32
+        self.dtype = dtype or narrow
+        self._unit = max(1, _ALIGNMENT_BYTES // narrow.itemsize)
         sizes = [-(-tensor.numel() // self._unit) * self._unit for tensor in like]
         offsets = [0, *accumulate(sizes)]
         self.flat = torch.zeros(offsets[-1], dtype=self.dtype, device=device)
@@ -44,11 +49,12 @@ class FlatBuffer:
         """Size of the whole stretch, in bytes."""
         return self.flat.nbytes
 
-    def shards(self, count: int) -> list[Tensor]:
-        """The stretch cut into `count` consecutive views, as equal as alignment lets them be."""
+    def shard(self, index: int, count: int) -> Tensor:
+        """View `index` of the stretch cut into `count` consecutive ones, as equal as alignment lets
+        them be."""
         units = self.flat.numel() // self._unit
-        ends = [units * shard // count * self._unit for shard in range(count + 1)]
-        return [self.flat[begin:end] for begin, end in pairwise(ends)]
+        begin, end = (units * one // count * self._unit for one in (index, index + 1))
+        return self.flat[begin:end]
 
     def adopt(self, tensors: Sequence[Tensor]) -> None:
         """Move the values of tensors here, one for each view; the tensors stay the same objects."""
@@ -69,11 +75,11 @@ def can_be_flat(tensor: Tensor) -> bool:
     )
 
 
-def by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The indices of the tensors of each type; types are in the order in which they come."""
-    places: dict[torch.dtype, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault(tensor.dtype, []).append(place)
+def by_key(keys: Iterable[Hashable]) -> list[list[int]]:
+    """The indices of equal keys, such as types of tensors, in the order in which keys come."""
+    places: dict[Hashable, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
     return list(places.values())
 
 

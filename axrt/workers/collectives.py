@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from axrt.device import is_on_host
 from axrt.queues import current_stream
 from axrt.scheduler.message import Meaning, Message, numbers_of
 from axrt.scheduler.task import Kind, Task
-from axrt.store.bucket import Bucket, Used, used_by_any
+from axrt.store.bucket import Bucket
+from axrt.store.gradient import Used, used_by_any
 from axrt.transport.collectives import CollectiveQueue, Group
 
 from .worker import Made, Mail, Worker, nothing
@@ -40,8 +40,7 @@ class CollectiveWorker(Worker):
     ) -> None:
         self._buckets, self._groups, self._queue, self._mail = buckets, groups, queue, mail
         self._used: dict[Which, Used] = {}
-        # Gradients of types narrower than float32, and the float32 memory that they are summed in.
-        self._wide: dict[Which, list[tuple[Tensor, Tensor]]] = {}
+        self._wide: dict[Which, list[Tensor]] = {}  # what is being added up
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.ANNOUNCE: self._announce,
             Kind.COLLECT: self._collect,
@@ -68,19 +67,17 @@ class CollectiveWorker(Worker):
         _, first, number = of.copies[0]
         what = f"bucket {number} of stage {first} at step {step}"
         of.set_used(self._used.pop((stage, bucket)))
-        wide = self._wide[stage, bucket] = []
-        for flat in of.gradients:
-            total = flat.to(torch.promote_types(flat.dtype, torch.float32))
-            if total is not flat:
-                wide.append((flat, total))
-            if flat.numel():
+        self._wide[stage, bucket] = of.widen()
+        for total in self._wide[stage, bucket]:
+            if total.numel():
                 self._queue.issued(self._groups[stage, bucket].all_reduce(total, what))
         return nothing
 
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is Kind.COLLECT:
-            for flat, total in self._wide.pop((task.stage, task.part)):
-                if not is_on_host(total):  # it was made on the queue of collectives
+            totals = self._wide.pop((task.stage, task.part))
+            for total in totals:
+                if not is_on_host(total):  # it may have been made on the queue of collectives
                     total.record_stream(current_stream(total.device))
-                flat.copy_(total)
+            self._buckets[task.stage][task.part].take_widened(totals)
         return made

@@ -174,7 +174,7 @@ class GradientWorker(Worker):
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
         if (task.stage, task.part) in self._by_library:
-            bucket.show_sum()
+            bucket.show_total()
         elif bucket.shared:
             bucket.take_sums(self._from_copies(Meaning.SUM, task))
             # The task may start behind a reduce that has not ended.

@@ -1,0 +1,261 @@
+"""The gradient of a bucket: flat memory in which microbatches add up, and then copies.
+
+Backwards add to the `.grad` of the parameters that layers compute with (gradient accumulation). The
+optimizer reads the `.grad` of the parameters that it steps. Mostly these are the same parameters,
+and the sum over microbatches is the *total* as it stands. Where layers compute with narrower copies
+and gradients accumulate in their type, the total is memory of its own in the type of the masters.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+
+import torch
+from torch import Tensor, nn
+
+from .flat import FlatBuffer, by_key
+
+Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
+Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
+
+
+class Gradient:
+    """The memory of a bucket's gradient, and the `.grad` of its parameters, which are views of it.
+
+    Args:
+        parameters: parameters whose `.grad` backwards add to.
+        stepped: parameters whose `.grad` the optimizer reads, one for each; the same ones, or
+            masters of a wider type.
+        device: device of both.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        stepped: Sequence[nn.Parameter],
+        device: torch.device,
+    ) -> None:
+        self._parameters, self._stepped, self._device = list(parameters), list(stepped), device
+        both = zip(parameters, stepped, strict=True)
+        self._groups = by_key([(parameter.dtype, master.dtype) for parameter, master in both])
+        self._sums: list[FlatBuffer] = []  # over microbatches
+        self._totals: list[FlatBuffer] = []  # over copies, too; the same memory where types are
+        self._views: list[Tensor] = []
+        self._untouched: list[int] = []
+        self._shown: list[tuple[Tensor | None, int]] = []
+        self._used = [True] * len(self._parameters)
+
+    # Over microbatches.
+
+    def open(self) -> None:
+        """Begin a step's gradient: the `.grad` of each parameter is a view of flat memory, and
+        backwards add to it there."""
+        if not self._sums:
+            self._sums = list(starmap(self._buffer_for, self._typed(self._parameters)))
+            self._views = self._in_place(self._sums)
+        for sums in self._sums:
+            sums.flat.fill_(_nothing_of(sums.dtype))
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        self._untouched = [view._version for view in self._views]
+
+    def keep_open(self) -> None:
+        """Give memory again to gradients that a hook of the user's has dropped since `open`.
+
+        Autograd would take over the next one as it is, and that may be a view of an activation's
+        gradient, which the network reads.
+        """
+        for place, parameter in enumerate(self._parameters):
+            if parameter.grad is None:
+                view = self._views[place]
+                parameter.grad = view.fill_(_nothing_of(view.dtype))
+                self._untouched[place] = view._version
+
+    def close(self) -> None:
+        """Note that the gradient is complete on this copy; a parameter that no microbatch has used
+        keeps none.
+
+        An addition in place counts up the version of a view: so autograd is heard without a call
+        for each microbatch.
+        """
+        for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
+            gradient = parameter.grad
+            if gradient is None:  # a hook of the user's may have dropped what was added up here
+                view.fill_(_nothing_of(view.dtype))
+            elif gradient is not view:  # a hook of the user's has put another there
+                view.copy_(gradient)
+            self._used[place] = gradient is not None and (
+                gradient is not view or view._version != self._untouched[place]
+            )
+        self._show(self._parameters, self._views)
+
+    def late(self) -> Iterator[int]:
+        """The indices of the parameters whose gradient has changed since it was complete."""
+        for place, (gradient, version) in enumerate(self._shown):
+            now = self._parameters[place].grad
+            if now is not gradient or (now is not None and now._version != version):
+                yield place
+
+    def remember(self) -> None:
+        """Take what each parameter's gradient is now for complete: whatever else is found there
+        came too late."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        self._shown = [(one, 0 if one is None else one._version) for one in gradients]
+
+    def drop(self) -> None:
+        """Take the gradient away from every parameter; memory that microbatches add up in stays."""
+        for parameter in (*self._parameters, *self._stepped):
+            parameter.grad = None
+        self._totals = []
+        self.remember()
+
+    def forget(self) -> None:
+        """Drop the gradient and let go of all its memory, which others may still write to."""
+        self.drop()
+        self._sums, self._views = [], []
+
+    # Over copies.
+
+    def make_room(self) -> None:
+        """Allocate the total, where it is not where microbatches add up, on the current stream of
+        the device."""
+        self._total_memory()
+
+    @property
+    def used(self) -> Used:
+        """The parameters that have a gradient, on this copy or on any that was added up."""
+        return None if all(self._used) else list(self._used)
+
+    def set_used(self, used: Used) -> None:
+        """Note which parameters have a gradient on some copy."""
+        self._used = [True] * len(self._parameters) if used is None else used
+
+    def part(self, copy: int, copies: int) -> Shards:
+        """The shards that one of the copies owns, of the sums over microbatches."""
+        return _shards(self._sums, copy, copies)
+
+    def shards(self, copy: int, copies: int) -> Shards:
+        """The shards that one of the copies owns, of the total."""
+        return _shards(self._total_memory(), copy, copies)
+
+    @property
+    def totals(self) -> list[Tensor]:
+        """The memory of the total, one stretch for each type of parameters."""
+        return [total.flat for total in self._total_memory()]
+
+    def has_own_total(self) -> bool:
+        """Some of the total is not where microbatches have added up."""
+        both = zip(self._parameters, self._stepped, strict=True)
+        return any(parameter.dtype != master.dtype for parameter, master in both)
+
+    def widen(self) -> list[Tensor]:
+        """The sums over microbatches in the type in which copies are added up, float32 or wider;
+        in the memory of the total where that has the type."""
+        wide = []
+        for sums, total in zip(self._sums, self._total_memory(), strict=True):
+            if total is not sums:
+                total.flat.copy_(sums.flat)
+            wide.append(total.flat.to(_wide(total.dtype)))
+        return wide
+
+    def take_widened(self, wide: Sequence[Tensor]) -> None:
+        """Put what was added up in the memory that `widen` gave into the total."""
+        for total, found in zip(self.totals, wide, strict=True):
+            if found is not total:
+                total.copy_(found)
+
+    def add_up(self, parts: Sequence[Shards], me: int) -> Shards:
+        """Sum the parts of the shards that this copy owns, in the order of copies.
+
+        Args:
+            parts: shards of each copy, in the order of copies.
+            me: index of this copy.
+        Returns:
+            The sums, which are views of the total.
+        """
+        own = self.shards(me, len(parts))
+        for total, *of_copies in zip(own, *parts, strict=True):
+            _add_up(of_copies, total)
+        return own
+
+    def show_total(self) -> None:
+        """Make the total the gradient that the optimizer reads; a parameter that no copy has used
+        keeps none."""
+        self._show(self._stepped, self._in_place(self._total_memory()))
+
+    def move_total(self) -> None:
+        """Go on in other memory, with the same total, since its memory is still read."""
+        before = self._total_memory()
+        self._totals = list(starmap(self._buffer_for, self._typed(self._stepped)))
+        for total, of_before in zip(self._totals, before, strict=True):
+            total.flat.copy_(of_before.flat)
+        self._sums = [
+            total if sums is of_before else sums
+            for sums, of_before, total in zip(self._sums, before, self._totals, strict=True)
+        ]
+        self._views = self._in_place(self._sums)
+        self.show_total()
+
+    # Memory.
+
+    def _typed(self, parameters: Sequence[nn.Parameter]) -> Iterator[tuple[list[int], torch.dtype]]:
+        for group in self._groups:
+            yield group, parameters[group[0]].dtype
+
+    def _buffer_for(self, group: Sequence[int], dtype: torch.dtype) -> FlatBuffer:
+        return FlatBuffer([self._parameters[place] for place in group], self._device, dtype)
+
+    def _total_memory(self) -> list[FlatBuffer]:
+        if not self._totals:
+            self._totals = [
+                sums if sums.dtype == dtype else self._buffer_for(group, dtype)
+                for sums, (group, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)
+            ]
+        return self._totals
+
+    def _in_place(self, buffers: Sequence[FlatBuffer]) -> list[Tensor]:
+        """The view of each parameter, in their order."""
+        views = {
+            place: view
+            for group, buffer in zip(self._groups, buffers, strict=True)
+            for place, view in zip(group, buffer.views, strict=True)
+        }
+        return [views[place] for place in range(len(self._parameters))]
+
+    def _show(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+        for parameter, view, used in zip(parameters, views, self._used, strict=True):
+            parameter.grad = view if used else None
+        self.remember()
+
+
+def used_by_any(masks: Sequence[Used]) -> Used:
+    """The parameters that have a gradient on some copy."""
+    found = [mask for mask in masks if mask is not None]
+    return [any(used) for used in zip(*found, strict=True)] if len(found) == len(masks) else None
+
+
+def _shards(buffers: Sequence[FlatBuffer], copy: int, copies: int) -> Shards:
+    return tuple([buffer.shard(copy, copies) for buffer in buffers])
+
+
+def _nothing_of(dtype: torch.dtype) -> float | complex:
+    """The number that changes none when it is added to it, not even the sign of a zero: so the
+    first sum has the bits of a copy."""
+    return complex(-0.0, -0.0) if dtype.is_complex else -0.0
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which gradients are added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _add_up(parts: Sequence[Tensor], total: Tensor) -> None:
+    """The sum of the parts in their order, put into `total`, which may be one of them."""
+    first, second, *others = parts
+    wide = _wide(total.dtype)
+    if not others and wide == first.dtype == total.dtype:
+        torch.add(first, second, out=total)
+        return
+    found = first.to(wide, copy=True).add_(second)  # the total may be a later part
+    for part in others:
+        found += part
+    total.copy_(found)
