@@ -183,7 +183,7 @@ class LibraryGroup:
     def all_reduce(self, flat: Tensor, what: str) -> Moment:
         # Libraries do not know complex numbers.
         parts = torch.view_as_real(flat) if flat.is_complex() else flat
-        return self._issued(lambda: self._group.allreduce([parts]), what)
+        return self._polled(lambda: self._group.allreduce([parts]), what)
 
     def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor]) -> Moment:
         return self._awaited(
@@ -191,7 +191,7 @@ class LibraryGroup:
         )
 
     def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
-        return self._issued(lambda: self._group.allgather([list(shards)], [mine]), "an all-gather")
+        return self._polled(lambda: self._group.allgather([list(shards)], [mine]), "an all-gather")
 
     def send(self, tensor: Tensor, to: int) -> Moment:
         """Send a dense tensor to a rank of the job."""
@@ -210,33 +210,33 @@ class LibraryGroup:
         self._group.shutdown()
         self._group = self._waiting = None
 
-    def _issued(self, call: Callable[[], Any], what: str) -> Moment:
-        failed = _Failed(what, self._ranks)
-        with failed:
-            return _End(call(), failed)
-        raise AssertionError("unreachable")
+    def _polled(self, call: Callable[[], Any], what: str) -> Moment:
+        """The end of a call whose work is asked whether it is done."""
+        work, failed = self._called(call, what)
+        return _End(lambda: _is_done(work), failed)
 
     def _awaited(self, call: Callable[[], Any], what: str) -> Moment:
-        """The same for a work of gloo's that cannot be polled."""
+        """The end of a call whose work a thread waits for, where it cannot be polled."""
         if self._is_polled:
-            return self._issued(call, what)
+            return self._polled(call, what)
         if self._waiting is None:
             self._waiting = ThreadQueue("axrt collectives")
-        waiting = self._waiting
-        return self._issued(lambda: _Awaited(waiting.put(call().wait)), what)
+        work, failed = self._called(call, what)
+        return _End(self._waiting.put(work.wait).passed, failed)
+
+    def _called(self, call: Callable[[], Any], what: str) -> tuple[Any, "_Failed"]:
+        """The work of a call, and the context for whatever asks about it."""
+        failed = _Failed(what, self._ranks)
+        with failed:
+            return call(), failed
 
 
-class _Awaited:
-    """A work that a thread waits for."""
-
-    def __init__(self, moment: Moment) -> None:
-        self._moment = moment
-
-    def is_completed(self) -> bool:
-        return self._moment.passed()
-
-    def wait(self) -> None:
-        """The thread has."""
+def _is_done(work: Any) -> bool:
+    """A work of the library's has ended; raises if it has failed."""
+    if not work.is_completed():
+        return False
+    work.wait()  # it does not wait any more: it says whether all went well
+    return True
 
 
 class _Failed:
@@ -261,17 +261,14 @@ class _Failed:
 class _End:
     """The moment at which a work of the library's is done."""
 
-    __slots__ = ("_failed", "_work")
+    __slots__ = ("_failed", "_is_done")
 
-    def __init__(self, work: Any, failed: _Failed) -> None:
-        self._work, self._failed = work, failed
+    def __init__(self, is_done: Callable[[], bool], failed: _Failed) -> None:
+        self._is_done, self._failed = is_done, failed
 
     def passed(self) -> bool:
         with self._failed:
-            if not self._work.is_completed():
-                return False
-            self._work.wait()  # it does not wait any more: it says whether all went well
-        return True
+            return self._is_done()
 
 
 class CollectiveQueue:

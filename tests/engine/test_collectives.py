@@ -113,8 +113,8 @@ def test_an_end_of_data_drops_the_step_and_training_goes_on() -> None:
     assert first == second
 
 
-class Watch(Observer):
-    """Notes what starts and what is sent."""
+class InOrder(Observer):
+    """Notes what starts and what is sent, in one order."""
 
     def __init__(self) -> None:
         self.seen: list[object] = []
@@ -127,7 +127,7 @@ class Watch(Observer):
 
 
 def test_a_turn_leaves_before_a_task_that_may_take_long() -> None:
-    watch = Watch()
+    noted = InOrder()
     batches = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
     config = configured(
         MICROBATCHES,
@@ -141,14 +141,14 @@ def test_a_turn_leaves_before_a_task_that_may_take_long() -> None:
             batches,
             STEPS,
             config,
-            observers=[watch] if transport.rank == 0 else [],
+            observers=[noted] if transport.rank == 0 else [],
         )
     )
-    begun = [place for place, what in enumerate(watch.seen) if what is Kind.ANNOUNCE]
+    begun = [place for place, what in enumerate(noted.seen) if what is Kind.ANNOUNCE]
     assert len(begun) > STEPS
     for place in begun:
-        until = watch.seen.index(Meaning.TURN, place)
-        assert set(watch.seen[place:until]) <= {Kind.ANNOUNCE, Kind.COLLECT, Meaning.READY}
+        until = noted.seen.index(Meaning.TURN, place)
+        assert set(noted.seen[place:until]) <= {Kind.ANNOUNCE, Kind.COLLECT, Meaning.READY}
 
 
 def test_ranks_that_issue_in_another_order_are_found_out() -> None:

@@ -21,6 +21,7 @@ from axrt.heartbeat import Heartbeat
 from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
+from axrt.store.bucket import OptimizerFactory
 from axrt.transport import Parcel
 from axrt.transport.envelope import is_large, pack, seal
 from axrt.transport.lines import Lines
@@ -705,27 +706,75 @@ def case_activations_by_a_library_have_the_bits(comm: "MPI.Comm") -> None:
         assert trained(comm, perceptron, batches, policy, parallel=by_library) == reference, policy
 
 
+def of_replicas(
+    comm: "MPI.Comm",
+    model: axrt.PipelineModule,
+    factory: OptimizerFactory,
+    collectives: str,
+    **sections: Any,
+) -> Outcome:
+    """What all ranks train, each of them a replica, where gradients are added up in such a way."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+    parallel = {"data": comm.size, "collectives": collectives}
+    config = configured(MICROBATCHES, parallel=parallel, **sections)
+    mine = train_on_a_rank(MpiTransport(comm), model, batches, STEPS, config, factory)
+    return together(comm.allgather(mine), comm.size)
+
+
 def case_a_librarys_sums_are_those_of_parts(comm: "MPI.Comm") -> None:
     """Of two replicas to the bit; torch's own reductions have another order of summation beyond."""
-    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
-
-    def outcome(collectives: str, clip: float) -> Outcome:
-        config = configured(
-            MICROBATCHES,
-            parallel={"data": comm.size, "collectives": collectives},
-            memory={"bucket_mb": 0.001},
-            optimizer={"clip": clip},
-        )
-        mine = train_on_a_rank(MpiTransport(comm), perceptron(), batches, STEPS, config)
-        return together(comm.allgather(mine), comm.size)
-
     for clip in (0.0, 0.5):
-        parts, library = outcome("parts", clip), outcome("library", clip)
+        sections = {"memory": {"bucket_mb": 0.001}, "optimizer": {"clip": clip}}
+        parts, library = (
+            of_replicas(comm, perceptron(), adamw, collectives, **sections)
+            for collectives in ("parts", "library")
+        )
         if comm.size == 2:
             assert library == parts
         torch.testing.assert_close(library.losses, parts.losses, rtol=1e-6, atol=1e-6)
         for name, value in parts.parameters.items():
             torch.testing.assert_close(library.parameters[name], value, rtol=1e-6, atol=1e-6)
+
+
+# How far parameters of each type may lie apart when sums have another order. A float32 holds a sum
+# of three bfloat16 numbers without rounding, unless one is some 2^14 times as large as another. So
+# that sum is the same in any order, and a sum in bfloat16 is not.
+APART = {torch.bfloat16: 0.0, torch.float32: 1e-6, torch.float64: 1e-14, torch.complex64: 1e-6}
+
+
+class Typed(torch.nn.Module):
+    """Adds up products of its input with a parameter of each type, in float32 at the end.
+
+    It is linear in its parameters. So under a linear loss no gradient depends on them, and what the
+    sums of one type lose is not seen in another. They begin at zero, so that all they hold is sums
+    of gradients. A third of each is a multiple of 64 bytes, so three replicas own a shard each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = torch.nn.ParameterList(torch.zeros(6, 16, dtype=dtype) for dtype in APART)
+
+    def forward(self, value: Tensor) -> Tensor:
+        products = [value * factor for factor in self.factors]
+        real = [one.real - 2 * one.imag if one.is_complex() else one for one in products]
+        return torch.stack(real).sum(0).float()
+
+
+def case_a_librarys_sums_of_other_types_are_those_of_parts(comm: "MPI.Comm") -> None:
+    """Of two replicas to the bit, and of three as far as the type allows."""
+    model = axrt.PipelineModule(
+        [axrt.LayerSpec(Typed)], lambda out, target: (out * target.unsqueeze(1)).sum()
+    )
+    parts, library = (
+        of_replicas(comm, model, momentum, collectives) for collectives in ("parts", "library")
+    )
+    assert [value.dtype for value in parts.parameters.values()] == list(APART)
+    assert all(value.count_nonzero() for value in parts.parameters.values())
+    if comm.size == 2:
+        assert library == parts
+    for name, value in parts.parameters.items():
+        apart = APART[value.dtype]
+        torch.testing.assert_close(library.parameters[name], value, rtol=apart, atol=apart)
 
 
 def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> None:

@@ -199,28 +199,26 @@ def the_batches_end_while_a_thread_calls_mpi() -> None:
     the_batches_end()
 
 
-def a_rank_dies_when_it_is_its_turn() -> None:
-    """The other one has issued its collective, or is about to."""
+def _train_by_a_library(number: signal.Signals) -> None:
+    """Rank 1 of two sends itself a signal where it would issue its first collective."""
     from axrt.workers.collectives import CollectiveWorker
 
     if my_rank() == 1:
-        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore
+        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), number)  # type: ignore
     parallel = {"data": 2, "collectives": "library"}
     with engine(parallel=parallel, run={"patience_s": 5.0}) as e:
         for _ in range(3):
             e.train_batch(iter(BATCHES(e.rank)))
+
+
+def a_rank_dies_when_it_is_its_turn() -> None:
+    """The other one has issued its collective, or is about to."""
+    _train_by_a_library(signal.SIGKILL)
 
 
 def a_rank_stops_within_a_collective() -> None:
     """It is there, and will never come."""
-    from axrt.workers.collectives import CollectiveWorker
-
-    if my_rank() == 1:
-        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), signal.SIGSTOP)  # type: ignore
-    parallel = {"data": 2, "collectives": "library"}
-    with engine(parallel=parallel, run={"patience_s": 5.0}) as e:
-        for _ in range(3):
-            e.train_batch(iter(BATCHES(e.rank)))
+    _train_by_a_library(signal.SIGSTOP)
 
 
 def a_rank_dies_while_the_library_carries() -> None:
