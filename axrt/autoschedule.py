@@ -20,10 +20,10 @@ import torch
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
 from axrt.exchange import Exchange
-from axrt.local_model import TYPES
 from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
+from axrt.model.precision import types_of
 from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
@@ -96,9 +96,7 @@ def resolve(
     def measured() -> None:
         given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
         layers.extend(
-            measure(
-                model, config.run.seed, given, generator, TYPES[config.precision.compute], compiler
-            )
+            measure(model, config.run.seed, given, generator, types_of(config.precision), compiler)
         )
 
     def decided() -> tuple[str, int, list[str]]:
@@ -223,7 +221,7 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
     job = replace(
         job,
         cuts=tuple(cuts),
-        votes=config.optimizer.clip > 0,
+        votes=config.votes,
         by_library=config.parallel.collectives == "library",
     )
     return schedule, recomputing(job, config.memory.recompute)

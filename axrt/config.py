@@ -259,13 +259,64 @@ class Schedule(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Precision(_Section):
-    """The type to compute in (mixed precision)."""
+    """The types of weights, activations and gradients (mixed precision)."""
 
     compute: str = _key(
         "float32",
-        "of activations and products; bfloat16: by autocast, weights and gradients stay float32",
+        "autocast: bfloat16 = of activations and products, while weights and gradients stay "
+        "float32; float32 = off",
         choices=("float32", "bfloat16"),
     )
+    weights: str = _key(
+        "float32",
+        "the type in which weights live on the device and layers compute; a narrow one has masters "
+        "in float32 beside it, which the optimizer steps",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    gradients: str = _key(
+        "float32",
+        "the type in which gradients of narrow weights add up over microbatches; 'weights' = their "
+        "own. Replicas are always added up in float32",
+        choices=("float32", "weights"),
+    )
+    keep: tuple[str, ...] = _key(
+        (),
+        "names of classes whose modules stay float32 where weights are narrow, such as "
+        "['RMSNorm']; subclasses count",
+    )
+    loss_scale: float = _key(
+        65536.0, "float16: the first factor on the loss", least=2**-24, most=2**32
+    )
+    loss_scale_growth: float = _key(
+        2.0, "float16: the factor on the scale after good steps; 1 = never", least=1, most=2**16
+    )
+    loss_scale_backoff: float = _key(
+        0.5, "float16: the factor on the scale after an overflow; 1 = never", least=2**-16, most=1
+    )
+    loss_scale_interval: int = _key(
+        2000, "float16: good steps in a row before the scale grows", least=1
+    )
+    loss_scale_floor: float = _key(
+        1.0, "float16: the least scale; an overflow there ends the run", least=2**-24, most=2**32
+    )
+
+    @property
+    def scales(self) -> bool:
+        """The loss is scaled."""
+        return self.weights == "float16"
+
+    def _of_all(self) -> Iterator[str]:
+        if self.compute != "float32" and self.weights != "float32":
+            yield (
+                f"precision.compute = {self.compute!r} and precision.weights = {self.weights!r}: "
+                "narrow weights are computed with as they are, without autocast; expected "
+                "precision.compute = 'float32'"
+            )
+        if self.loss_scale < self.loss_scale_floor:
+            yield (
+                f"precision.loss_scale = {self.loss_scale:g} is below "
+                f"precision.loss_scale_floor = {self.loss_scale_floor:g}; expected at least that"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +458,12 @@ class Config:
     def global_batch(self) -> int:
         """Number of samples of a step, over all replicas."""
         return self.parallel.data * self.schedule.microbatches * self.schedule.microbatch_size
+
+    @property
+    def votes(self) -> bool:
+        """Optimizer steps wait for the norm of all gradients: to clip them, or to hear of an
+        overflow."""
+        return self.optimizer.clip > 0 or self.precision.scales
 
     @classmethod
     def read(

@@ -37,6 +37,7 @@ from axrt.preflight import (
     as_failure,
     check_arguments,
     check_backend,
+    check_kept,
     check_use,
     checked_sample,
     refuse_in_a_worker,
@@ -117,6 +118,10 @@ class Engine:
                 place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)
             ]
             self._trainer.share_given_weights(given)
+        if self._model.narrow is not None and config.precision.keep:
+            found = self._exchange.gathered(sorted(self._model.narrow.classes))
+            classes = {name for of_rank in found or () for name in of_rank}
+            self._exchange.agreed(lambda: check_kept(config.precision.keep, classes))
         trained = self._exchange.gathered(bool(self._model.named_parameters()))
         # the main rank knows; an evaluation needs nothing trained
         self._trains_nothing = trained is not None and not any(trained)
@@ -182,7 +187,8 @@ class Engine:
 
         All ranks together list what that lists. A tied weight is listed once on every rank that
         holds a copy, by the name of its first layer. The parameters are the engine's own, not
-        copies.
+        copies. Where `precision.weights` is narrow they are the float32 masters, and what is
+        written to them in place counts from the next call on.
         """
         return list(self._model.named_parameters())
 
@@ -218,6 +224,7 @@ class Engine:
                     "iter(loader): anything else would give the same first microbatches in every "
                     "step"
                 )
+            self._publish()
             whole = self._trainer.train(batches)
             if not whole:
                 ended = self._trainer.ended_after
@@ -248,6 +255,7 @@ class Engine:
             DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
         with self._working():
+            self._publish()
             result = self._trainer.evaluate(batches, outputs)
         if result is None:
             raise EmptyEvaluationError(
@@ -333,7 +341,16 @@ class Engine:
         with self._agreeing():
             # Replicas but the first hold the same, and so do pipes but the first.
             mine = self._model.of_pipe(0) if self.data_rank == 0 else None
-            of = self.step, self.samples, self._model.lr, self._layers, self.config, extra or {}
+            scale = self._model.loss_scale.saved(self.step) if self._model.loss_scale else None
+            of = (
+                self.step,
+                self.samples,
+                self._model.lr,
+                self._layers,
+                self.config,
+                extra or {},
+                scale,
+            )
             self._checkpoints.save(
                 path, lambda: Manifest.of(*of), mine, self._trainer.ranks_of_replica(0)
             )
@@ -364,6 +381,8 @@ class Engine:
             if manifest is None:
                 return None
             self._step, self._samples = manifest.step, manifest.samples
+            if self._model.loss_scale:
+                self._model.loss_scale.restore(self.step, manifest.loss_scale)
             self._trainer.begin_again(self.step)
         return manifest.extra
 
@@ -443,6 +462,12 @@ class Engine:
         with self._calls.of(f"for {what}"), self._ending_the_job_on_failure():
             return self._exchange.wait(collected, what)
 
+    def _publish(self) -> None:
+        """Let layers have what the user has written to masters between two calls."""
+        if self.config.precision.weights != "float32":
+            with self._rank.loop.computing():
+                self._model.publish_masters()
+
     # Around every call.
 
     def _check_open(self) -> None:
@@ -481,10 +506,13 @@ class Engine:
 
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
-        self._model.release()
         error = as_failure(error)
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
+        try:
+            self._model.release()
+        except Exception as second:  # such as the device's, which has failed already
+            error.add_note(f"the user's modules were not given back: {second}")
         self._world.fail(error)
 
 

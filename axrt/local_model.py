@@ -1,17 +1,18 @@
 """The part of the model that a rank holds: its stages, and their parameters in buckets."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from axrt.config import Config
+from axrt.loss_scale import LossScale
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.layers import build
 from axrt.model.module import PipelineModule
+from axrt.model.precision import NarrowLayers, Place, place_of, types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.scheduler.bucket import BucketCopy, Copies
@@ -20,7 +21,6 @@ from axrt.store.assign import buckets_of
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
 
 _MIB = 1024 * 1024
-TYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,15 @@ class LocalModel:
         stages: stages of this rank, by number.
         buckets: buckets of each stage, by stage.
         pipes: pipe whose copy of a stage this is, by stage; numbered over all replicas.
+        narrow: layers in a narrow type (mixed precision); None: they are as they are.
+        loss_scale: scale of the losses of each step; None: they are as they are.
     """
 
     stages: dict[int, Stage]
     buckets: dict[int, tuple[Bucket, ...]]
     pipes: dict[int, int]
+    narrow: NarrowLayers | None = None
+    loss_scale: LossScale | None = None
 
     def of_pipe(self, pipe: int) -> "LocalModel":
         """The stages and buckets that belong to one pipe."""
@@ -44,6 +48,8 @@ class LocalModel:
             {stage: self.stages[stage] for stage in mine},
             {stage: self.buckets[stage] for stage in mine},
             dict.fromkeys(mine, pipe),
+            self.narrow,
+            self.loss_scale,
         )
 
     @property
@@ -68,20 +74,48 @@ class LocalModel:
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The trained parameters here as plain torch lists them.
+        """The trained parameters here as plain torch lists them; masters where weights are narrow.
 
         A tied weight is listed once, by the name that the first of its layers gives it.
         """
         called = {
-            id(p): name
+            id(p): (name, master)
             for bucket in self.all_buckets
-            for name, (_, p) in zip(bucket.called, bucket.named, strict=True)
+            for name, (_, p), (_, master) in zip(
+                bucket.called, bucket.named, bucket.trained, strict=True
+            )
         }
         listed: dict[str, nn.Parameter] = {}
         for stage in self.stages.values():
             for _, parameter in stage.named_parameters():
-                listed.setdefault(called[id(parameter)], parameter)
+                listed.setdefault(*called[id(parameter)])
         return list(listed.items())
+
+    def full(self) -> Callable[[Tensor], Tensor]:
+        """A function that gives, for a parameter or buffer of a layer, what stands for it in its
+        full type: the master of a trained parameter, the original of another narrow tensor, or the
+        tensor itself.
+
+        What is written there counts when it is published.
+        """
+        if self.narrow is None:
+            return lambda tensor: tensor
+        wide: dict[Place, Tensor] = self.narrow.originals()
+        for bucket in self.all_buckets:
+            for (_, parameter), (_, master) in zip(bucket.named, bucket.trained, strict=True):
+                wide[place_of(parameter)] = master
+        return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
+
+    def publish_masters(self) -> None:
+        """Give layers what was written to masters, in the layers' type."""
+        for bucket in self.all_buckets:
+            bucket.publish_if_changed()
+
+    def publish(self) -> None:
+        """Give layers what was written to masters and originals, in the layers' type."""
+        self.publish_masters()
+        if self.narrow is not None:
+            self.narrow.publish()
 
     def layers(self) -> Iterator[tuple[int, nn.Module]]:
         """Each layer with its index in the model."""
@@ -106,6 +140,10 @@ class LocalModel:
         """Give the user's own modules back as they were, with their new weights."""
         for stage in self.stages.values():
             stage.release()
+        for bucket in self.all_buckets:
+            bucket.release()
+        if self.narrow is not None:
+            self.narrow.release()
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""
@@ -138,22 +176,30 @@ def local_model(
         compiler: compiler that runs the layers; None: they run as they are.
     """
     stages, buckets, pipes = {}, {}, {}
+    types = types_of(config.precision)
+    narrow = NarrowLayers(types) if types.weights else None
+    loss_scale = LossScale(config.precision) if config.precision.scales else None
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
         first, end = job.cuts[stage], job.cuts[stage + 1]
+        layers = [
+            build(model.layers, place, config.run.seed).to(generator.device)
+            for place in range(first, end)
+        ]
+        if narrow is not None:
+            for layer in layers:
+                narrow.add(layer)
         stages[stage] = Stage(
-            [
-                build(model.layers, place, config.run.seed).to(generator.device)
-                for place in range(first, end)
-            ],
+            layers,
             first,
             model.loss_fn if stage == job.last_stage else None,
             job,
             generator,
             mesh.data_rank,
-            TYPES[config.precision.compute],
+            types,
             compiler,
             job.recomputed.get(stage, 0),
+            loss_scale.of if loss_scale else None,
         )
         named = stages[stage].named_parameters()
         places = {
@@ -171,8 +217,11 @@ def local_model(
                 factory,
                 lr_schedule,
                 generator.device,
+                [narrow.type_of(parameter) for _, parameter in one.named] if narrow else (),
+                config.precision.gradients == "float32",
+                types.weights,
             )
             for number, one in enumerate(held)
         )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
-    return LocalModel(stages, buckets, pipes)
+    return LocalModel(stages, buckets, pipes, narrow, loss_scale)

@@ -14,9 +14,10 @@ from torch import nn
 
 from axrt.config import Config
 from axrt.errors import ConfigError
-from axrt.local_model import TYPES, LocalModel
+from axrt.local_model import LocalModel
 from axrt.model.module import PipelineModule
 from axrt.model.per_layer import walk
+from axrt.model.precision import types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
 from axrt.payload import copied, detached, flatten, on
@@ -43,7 +44,7 @@ def precompile(
     """
     try:
         entering = walk(
-            model, config.run.seed, sample, generator, _what_enters, TYPES[config.precision.compute]
+            model, config.run.seed, sample, generator, _what_enters, types_of(config.precision)
         )
         target = on(generator.device, sample[1])
         stages = [
@@ -58,6 +59,7 @@ def precompile(
             with here.evaluating():
                 for stage, value in stages:
                     stage.evaluate(0, copied(detached(value)), copied(target))
+        here.drop()
     except Exception as error:
         error.add_note(
             f"while compiling as run.compile = {config.run.compile!r} wants it; run.compile = '' "

@@ -50,6 +50,22 @@ def check_use(model: Any, optimizer: Any) -> None:
         )
 
 
+def check_kept(keep: Collection[str], classes: Collection[str]) -> None:
+    """Check that each class of `precision.keep` is one of those of the model's modules.
+
+    Raises:
+        ConfigError: the model has no such module.
+    """
+    for name in keep:
+        if name not in classes:
+            known = sorted(set(classes) - {"object", "Module"})
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+            raise ConfigError(
+                f"precision.keep = {list(keep)}: the model has no module of class {name}; {hint}"
+            )
+
+
 _INSTEAD = {  # of DeepSpeed's arguments
     "args": "config=..., a TOML file, a dict or an axrt.Config",
     "model_parameters": (

@@ -17,21 +17,23 @@ class StepResult:
         lr: learning rate of the first parameter group on this rank; nan where the rank has no
             parameters.
         skipped: True if the norm of the gradients was infinite or not a number, so that no rank has
-            stepped; only where steps are clipped.
+            stepped; only where steps are clipped or losses scaled.
+        loss_scale: factor on the losses of the step's backwards; None where losses are not scaled.
     """
 
     step: int
     loss: float
     lr: float
     skipped: bool
+    loss_scale: float | None
     _grad_norm: Callable[[], float | None] = field(repr=False)
 
     @property
     def grad_norm(self) -> float | None:
-        """The 2-norm of all gradients before clipping.
+        """The 2-norm of all gradients before clipping, and without the loss scale.
 
-        Where steps are clipped, every rank has it. Elsewhere only the main rank has it, where
-        reading it may wait for messages; on other ranks it is None.
+        Where steps are clipped or losses scaled, every rank has it. Elsewhere only the main rank
+        has it, where reading it may wait for messages; on other ranks it is None.
         """
         return self._grad_norm()
 

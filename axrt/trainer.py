@@ -102,6 +102,7 @@ class Trainer:
             loss=outcome.loss,
             lr=self._model.lr,
             skipped=outcome.skipped,
+            loss_scale=self._model.loss_scale.of(step) if self._model.loss_scale else None,
             _grad_norm=norm,
         )
 
@@ -126,8 +127,11 @@ class Trainer:
             mail,
             self._clip,
             self._tell_norms,
+            model.loss_scale,
+            self._skip,
         )
-        stages = StageWorker(self._job, model.stages, mail, gradients)
+        may_skip = model.loss_scale is not None
+        stages = StageWorker(self._job, model.stages, mail, gradients, may_skip)
         hears = {
             Meaning.LOSS: stepping.hear_losses,
             Meaning.VOTE: stepping.hear_vote,
@@ -143,6 +147,12 @@ class Trainer:
         )
         self._stepping = stepping
         self.training = Session(generation, state, workers, self._reader(self._job, None))
+
+    def _skip(self, stage: int) -> None:
+        """Leave a stage as it was before a step, where an overflow skips that; a step that is
+        skipped for its norm alone leaves buffers as its forwards have made them."""
+        if self._model.loss_scale is not None:
+            self._model.stages[stage].recall_buffers()
 
     def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
         self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, stage, step), norms, self._generation)
@@ -211,7 +221,7 @@ class Trainer:
         for stage, place, layer in mine:
             for pipe in range(1, self._job.pipes) if pipes[stage] == 0 else ():
                 # Copies: a forward may change buffers while the network still reads them.
-                copies = [value.detach().clone() for value in _values(layer)]
+                copies = [value.detach().clone() for value in self._values(layer)]
                 exchange.tell(self._rank_of(pipe, stage), Note(Topic.VALUES, 0, place), copies)
         self._rank.loop.flush()
         for stage, place, layer in mine:
@@ -219,8 +229,15 @@ class Trainer:
                 from_first = exchange.claim(Topic.VALUES, place, [self._rank_of(0, stage)])
                 (theirs,) = exchange.awaited(from_first, f"the weights of layer {place}")
                 with self._rank.loop.computing(), torch.no_grad():
-                    for value, its in zip(_values(layer), theirs, strict=True):
+                    for value, its in zip(self._values(layer), theirs, strict=True):
                         value.copy_(its)
+        if self._model.narrow is not None:
+            with self._rank.loop.computing():
+                self._model.publish()
+
+    def _values(self, layer: nn.Module) -> list[torch.Tensor]:
+        full = self._model.full()
+        return [full(tensor) for tensor in (*layer.parameters(), *layer.buffers())]
 
     def ranks_of_replica(self, replica: int) -> list[int]:
         """The ranks of the job that form one replica's pipeline."""
@@ -228,7 +245,3 @@ class Trainer:
 
     def _rank_of(self, pipe: int, stage: int) -> int:
         return self._rank.mesh.rank_of(*self._job.placement.place_of(pipe, stage))
-
-
-def _values(layer: nn.Module) -> list[torch.Tensor]:
-    return [*layer.parameters(), *layer.buffers()]

@@ -5,7 +5,7 @@ against the model.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from axrt.store.state import ParameterState
 from .durable import digest_of_file, write_durably
 from .manifest import FileRecord, Manifest
 
+Weights = Mapping[int, Mapping[str, Tensor]]  # and buffers, by index of the layer and by name
 Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
 
 
@@ -36,7 +37,7 @@ class LoadedLayers:
             saved has none.
     """
 
-    weights: dict[int, dict[str, Tensor]]
+    weights: Weights
     states: dict[str, ParameterState]
 
 
@@ -81,9 +82,10 @@ def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
 def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
     """The name and the bytes of two files for each layer: its weights, and its optimizer state."""
     states = {name: state for bucket in model.all_buckets for name, state in bucket.saved()}
+    full = model.full()
     for place, layer in model.layers():
         parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
-        weights = {name: _on_cpu(value) for name, value in _weights(place, layer)}
+        weights = {name: _on_cpu(value) for name, value in weights_of(place, layer, full)}
         yield weights_file(place), save(weights, {"parameters": json.dumps(parameters)})
         frozen = [name for name in parameters if name not in states]
         of_layer = {
@@ -104,7 +106,7 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
             are no finite numbers.
         ConfigError: the checkpoint is of another model, or of another optimizer.
     """
-    weights = read_weights(directory, manifest, list(model.layers()))
+    weights = read_weights(directory, manifest, _all_weights(model))
     states: dict[str, ParameterState] = {}
     frozen: set[str] = set()
     for place, _ in model.layers():
@@ -117,40 +119,37 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
     return LoadedLayers(weights, states)
 
 
-def read_weights(
-    directory: Path, manifest: Manifest, layers: Sequence[tuple[int, nn.Module]]
-) -> dict[int, dict[str, Tensor]]:
+def read_weights(directory: Path, manifest: Manifest, layers: Weights) -> Weights:
     """Read weights and buffers of some layers, by index of the layer and name; errors are those of
     `read_layers`.
 
     Args:
         directory: directory of the checkpoint.
         manifest: manifest of the checkpoint.
-        layers: layers with their indices in the model.
+        layers: the layers' own tensors, which the files must fit.
     """
     found = {}
-    for place, layer in layers:
+    for place, mine in layers.items():
         path = directory / weights_file(place)
         found[place], metadata = _read(path, manifest)
-        _check(path, dict(_weights(place, layer)), found[place])
+        _check(path, mine, found[place])
         _check_finite(path, found[place], metadata)
     return found
 
 
 def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
     """Copy what `read_layers` gave into the layers and the optimizers."""
-    take_weights(loaded.weights, list(model.layers()))
+    take_weights(loaded.weights, _all_weights(model))
+    model.publish()
     for bucket in model.all_buckets:
         bucket.restore(loaded.states)
 
 
-def take_weights(
-    found: Mapping[int, Mapping[str, Tensor]], layers: Sequence[tuple[int, nn.Module]]
-) -> None:
-    """Copy what `read_weights` gave into the layers."""
+def take_weights(found: Weights, layers: Weights) -> None:
+    """Copy what `read_weights` gave into the layers' own tensors."""
     with torch.no_grad():
-        for place, layer in layers:
-            for name, value in _weights(place, layer):
+        for place, mine in layers.items():
+            for name, value in mine.items():
                 value.copy_(found[place][name])
 
 
@@ -194,14 +193,30 @@ def _check_optimizer(
             )
 
 
-def _weights(place: int, layer: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    for name, value in layer.state_dict(prefix=f"{place}.").items():
+def weights_of(
+    place: int, layer: nn.Module, full: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """The name and value of each weight and buffer of a layer.
+
+    Args:
+        place: index of the layer in the model.
+        layer: the layer.
+        full: function that gives what stands for a tensor in its full type, see `LocalModel.full`.
+    Raises:
+        DataError: its state has what is no tensor.
+    """
+    for name, value in layer.state_dict(prefix=f"{place}.", keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise DataError(
                 f"{name} of layer {place} is {type(value).__name__}; expected tensors only, since "
                 "nothing in a checkpoint is code"
             )
-        yield name, value
+        yield name, full(value)
+
+
+def _all_weights(model: LocalModel) -> Weights:
+    full = model.full()
+    return {place: dict(weights_of(place, layer, full)) for place, layer in model.layers()}
 
 
 def _on_cpu(value: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 
 from axrt.config import Config, with_present_names
 from axrt.errors import ConfigError, DamagedError
+from axrt.loss_scale import MOST
 
 from .durable import digest_of, write_durably
 
@@ -81,6 +82,16 @@ def _is_mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 
+def _is_loss_scale(value: object) -> bool:
+    return value is None or (
+        isinstance(value, dict)
+        and value.keys() == {"scale", "good"}
+        and type(value["scale"]) in (int, float)
+        and 2.0**-24 <= value["scale"] <= MOST
+        and _is_count(value["good"])
+    )
+
+
 def _are_layers(value: object) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(map(_is_text, value))
 
@@ -94,6 +105,7 @@ _EXPECTED: dict[str, tuple[Callable[[object], bool], str]] = {
     "layers": (_are_layers, "names of layers"),
     "config": (_mapping_of(_is_mapping), "sections of keys"),
     "versions": (_mapping_of(_is_text), "names with versions"),
+    "loss_scale": (_is_loss_scale, "a positive scale with a number of good steps, or null"),
     "extra": (_is_mapping, "keys with values"),
     "files": (_mapping_of(_is_record), "names with size_bytes and crc32"),
 }
@@ -113,6 +125,8 @@ class Manifest:
         layers: class name of each layer, in order.
         config: every section with every key, by today's names.
         versions: versions of Python, torch and axrt.
+        loss_scale: `scale` of the next step's losses, and the number of `good` steps in a row; None
+            where losses are not scaled.
         extra: the user's own values, as JSON can hold them.
         files: record of every other file, by name, as the dict of a `FileRecord`.
     """
@@ -125,6 +139,7 @@ class Manifest:
     layers: list[str]
     config: dict[str, dict[str, Any]]
     versions: dict[str, str]
+    loss_scale: dict[str, Any] | None
     extra: dict[str, Any]
     files: dict[str, dict[str, Any]]
 
@@ -137,6 +152,7 @@ class Manifest:
         layers: list[str],
         config: Config,
         extra: Mapping[str, Any],
+        loss_scale: dict[str, Any] | None = None,
     ) -> Self:
         """The manifest of a run as it stands, without files; arguments are the fields of that name.
 
@@ -164,6 +180,7 @@ class Manifest:
             layers,
             config.as_dict(),
             versions,
+            loss_scale,
             own,
             {},
         )
@@ -204,6 +221,7 @@ class Manifest:
                 f"{path} is of another format; expected format {FORMAT}, which axrt of this "
                 "version writes"
             )
+        found.setdefault("loss_scale", None)  # of a former version, which scaled none
         for name, (fits, expected) in _EXPECTED.items():
             if name not in found:
                 raise DamagedError(

@@ -85,7 +85,11 @@ class Record:
         if done % self._config.run.log_every == 0 or done == self._config.run.steps:
             self._write(result)
         self._skipped = self._skipped + 1 if result.skipped else 0
-        if self._skipped == 1:
+        if result.loss_scale and result.skipped:
+            self._show.say(
+                f"step {done}: skipped, a gradient overflows at scale {result.loss_scale:g}"
+            )
+        elif self._skipped == 1:
             self._show.say(f"step {done}: skipped, the norm of the gradients is {result.grad_norm}")
         self._show.step(done, result.loss, self._tokens_per_s)
 
@@ -170,10 +174,11 @@ class Record:
         self._unwritten = None
         self._append(
             step=done,
-            loss=result.loss,
+            loss=_number(result.loss),
             lr=_number(result.lr),
             grad_norm=None if grad_norm is None else _number(grad_norm),
             **({"skipped": True} if result.skipped else {}),
+            **({"loss_scale": result.loss_scale} if result.loss_scale else {}),
             tokens_per_s=round(self._tokens_per_s, 1),
             samples_per_s=round(samples_per_s, 2),
         )

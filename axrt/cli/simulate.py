@@ -202,7 +202,11 @@ _COSTS = (
 @click.option(
     "--barrier", is_flag=True, help="a step begins when all ranks have done the one before"
 )
-@click.option("--clip", is_flag=True, help="steps wait for the norm of all gradients")
+@click.option(
+    "--clip",
+    is_flag=True,
+    help="steps wait for the norm of all gradients, as for clipping and a loss scale",
+)
 @click.option("--seed", default=0, type=int, help="of what varies")
 @click.option(
     "--held-mib",

@@ -344,7 +344,8 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
             record.step(result)
         drawing.after_step()
         done = engine.step
-        skipped = skipped + 1 if result.skipped else 0
+        falls = result.loss_scale and engine.config.precision.loss_scale_backoff < 1
+        skipped = skipped + 1 if result.skipped and not falls else 0  # a scale ends at its floor
         if skipped == _MOST_SKIPPED:
             raise NonFiniteLossError(
                 f"the norm of the gradients was no finite number in {skipped} steps in a row, the "

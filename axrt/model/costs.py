@@ -17,6 +17,7 @@ from axrt.payload import flatten
 from .compiler import Compiler
 from .module import PipelineModule
 from .per_layer import walk
+from .precision import Types
 from .seeds import BorrowedGenerator
 from .stage import Stage
 
@@ -49,7 +50,7 @@ def measure(
     seed: int,
     sample: tuple[Any, Any],
     generator: BorrowedGenerator,
-    compute: torch.dtype | None,
+    types: Types,
     compiler: Compiler | None = None,
 ) -> list[LayerCosts]:
     """The costs of every layer, on the generator's device.
@@ -59,10 +60,10 @@ def measure(
         seed: run seed from which weights and dropout are derived, 0 <= seed < 2**63.
         sample: a microbatch, (inputs, targets).
         generator: random numbers of the device, borrowed by the caller.
-        compute: type that layers compute in; None: as they are.
+        types: types that layers compute in.
         compiler: compiler that runs the layers; None: they run as they are.
     """
-    return walk(model, seed, sample, generator, _measured, compute, compiler)
+    return walk(model, seed, sample, generator, _measured, types, compiler)
 
 
 def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerCosts, Any]:

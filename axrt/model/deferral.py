@@ -39,6 +39,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
+from .accumulator import Accumulator, accumulator_of
+
 Compute = Callable[[], Tensor]
 
 
@@ -178,7 +180,7 @@ class Deferral:
 
     def run_piece(self, number: int) -> None:
         """Compute the next gradient of microbatch `number`, in the order of its backward, and add
-        it to the parameter's `.grad`.
+        it to the parameter's `.grad`, or by its accumulator.
 
         Raises:
             RuntimeError: a tensor that the product reads was changed in place.
@@ -262,8 +264,9 @@ def _has_other_hooks(parameter: Tensor) -> bool:
     others = (
         hook for hook in (parameter._backward_hooks or {}).values() if not isinstance(hook, _Ear)
     )
-    return any(True for _ in others) or bool(
-        getattr(parameter, "_post_accumulate_grad_hooks", None)
+    after = parameter._post_accumulate_grad_hooks
+    return any(True for _ in others) or (
+        bool(after) and any(not isinstance(hook, Accumulator) for hook in after.values())
     )
 
 
@@ -281,7 +284,9 @@ def _add(parameter: nn.Parameter, computes: list[Compute]) -> None:
             f"{tuple(parameter.shape)}. "
             "Look at the function given to axrt.defer_weight_gradient"
         )
-    if parameter.grad is None:
+    if accumulator := accumulator_of(parameter):
+        accumulator.add(gradient)
+    elif parameter.grad is None:
         # A copy, laid out like the parameter as autograd would: the closure may have returned what
         # somebody else still reads.
         parameter.grad = torch.empty_like(parameter).copy_(gradient)

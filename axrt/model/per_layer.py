@@ -8,8 +8,6 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-
 from axrt.payload import copied, flatten, on
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
@@ -17,6 +15,7 @@ from axrt.scheduler.policies import placement_for, policy_by_name
 from .compiler import Compiler
 from .layers import LayerSpec, build
 from .module import PipelineModule
+from .precision import Types, make_narrow
 from .seeds import BorrowedGenerator
 from .stage import Stage
 
@@ -29,7 +28,7 @@ def walk(
     sample: tuple[Any, Any],
     generator: BorrowedGenerator,
     visit: Callable[[Stage, bool, Any, Any], tuple[Found, Any]],
-    compute: torch.dtype | None,
+    types: Types,
     compiler: Compiler | None = None,
 ) -> list[Found]:
     """Visit every layer with its real input, on the generator's device.
@@ -42,7 +41,7 @@ def walk(
         generator: random numbers of the device, borrowed by the caller.
         visit: function that is called with a stage of the one layer, whether it is the last, its
             input, and the targets; it returns a finding, and the layer's output.
-        compute, compiler: as for `Stage`.
+        types, compiler: as for `Stage`.
     Returns:
         The findings, one a layer; layers that are alike share one.
     """
@@ -64,13 +63,14 @@ def walk(
             module = (module if isinstance(layer, LayerSpec) else copy.deepcopy(module)).to(
                 generator.device
             )
+            make_narrow(module, types)
             stage = Stage(
                 [module],
                 place,
                 loss_fn if last else None,
                 job,
                 generator,
-                compute=compute,
+                types=types,
                 compiler=compiler,
             )
             known[key] = visit(stage, last, value, target)

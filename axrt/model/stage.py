@@ -35,9 +35,11 @@ from axrt.scheduler.job import Job
 from .compiler import Compiler
 from .deferral import Deferral, with_deferral, without_deferral
 from .module import LossFunction
+from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .seeds import BorrowedGenerator
 
 Gradients = tuple[Tensor | None, ...]
+_Remembered = tuple[nn.Module, str, Any, Any]
 
 
 @dataclass(slots=True)
@@ -154,8 +156,8 @@ class Stage:
             are split; a compiler turns that off.
         generator: random numbers, seeded anew before each layer.
         replica: index of the replica that this stage belongs to.
-        compute: type that layers compute in and send on, by autocast (mixed precision); None: as
-            they are.
+        types: types that layers compute in and send on (mixed precision).
+        scale_of: function that gives the factor on the losses of a step (loss scaling); None: 1.
         compiler: compiler that runs the layers and the loss; None: they run as they are.
         recomputed: number of first layers that keep nothing and run again before a backward; where
             it is all of them, so does the loss. 0: none.
@@ -173,9 +175,10 @@ class Stage:
         job: Job,
         generator: BorrowedGenerator,
         replica: int = 0,
-        compute: torch.dtype | None = None,
+        types: Types = AS_THEY_ARE,
         compiler: Compiler | None = None,
         recomputed: int = 0,
+        scale_of: Callable[[int], float] | None = None,
     ) -> None:
         self.recomputed = recomputed
         splits = job.splits and compiler is None
@@ -190,7 +193,8 @@ class Stage:
         self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
         self._job, self._replica = job, replica
         self._generator = generator
-        self._compute = compute
+        self._types, self._scale_of, self._between = types, scale_of, types.between
+        self._kept = [is_kept(layer, types.keep) for layer in layers]
         self._stash: dict[int, _Stashed] = {}
         self._anchor = torch.empty(0, requires_grad=True)
         self.device = generator.device
@@ -198,6 +202,7 @@ class Stage:
         self._deferral = Deferral(self._parameters if splits else ())
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
+        self._before_step: list[_Remembered] = []
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The name and parameter of every trained parameter, in model order.
@@ -363,6 +368,15 @@ class Stage:
         outputs = self._run_layers(number, inputs, 0, len(self._run))
         return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
 
+    def remember_buffers(self) -> None:
+        """Keep the values that buffers, such as running means, have before a step that may be
+        skipped."""
+        self._before_step = _remembered_buffers(self.layers)
+
+    def recall_buffers(self) -> None:
+        """Give buffers the values again that they had before a step, which is skipped."""
+        _recall(self._before_step)
+
     def release(self) -> None:
         """Give the layers back as they were, with the weights that they have now."""
         self._deferral.release()
@@ -422,7 +436,7 @@ class Stage:
         microbatch runs again as a whole.
         """
         whole, given = len(self._run), (copied(inputs), copied(target))  # layers may work in place
-        buffers = list(_remembered_buffers(self.layers))
+        buffers = _remembered_buffers(self.layers)
         ends = (*self._cuts, whole)
         out, segments = self._segments(number, inputs, target, self.recomputed, ends)
         own = {
@@ -433,9 +447,7 @@ class Stage:
             self._may_be_cut = True
             return out, segments
         self._cuts = ()
-        with torch.no_grad():
-            for owner, name, buffer, value in buffers:
-                owner._buffers[name] = None if buffer is None else buffer.copy_(value)
+        _recall(buffers)
         return self._segments(number, *given, self.recomputed, (whole,))
 
     def _ended(
@@ -454,7 +466,9 @@ class Stage:
             # A sum is divided when the weights of all microbatches are known, at the end of the
             # step.
             loss_to_mean = loss / self._job.microbatches_in_all if weight is None else loss
-            return (loss.detach(), weight), [_edge(loss_to_mean)], (torch.ones_like(loss_to_mean),)
+            scale = self._scale_of(self._job.step_of(number)[0]) if self._scale_of else 1.0
+            of_loss = torch.full_like(loss_to_mean, scale)
+            return (loss.detach(), weight), [_edge(loss_to_mean)], (of_loss,)
         skeleton, tensors = flatten(outputs)
         edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
         return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), edges, None
@@ -477,21 +491,25 @@ class Stage:
         microbatch += self._replica * self._job.microbatches
         for place, layer in enumerate(self._run[first:end], self.first_layer + first):
             self._generator.before_layer(step, microbatch, place)
-            if self._compute is None:  # most often, and a context would be one more call
+            if self._between is None:  # most often, and a context would be one more call
                 value = layer(value)
                 continue
+            if self._types.weights and not self._kept[place - self.first_layer]:
+                value = in_type(value, self._types.weights)
             with self._computing():
                 value = layer(value)
-            value = _in_type(value, self._compute)
+            value = in_type(value, self._between)
         return value
 
     def _computing(self) -> AbstractContextManager[Any]:
-        if self._compute is None:
+        if self._types.compute is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._compute)
+        return torch.autocast(self.device.type, dtype=self._types.compute)
 
     def _loss(self, outputs: Any, target: Any) -> tuple[Tensor, Tensor | float | None]:
         assert self._loss_fn is not None
+        if self._types.weights:
+            outputs = in_type(outputs, torch.float32, self._types.weights)
         with self._computing():
             found = self._loss_fn(outputs, target)
         loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
@@ -531,12 +549,21 @@ class Stage:
         return unflatten(skeleton, tensors)
 
 
-def _remembered_buffers(layers: nn.Module) -> Iterator[tuple[nn.Module, str, Any, Any]]:
+def _remembered_buffers(layers: nn.Module) -> list[_Remembered]:
     """Every buffer with its owner and name, and a copy of its value: layers may change it in place,
     or put another there."""
-    for owner in layers.modules():
-        for name, buffer in owner._buffers.items():
-            yield owner, name, buffer, None if buffer is None else buffer.clone()
+    return [
+        (owner, name, buffer, None if buffer is None else buffer.clone())
+        for owner in layers.modules()
+        for name, buffer in owner._buffers.items()
+    ]
+
+
+@torch.no_grad()
+def _recall(buffers: Sequence[_Remembered]) -> None:
+    """Give buffers the values that they had when they were remembered."""
+    for owner, name, buffer, value in buffers:
+        owner._buffers[name] = None if buffer is None else buffer.copy_(value)
 
 
 @contextmanager
@@ -577,19 +604,6 @@ def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> Non
     walk through an empty stage."""
     _engine_run_backward(
         roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
-    )
-
-
-def _in_type(value: Any, compute: torch.dtype) -> Any:
-    """A layer's output in the type of computation, so that no bit depends on whether it travels; an
-    output that cannot travel stays as it is."""
-    try:
-        skeleton, tensors = flatten(value)
-    except TypeError:
-        return value
-    return unflatten(
-        skeleton,
-        [tensor.to(compute) if tensor.dtype == torch.float32 else tensor for tensor in tensors],
     )
 
 

@@ -21,14 +21,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from axrt.device import is_on_host
 from axrt.errors import ModelError
+from axrt.model.accumulator import Accumulator
 from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
-from .flat import FlatBuffer, by_key, can_be_flat
+from .flat import adopt, can_be_flat
 from .gradient import Gradient, Shards, Used, used_by_any
+from .masters import Masters
 from .state import ParameterState, restore_state, saved_state
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -56,6 +59,14 @@ class Bucket:
             their own.
         schedule: function whose `schedule(step)` is the factor on every group's learning rate.
         device: device of the parameters.
+        narrow: type that layers are to have each parameter in, beside a float32 master; None: the
+            parameter stays as it is. () stands for None everywhere.
+        in_float32: True if gradients of narrow parameters add up in float32 over microbatches;
+            False: in their own type.
+        narrowest: narrowest type of any copy's parameters; None: that of these.
+    Attributes:
+        trained: parameters that the optimizer steps, by the names of the module's: masters where
+            there are any.
     """
 
     def __init__(
@@ -66,19 +77,25 @@ class Bucket:
         factory: OptimizerFactory,
         schedule: LrSchedule,
         device: torch.device,
+        narrow: Sequence[torch.dtype | None] = (),
+        in_float32: bool = True,
+        narrowest: torch.dtype | None = None,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
         self._counts = spec.counts
-        self._parameters = [parameter for _, parameter in spec.named]
         self._places = torch.tensor(places, dtype=torch.int64)
         self._schedule, self._device = schedule, device
-        self._adopt(self._parameters)
-        self._gradient = Gradient(self._parameters, self._parameters, device)
+        parameters = [parameter for _, parameter in spec.named]
+        self._masters = Masters(parameters, narrow or [None] * len(parameters), device)
+        self._parameters = self._masters.parameters
+        self.trained = list(zip([name for name, _ in spec.named], self._parameters, strict=True))
+        self._handles = _accumulating(parameters, self._parameters) if in_float32 else []
+        self._gradient = Gradient(
+            self._parameters if in_float32 else parameters, self._parameters, device, narrowest
+        )
         self.optimizer = (
-            factory([(name, p) for name, (_, p) in zip(spec.called, spec.named, strict=True)])
-            if spec.named
-            else None
+            factory(list(zip(spec.called, self._parameters, strict=True))) if spec.named else None
         )
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self._with_moments = 0
@@ -98,14 +115,6 @@ class Bucket:
         """The learning rate of the first parameter group in the last step; None where there is no
         group."""
         return float(self.groups[0]["lr"]) if self.groups else None
-
-    def _adopt(self, tensors: Sequence[Tensor]) -> None:
-        """Move tensors into flat memory, those of a type together, unless one of them is more than
-        its elements."""
-        for group in by_key(tensor.dtype for tensor in tensors):
-            of_type = [tensors[place] for place in group]
-            if all(map(can_be_flat, of_type)):
-                FlatBuffer(of_type, self._device).adopt(of_type)  # the views keep the memory
 
     @property
     def first_layer(self) -> int:
@@ -128,8 +137,6 @@ class Bucket:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
         keeps none."""
         self._gradient.close()
-        if self.shared:
-            self._gradient.make_room()
 
     def check_unchanged(self) -> None:
         """Check that nothing was added to the gradient after it was complete; for when the whole
@@ -212,6 +219,13 @@ class Bucket:
                     shard.copy_(total)
         self.show_total()
 
+    def take_own(self) -> None:
+        """Make the gradient of this copy, the only one, that which is stepped."""
+        if self._gradient.has_own_total:
+            self._gradient.take_late()
+            self._gradient.widen()
+            self.show_total()
+
     def widen(self) -> list[Tensor]:
         """The gradient in float32 or wider, for a library to add up in place: one stretch for each
         type of parameters. `take_widened` ends that."""
@@ -227,7 +241,7 @@ class Bucket:
 
     @property
     def gradients(self) -> list[Tensor]:
-        """The memory of the gradient, one stretch for each type of parameters."""
+        """The memory of the gradient that is stepped, one stretch for each type of parameters."""
         return self._gradient.totals
 
     def move_gradient(self) -> None:
@@ -271,6 +285,7 @@ class Bucket:
             self.forget_gradients()
             return
         self.optimizer.step()
+        self._masters.publish()
         is_kept = self._is_kept()
         self._flatten_moments()
         if is_kept:
@@ -284,7 +299,7 @@ class Bucket:
         Gradients in lists and dicts within its state are not seen.
         """
         assert self.optimizer is not None
-        mine = {_start(flat) for flat in self.gradients} - {0}
+        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
         return any(
             isinstance(value, Tensor) and can_be_flat(value) and _start(value) in mine
             for of_one in self.optimizer.state.values()
@@ -298,14 +313,28 @@ class Bucket:
         if len(self.optimizer.state) == self._with_moments:
             return
         self._with_moments = len(self.optimizer.state)
-        mine = {_start(flat) for flat in self.gradients} - {0}
+        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
         moments: dict[str, list[Tensor]] = {}
         for parameter in self._parameters:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 if _is_moment(value, parameter) and _start(value) not in mine:
                     moments.setdefault(key, []).append(value)
         for tensors in moments.values():
-            self._adopt(tensors)
+            adopt(tensors, self._device)
+
+    # Masters.
+
+    def publish_if_changed(self) -> None:
+        """Give layers the weights that the masters have, where somebody else has written to
+        those."""
+        if self._masters.have_changed():
+            self._masters.publish()
+
+    def release(self) -> None:
+        """Give the modules' parameters the type that they had, with the weights of the masters."""
+        for handle in self._handles:
+            handle.remove()
+        self._masters.give_back()
 
     # Saving and loading.
 
@@ -331,7 +360,18 @@ class Bucket:
 
     @property
     def _name_of(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.named}
+        return {parameter: name for name, parameter in self.trained}
+
+
+def _accumulating(
+    parameters: Sequence[nn.Parameter], masters: Sequence[nn.Parameter]
+) -> list[RemovableHandle]:
+    """Let gradients of narrow parameters add up in those of their masters."""
+    return [
+        parameter.register_post_accumulate_grad_hook(Accumulator(master))  # type: ignore[no-untyped-call]
+        for parameter, master in zip(parameters, masters, strict=True)
+        if parameter is not master
+    ]
 
 
 def _start(tensor: Tensor) -> int:

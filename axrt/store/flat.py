@@ -21,22 +21,30 @@ class FlatBuffer:
         like: tensors of one type. Each view has the shape of one of them, and its strides where its
             memory has no gaps.
         device: device that the memory is on (its tier).
-        dtype: type of the memory, that of `like` or a wider one; None: that of `like`. Views and
-            shards begin at the same elements in any type.
+        dtype: type of the memory; None: that of `like`.
+        narrowest: narrowest type in which there is memory of this layout; None: that of `like`.
+            Views and shards begin at the same elements in each of these types.
+        filled: True to begin with zeros; False where all of it is about to be written.
     Attributes:
         flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros.
         views: one view for each of `like`, in order; each has a version counter of its own.
     """
 
     def __init__(
-        self, like: Sequence[Tensor], device: torch.device, dtype: torch.dtype | None = None
+        self,
+        like: Sequence[Tensor],
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        narrowest: torch.dtype | None = None,
+        filled: bool = True,
     ) -> None:
-        narrow = like[0].dtype if like else torch.float32
-        self.dtype = dtype or narrow
-        self._unit = max(1, _ALIGNMENT_BYTES // narrow.itemsize)
+        own = like[0].dtype if like else torch.float32
+        self.dtype = dtype or own
+        self._unit = max(1, _ALIGNMENT_BYTES // (narrowest or own).itemsize)
         sizes = [-(-tensor.numel() // self._unit) * self._unit for tensor in like]
         offsets = [0, *accumulate(sizes)]
-        self.flat = torch.zeros(offsets[-1], dtype=self.dtype, device=device)
+        make = torch.zeros if filled else torch.empty
+        self.flat = make(offsets[-1], dtype=self.dtype, device=device)
         self.views = [
             # `.data`: views share one version counter otherwise, and nobody could tell which was
             # written to.
@@ -73,6 +81,15 @@ def can_be_flat(tensor: Tensor) -> bool:
         and not data.is_nested
         and not data.is_quantized
     )
+
+
+def adopt(tensors: Sequence[Tensor], device: torch.device) -> None:
+    """Move tensors into flat memory, those of a type together, unless one of them is more than its
+    elements; the tensors stay the same objects."""
+    for group in by_key(tensor.dtype for tensor in tensors):
+        of_type = [tensors[place] for place in group]
+        if all(map(can_be_flat, of_type)):
+            FlatBuffer(of_type, device).adopt(of_type)  # the views keep the memory
 
 
 def by_key(keys: Iterable[Hashable]) -> list[list[int]]:

@@ -26,6 +26,10 @@ class Gradient:
         stepped: parameters whose `.grad` the optimizer reads, one for each; the same ones, or
             masters of a wider type.
         device: device of both.
+        narrowest: narrowest type in which some copy adds up, so that all cut alike; None: that of
+            `parameters`.
+    Attributes:
+        has_own_total: some of the total is not where microbatches add up.
     """
 
     def __init__(
@@ -33,10 +37,13 @@ class Gradient:
         parameters: Sequence[nn.Parameter],
         stepped: Sequence[nn.Parameter],
         device: torch.device,
+        narrowest: torch.dtype | None = None,
     ) -> None:
-        self._parameters, self._stepped, self._device = list(parameters), list(stepped), device
-        both = zip(parameters, stepped, strict=True)
-        self._groups = by_key([(parameter.dtype, master.dtype) for parameter, master in both])
+        self._parameters, self._stepped = list(parameters), list(stepped)
+        self._device, self._narrowest = device, narrowest
+        types = [(one.dtype, other.dtype) for one, other in zip(parameters, stepped, strict=True)]
+        self._groups = by_key(types)
+        self.has_own_total = any(one != other for one, other in types)
         self._sums: list[FlatBuffer] = []  # over microbatches
         self._totals: list[FlatBuffer] = []  # over copies, too; the same memory where types are
         self._views: list[Tensor] = []
@@ -115,11 +122,6 @@ class Gradient:
 
     # Over copies.
 
-    def make_room(self) -> None:
-        """Allocate the total, where it is not where microbatches add up, on the current stream of
-        the device."""
-        self._total_memory()
-
     @property
     def used(self) -> Used:
         """The parameters that have a gradient, on this copy or on any that was added up."""
@@ -142,10 +144,18 @@ class Gradient:
         """The memory of the total, one stretch for each type of parameters."""
         return [total.flat for total in self._total_memory()]
 
-    def has_own_total(self) -> bool:
-        """Some of the total is not where microbatches have added up."""
-        both = zip(self._parameters, self._stepped, strict=True)
-        return any(parameter.dtype != master.dtype for parameter, master in both)
+    @property
+    def allocated(self) -> list[Tensor]:
+        """All memory that the gradient has now."""
+        return [buffer.flat for buffer in (*self._sums, *self._totals)]
+
+    def take_late(self) -> None:
+        """Count what came after the gradient was complete, on the only copy."""
+        for place in list(self.late()):
+            gradient, view = self._parameters[place].grad, self._views[place]
+            if gradient is not None and gradient is not view:  # the first one of a parameter
+                view.copy_(gradient)
+            self._used[place] = gradient is not None
 
     def widen(self) -> list[Tensor]:
         """The sums over microbatches in the type in which copies are added up, float32 or wider;
@@ -202,10 +212,11 @@ class Gradient:
             yield group, parameters[group[0]].dtype
 
     def _buffer_for(self, group: Sequence[int], dtype: torch.dtype) -> FlatBuffer:
-        return FlatBuffer([self._parameters[place] for place in group], self._device, dtype)
+        like = [self._parameters[place] for place in group]
+        return FlatBuffer(like, self._device, dtype, self._narrowest, filled=False)
 
     def _total_memory(self) -> list[FlatBuffer]:
-        if not self._totals:
+        if self._sums and not self._totals:
             self._totals = [
                 sums if sums.dtype == dtype else self._buffer_for(group, dtype)
                 for sums, (group, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)

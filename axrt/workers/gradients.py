@@ -180,6 +180,8 @@ class GradientWorker(Worker):
             # The task may start behind a reduce that has not ended.
             if (task.stage, task.part) in self._reducing or self._is_still_read(bucket):
                 bucket.move_gradient()
+        else:
+            bucket.take_own()
 
     def _is_still_read(self, bucket: Bucket) -> bool:
         return any(self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradients)

@@ -9,9 +9,14 @@ from axrt.model.stage import check_finite
 
 
 class LossReader:
-    """Losses of microbatches, read on the host when the device is done with them."""
+    """Losses of microbatches, read on the host when the device is done with them.
 
-    def __init__(self) -> None:
+    Args:
+        may_overflow: True where a loss that is no finite number skips a step, and is no error.
+    """
+
+    def __init__(self, may_overflow: bool = False) -> None:
+        self._may_overflow = may_overflow
         self._on_device: dict[int, tuple[Tensor, Tensor | float | None]] = {}
         self._read: list[tuple[float, float | None]] = []
 
@@ -37,11 +42,13 @@ class LossReader:
             number: running number of the microbatch.
             where: function that gives step, stage and microbatch, for the error.
         Raises:
-            NonFiniteLossError: the loss or its weight is no finite number.
+            NonFiniteLossError: the loss, where it may not overflow, or its weight is no finite
+                number.
         """
         on_device, weight_there = self._on_device.pop(number)
         loss, weight = float(on_device), None if weight_there is None else float(weight_there)
-        check_finite(loss, where)
+        if not self._may_overflow:
+            check_finite(loss, where)
         if weight is not None:
             check_finite(weight, where, what="weight of the loss")
         self._read.append((loss, weight))

@@ -20,15 +20,22 @@ class StageWorker(Worker):
         stages: stages of this rank, by number.
         mail: payloads of the session.
         gradients: worker whose buckets the backwards add to.
+        may_skip: True where an overflow skips a step (loss scaling), which then leaves buffers as
+            they were before it.
     """
 
     kinds = (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
     def __init__(
-        self, job: Job, stages: Mapping[int, Stage], mail: Mail, gradients: GradientWorker
+        self,
+        job: Job,
+        stages: Mapping[int, Stage],
+        mail: Mail,
+        gradients: GradientWorker,
+        may_skip: bool = False,
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
-        self._last, self._losses = job.last_stage, LossReader()
+        self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -78,6 +85,8 @@ class StageWorker(Worker):
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
         target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last else None
+        if self._may_skip and self._job.begins_a_step(number):
+            self._stages[stage].remember_buffers()
         in_pieces = self._leaves_in_parts(task) and not self._job.splits
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
         if stage == self._last:

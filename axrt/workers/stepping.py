@@ -1,13 +1,15 @@
 """Steps buckets: norms, the vote on them, and the optimizer."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from axrt.loss_scale import LossScale
 from axrt.losses import Losses, mean_loss, total_weight
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
@@ -22,7 +24,7 @@ class StepOutcome(NamedTuple):
 
     Args:
         loss: mean loss over all microbatches.
-        norm: 2-norm of all gradients; None where steps are not clipped.
+        norm: 2-norm of all gradients; None where no step waits for it.
         skipped: True if the norm was no finite number, so that no rank has stepped.
     """
 
@@ -39,12 +41,14 @@ class _StepRecord:
         losses: losses of each pipe, by pipe.
         norm: 2-norm of all gradients, a tensor with one element; None before the vote.
         norms: norms of gradients, by stage and bucket.
+        ended: number of buckets whose step has ended, by stage.
         complete: (stage, bucket) pairs whose gradient is that of the whole batch.
     """
 
     losses: dict[int, Losses] = field(default_factory=dict)
     norm: Tensor | None = None
     norms: dict[int, dict[int, Norms]] = field(default_factory=lambda: defaultdict(dict))
+    ended: Counter[int] = field(default_factory=Counter)
     complete: set[tuple[int, int]] = field(default_factory=set)
 
     def in_order(self) -> list[Losses]:
@@ -63,6 +67,8 @@ class SteppingWorker(Worker):
         clip: largest 2-norm of all gradients; 0: no limit.
         tell_norms: function that is called with (step, stage, norms) when all buckets of a stage of
             pipe 0 have stepped without a vote; those of other pipes are the same.
+        loss_scale: scale of the losses of each step; None: they are as they are.
+        skip: function that is called with the index of a stage whose buckets do not step.
     """
 
     kinds = (Kind.NORM, Kind.VOTE, Kind.STEP)
@@ -76,10 +82,13 @@ class SteppingWorker(Worker):
         mail: Mail,
         clip: float,
         tell_norms: Callable[[int, int, Norms], None],
+        loss_scale: LossScale | None = None,
+        skip: Callable[[int], None] = lambda stage: None,
     ) -> None:
         self._job, self._buckets, self._pipe_of = job, buckets, pipes
         self._take_sums, self._mail = take_sums, mail
         self._clip, self._tell_norms = clip, tell_norms
+        self._loss_scale, self._skip = loss_scale, skip
         self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.NORM: self._norm,
@@ -93,8 +102,10 @@ class SteppingWorker(Worker):
         self._records[step].losses[pipe] = Losses(*payload)
 
     def hear_vote(self, message: Message, payload: Any) -> None:
-        """Keep the norm of all gradients."""
+        """Keep the norm of all gradients, which says whether one has overflowed."""
         self._records[message.number].norm = payload
+        if self._loss_scale:
+            self._loss_scale.judge(message.number, overflowed=not payload.isfinite())
 
     def outcome(self, step: int) -> StepOutcome:
         """The outcome of a step that this rank has done; to be asked for once, since it is let
@@ -109,10 +120,13 @@ class SteppingWorker(Worker):
         return self._run[task.kind](task)
 
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is Kind.STEP and not self._clip:
-            norms = self._records[task.microbatch].norms[task.stage]
-            if len(norms) == len(self._buckets[task.stage]):
-                self._tell_norms(task.microbatch, task.stage, joined(norms.values()))
+        if task.kind is Kind.STEP and not self._job.votes and self._pipe_of[task.stage] == 0:
+            record = self._records[task.microbatch]
+            # Of those that have ended: others may have started, and their norms are not there yet.
+            record.ended[task.stage] += 1
+            if record.ended[task.stage] == len(self._buckets[task.stage]):
+                norms = record.norms[task.stage].values()
+                self._tell_norms(task.microbatch, task.stage, joined(norms))
         return made
 
     def _norm(self, task: Task) -> Made:
@@ -124,16 +138,22 @@ class SteppingWorker(Worker):
         stages = self._job.stages
         numbers = numbers_of(task.microbatch, stages)
         norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
+        pipes = self._records[task.microbatch].in_order()
+        if not all(math.isfinite(value) for losses in pipes for value in losses.values):
+            # The gradient of a loss that is no number may be one all the same.
+            norm = torch.full_like(norm, math.nan)
         return lambda message: norm
 
     def _step(self, task: Task) -> Made:
         bucket, record = self._complete(task), self._records[task.microbatch]
-        if self._clip:
+        if self._job.votes:
             assert record.norm is not None
             if not record.norm.isfinite():
                 bucket.forget_gradients()
+                self._skip(task.stage)
                 return nothing
-            bucket.scale(clip_factor(record.norm, self._clip))
+            if self._clip:
+                bucket.scale(clip_factor(record.norm, self._clip))
         elif self._pipe_of[task.stage] == 0:
             record.norms[task.stage][task.part] = bucket.norms()
         bucket.step(task.microbatch)
@@ -146,6 +166,7 @@ class SteppingWorker(Worker):
             record.complete.add((task.stage, task.part))
             self._take_sums(task)
             weight = total_weight(record.in_order())
-            if weight is not None:
-                bucket.scale(1 / weight)
+            scale = self._loss_scale.of(task.microbatch) if self._loss_scale else None
+            if weight is not None or scale is not None:
+                bucket.scale(1 / ((weight or 1.0) * (scale or 1.0)))
         return bucket

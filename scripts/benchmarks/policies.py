@@ -7,7 +7,7 @@ the extremes.
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -29,20 +29,23 @@ TOKENS = CONTEXT * MICROBATCHES * SEQUENCES
 BASE = "1f1b"
 
 
-def engines(ranks: int) -> Iterator[tuple[str, axrt.Engine]]:
-    wanted = [(name, name, 0) for name in NAMES] + [
-        (f"adaptive, {3 * ranks} held", "adaptive", 3 * ranks)
-    ]
+def engines(
+    ranks: int, width: int, weights: str, only: Sequence[str]
+) -> Iterator[tuple[str, axrt.Engine]]:
+    wanted = [(name, name, 0) for name in NAMES if not only or name in {BASE, *only}]
+    if not only:
+        wanted.append((f"adaptive, {3 * ranks} held", "adaptive", 3 * ranks))
     for label, name, cap in wanted:
         config = Config.read(
             {
-                "model": {"layers": 8, "width": 256, "heads": 4, "context": CONTEXT},
+                "model": {"layers": 8, "width": width, "heads": 4, "context": CONTEXT},
                 "schedule": {
                     "policy": name,
                     "max_held": cap,
                     "microbatches": MICROBATCHES,
                     "microbatch_size": SEQUENCES,
                 },
+                "precision": {"weights": weights},
                 "run": {"device": "cpu"},
             }
         )
@@ -75,11 +78,24 @@ def step_s(engine: axrt.Engine, stream: Any) -> float:
 
 @click.command()
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(1))
-def main(rounds: int) -> None:
+@click.option(
+    "--width",
+    default=256,
+    show_default=True,
+    type=click.IntRange(8),
+    help="of the model; a multiple of 8. Cores without bfloat16 products want 64 there",
+)
+@click.option("--weights", default="float32", show_default=True, help="precision.weights")
+@click.option("--policy", "only", multiple=True, help=f"some policies beside {BASE}, not all")
+def main(rounds: int, width: int, weights: str, only: Sequence[str]) -> None:
     """Time a step under every policy."""
     torch.set_num_threads(1)
     keep_freed_memory()
-    made, stream, random = dict(engines(MPI.COMM_WORLD.size)), batches(), Random(0)
+    made, stream, random = (
+        dict(engines(MPI.COMM_WORLD.size, width, weights, only)),
+        batches(),
+        Random(0),
+    )
     taken: dict[str, list[float]] = {label: [] for label in made}
     for number in range(rounds + 1):
         order = list(made)
@@ -90,8 +106,8 @@ def main(rounds: int) -> None:
                 taken[label].append(took_s)
     if MPI.COMM_WORLD.rank == 0:
         print(
-            f"GPT 8 x 256, {MPI.COMM_WORLD.size} ranks of one thread, {MICROBATCHES} microbatches "
-            f"of {SEQUENCES} x {CONTEXT} tokens:\n"
+            f"GPT 8 x {width} in {weights}, {MPI.COMM_WORLD.size} ranks of one thread, "
+            f"{MICROBATCHES} microbatches of {SEQUENCES} x {CONTEXT} tokens:\n"
         )
         print(f"| policy | tokens/s | against {BASE} in the same round |\n|---|---|---|")
         for label, seconds in sorted(taken.items(), key=lambda item: statistics.median(item[1])):

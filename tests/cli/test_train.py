@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -417,6 +417,25 @@ def test_a_run_whose_steps_are_all_skipped_ends() -> None:
     assert result.exit_code == 70
     assert "skipped" in result.output or "the loss is" in result.output
     assert result.output.count("skipped, the norm") <= 2
+
+
+def test_a_run_in_float16_writes_its_scale_and_goes_on_in_another_type() -> None:
+    keys = ("precision.weights=float16", "precision.loss_scale=16777216", "run.log_every=1")
+    told = axrt("tiny.toml", *keys, "run.steps=12")
+    assert told.exit_code == 0, told.output
+    scales = [line["loss_scale"] for line in lines("out") if "loss" in line]
+    skipped = [line.get("skipped", False) for line in lines("out") if "loss" in line]
+    assert scales[0] == 2.0**24
+    assert skipped[0]
+    assert not skipped[-1]
+    fallen = [after == before / 2 for before, after in pairwise(scales)]
+    assert fallen == skipped[:-1]
+    assert "step 1: skipped, a gradient overflows at scale 1.67772e+07" in told.output
+    for done, weights in ((14, "bfloat16"), (16, "float32"), (18, "float16")):
+        keys = (f"precision.weights={weights}", f"run.steps={done}", "checkpoint.resume=auto")
+        then = axrt("out/config.toml", *keys)
+        assert then.exit_code == 0, then.output
+        assert lines("out")[-1]["step"] == done
 
 
 def test_the_last_step_of_an_interrupted_run_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,23 @@ def case_a_library_adds_up_and_carries(comm: "MPI.Comm") -> None:
         assert outcomes[0] == outcomes[1], data
 
 
+def case_a_library_adds_up_narrow_gradients(comm: "MPI.Comm") -> None:
+    library.install()
+    for gradients in ("weights", "float32"):
+        outcomes = []
+        for collectives in ("parts", "library"):
+            batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+            config = _configured(
+                parallel={"data": comm.size, "collectives": collectives},
+                precision={"weights": "bfloat16", "gradients": gradients},
+                memory={"bucket_mb": 0.001},
+            )
+            transport = MpiTransport(comm, Pinned(DEVICE))
+            mine = train_on_a_rank(transport, perceptron(), batches, STEPS, config)
+            outcomes.append(together(comm.allgather(mine), comm.size))
+        assert outcomes[0] == outcomes[1], gradients
+
+
 def case_ranks_in_one_process_have_the_bits(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     model, config = perceptron(), _configured(schedule={"policy": "zb-h1"})

@@ -223,6 +223,22 @@ MUTANTS = [
         "case_ranks_in_one_process_wait_for_each_others_streams",
         1,
     ),
+    Mutant(
+        "norms are told when the last step has started",
+        "axrt/workers/stepping.py",
+        "if record.ended[task.stage] == len(self._buckets[task.stage]):",
+        "if len(record.norms[task.stage]) == len(self._buckets[task.stage]):",
+        GPU,
+        "case_replicas_with_narrow_weights_agree",
+    ),
+    Mutant(
+        "memory of the library's queue is not recorded where the step reads it",
+        "axrt/workers/collectives.py",
+        "total.record_stream(current_stream(total.device))",
+        "pass",
+        OURS,
+        "case_a_library_adds_up_narrow_gradients",
+    ),
 ]
 
 

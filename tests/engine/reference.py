@@ -1,6 +1,8 @@
 """The oracle: plain PyTorch in one process, as the design defines it, and the same run on axrt's
 ranks."""
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import axrt
 from axrt.observe.observer import Observer
@@ -115,6 +118,192 @@ def train_in_plain_torch(
     )
 
 
+@dataclass
+class Scale:
+    """A dynamic loss scale, as `torch.amp.GradScaler` keeps it."""
+
+    scale: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    good: int = 0
+
+    def update(self, overflowed: bool) -> None:
+        self.good = 0 if overflowed else self.good + 1
+        if overflowed:
+            self.scale *= self.backoff
+        elif self.good == self.interval:
+            self.scale, self.good = self.scale * self.growth, 0
+
+
+def train_with_masters(
+    model: axrt.PipelineModule,
+    batches: Callable[[int], Sequence[Item]],
+    steps: int,
+    factory: OptimizerFactory = adamw,
+    schedule: LrSchedule = constant,
+    *,
+    to: torch.dtype = torch.bfloat16,
+    keep: Sequence[type[nn.Module]] = (),
+    in_weights: bool = False,
+    clip: float = 0.0,
+    scale: Scale | None = None,
+    holder_of: Callable[[int], int] = lambda k: 0,
+    device: torch.device = CPU,
+) -> Outcome:
+    """The same where layers compute with copies of type `to`, and the optimizer steps float32
+    masters; modules of classes in `keep` stay float32.
+
+    Gradients add up in float32, or in the copies' type, over the microbatches that have the same
+    holder, and over holders in float32. Each layer of tied weights has a copy of its own; these are
+    added up like holders, in the order of layers.
+    """
+    whole = model.sequential(SEED).to(device)
+    named = [(name, p) for name, p in whole.named_parameters() if p.requires_grad]
+    optimizer = factory(named)
+    initial = [group["lr"] for group in optimizer.param_groups]
+    narrow = _Narrow(whole, named, to, tuple(keep), device)
+    outcome = Outcome([], [], {})
+    for step in range(steps):
+        narrow.copy()
+        before = [buffer.clone() for buffer in narrow.layers.buffers()]
+        factor, items = scale.scale if scale else 1.0, batches(step)
+        of_step, weights = narrow.run(model, items, step, factor, in_weights, holder_of)
+        for name, master in named:
+            master.grad = narrow.gradient(name, 1 / ((sum(weights) or 1.0) * factor))
+        norm = nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])
+        outcome.losses.append(sum(of_step) / (sum(weights) or len(of_step)))
+        outcome.norms.append(norm.item())
+        for group, lr in zip(optimizer.param_groups, initial, strict=True):
+            group["lr"] = lr * schedule(step)
+        overflowed = scale is not None and not all(map(math.isfinite, [norm.item(), *of_step]))
+        if overflowed:
+            for buffer, value in zip(narrow.layers.buffers(), before, strict=True):
+                buffer.copy_(value)
+        else:
+            if clip:
+                nn.utils.clip_grad_norm_([p for _, p in named], clip)
+            optimizer.step()
+        if scale:
+            scale.update(overflowed)
+    outcome.parameters = {name: p.detach().cpu().clone() for name, p in named}
+    return outcome
+
+
+class _Narrow:
+    """Layers of another type, but for modules that are kept, which take and give that type; and the
+    sums of their gradients, by holder and name."""
+
+    def __init__(
+        self,
+        whole: nn.Sequential,
+        masters: Sequence[tuple[str, nn.Parameter]],
+        to: torch.dtype,
+        keep: tuple[type[nn.Module], ...],
+        device: torch.device,
+    ) -> None:
+        self.layers = _narrowed(whole, to, keep)
+        self._to, self._keep, self._device = to, keep, device
+        self._named = dict(self.layers.named_parameters())
+        everywhere = list(whole.named_parameters(remove_duplicate=False))
+        self._copies = {
+            name: [other for other, parameter in everywhere if parameter is master]
+            for name, master in masters
+        }
+        self._masters = masters
+        self._sums: dict[int, dict[str, Tensor]] = {}
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        for name, master in self._masters:
+            for copy_of_it in self._copies[name]:
+                self._named[copy_of_it].copy_(master)
+
+    def run(
+        self,
+        model: axrt.PipelineModule,
+        items: Sequence[Item],
+        step: int,
+        factor: float,
+        in_weights: bool,
+        holder_of: Callable[[int], int],
+    ) -> tuple[list[float], list[float]]:
+        """The losses and weights of a step's microbatches, whose gradients are added up."""
+        losses, weights = [], []
+        for k, (inputs, target) in enumerate(items):
+            value = on(self._device, inputs)
+            for place, layer in enumerate(self.layers):
+                _generator_of(self._device).manual_seed(axrt.seed_of(SEED, step, k, place))
+                if not isinstance(layer, self._keep):
+                    value = _cast(value, torch.float32, self._to)
+                value = _cast(layer(value), torch.float32, self._to)
+            outputs = _cast(value, self._to, torch.float32)
+            loss = model.loss_fn(outputs, on(self._device, target))
+            if isinstance(loss, tuple):
+                loss, weight = loss
+                weights.append(float(weight))
+            losses.append(loss.item())
+            torch.autograd.backward((loss if weights else loss / len(items)) * factor)
+            self._add(self._sums.setdefault(holder_of(k), {}), in_weights)
+        return losses, weights
+
+    def _add(self, sums: dict[str, Tensor], in_weights: bool) -> None:
+        for name, parameter in self._named.items():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                found = gradient if in_weights else gradient.float()
+                sums[name] = sums[name] + found if name in sums else found
+
+    def gradient(self, name: str, factor: float) -> Tensor | None:
+        """The sum over holders and copies, in float32; it is let go."""
+        sums = [self._sums[holder] for holder in sorted(self._sums)]
+        found = [
+            of_one.pop(copy_of_it).float()
+            for of_one in sums
+            for copy_of_it in self._copies[name]
+            if copy_of_it in of_one
+        ]
+        return sum(found[1:], found[0]) * factor if found else None
+
+
+def _narrowed(whole: nn.Sequential, to: torch.dtype, keep: tuple[type[nn.Module], ...]) -> Any:
+    """A copy of the model with weights and buffers of another type."""
+    narrow = copy.deepcopy(whole)
+    for layer in range(len(narrow)):  # alone, so that tied weights are no longer shared
+        narrow[layer] = copy.deepcopy(narrow[layer])
+
+    def walk(module: nn.Module) -> None:
+        if isinstance(module, keep):
+            forward = module.forward
+            module.forward = lambda *args: _cast(
+                forward(*_cast(args, to, torch.float32)), torch.float32, to
+            )
+            return
+        for child in module.children():
+            walk(child)
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(to)
+
+    walk(narrow)
+    return narrow
+
+
+def _cast(value: Any, of: torch.dtype, to: torch.dtype) -> Any:
+    return tree_map_only(Tensor, lambda one: one.to(to) if one.dtype == of else one, value)
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    # torch.manual_seed does this and more: for a device that is not used it keeps the stack, each
+    # time.
+    if device.type == "cpu":
+        return torch.default_generator
+    found: torch.Generator = torch.get_device_module(device.type).default_generators[
+        device.index or 0
+    ]
+    return found
+
+
 def run_in_plain_torch(
     whole: nn.Sequential,
     value: Any,
@@ -123,13 +312,7 @@ def run_in_plain_torch(
     compute: torch.dtype | None,
     device: torch.device = CPU,
 ) -> Any:
-    # torch.manual_seed does this and more: for a device that is not used it keeps the stack, each
-    # time.
-    seeded = (
-        torch.default_generator
-        if device.type == "cpu"
-        else torch.get_device_module(device.type).default_generators[device.index or 0]
-    )
+    seeded = _generator_of(device)
     for place, layer in enumerate(whole):
         seeded.manual_seed(axrt.seed_of(SEED, step, k, place))
         with computing(compute, device):
@@ -188,8 +371,9 @@ def train_on_a_rank(
 
 
 def copies(engine: axrt.Engine) -> list[tuple[str, nn.Parameter]]:
-    """What a rank trains, every copy of a tied weight by the name of its own layer."""
-    return [pair for stage in engine._model.stages.values() for pair in stage.named_parameters()]
+    """What the optimizers of a rank step, every copy of a tied weight by the name of its own
+    layer."""
+    return [pair for bucket in engine._model.all_buckets for pair in bucket.trained]
 
 
 def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:

@@ -12,6 +12,7 @@ import axrt
 from axrt.autoschedule import choose
 from axrt.config import DEFAULTS, Config, described
 from axrt.model.costs import LayerCosts, measure
+from axrt.model.precision import AS_THEY_ARE
 from axrt.model.seeds import BorrowedGenerator
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulator import Edge
@@ -167,7 +168,11 @@ def test_layers_of_one_specification_are_measured_once_and_given_modules_stay_as
         nn.Linear(16, 5),
     ]
     costs = measure(
-        axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None
+        axrt.PipelineModule(layers, functional.cross_entropy),
+        7,
+        BATCHES(0)[0],
+        generator(),
+        AS_THEY_ARE,
     )
     assert Counted.built == 1
     assert len(costs) == 6
@@ -182,7 +187,11 @@ def test_layers_of_one_specification_are_measured_once_and_given_modules_stay_as
 def test_what_is_kept_for_the_backward_is_counted_without_weights() -> None:
     layers = [axrt.LayerSpec(nn.Linear, 16, 32), axrt.LayerSpec(nn.Linear, 32, 5)]
     first, _ = measure(
-        axrt.PipelineModule(layers, functional.cross_entropy), 7, BATCHES(0)[0], generator(), None
+        axrt.PipelineModule(layers, functional.cross_entropy),
+        7,
+        BATCHES(0)[0],
+        generator(),
+        AS_THEY_ARE,
     )
     assert first.stash_bytes == 6 * 16 * 4  # its input
     assert first.weight_s > 0
@@ -190,7 +199,7 @@ def test_what_is_kept_for_the_backward_is_counted_without_weights() -> None:
 
 def test_structured_values_pass_through_the_measurement() -> None:
     batches = random_batches((6, 12), classes=4, microbatches=1)
-    assert len(measure(motley(), 7, batches(0)[0], generator(), None)) == 8
+    assert len(measure(motley(), 7, batches(0)[0], generator(), AS_THEY_ARE)) == 8
 
 
 def test_auto_trains_with_the_bits_of_plain_torch_and_says_what_it_chose() -> None:
@@ -337,7 +346,9 @@ def test_layers_that_look_alike_and_are_not_are_told_apart() -> None:
         axrt.TiedLayerSpec("w", nn.Linear, 16, 16, forward_fn=scaled),
     ]
     model = axrt.PipelineModule([*tied, *layers, nn.Identity()], functional.cross_entropy)
-    assert [one.sent_bytes for one in measure(model, 7, BATCHES(0)[0], generator(), None)] == [
+    assert [
+        one.sent_bytes for one in measure(model, 7, BATCHES(0)[0], generator(), AS_THEY_ARE)
+    ] == [
         384,
         384,
         384,
@@ -363,7 +374,7 @@ def test_measuring_changes_neither_the_sample_nor_the_loss() -> None:
         7,
         sample,
         generator(),
-        None,
+        AS_THEY_ARE,
     )
     assert loss.seen == 0
     assert torch.equal(sample[0], before)

@@ -25,6 +25,7 @@ from tests.device import simulated
 from tests.engine.models import motley, perceptron, small_gpt
 from tests.engine.reference import (
     Outcome,
+    Scale,
     adamw,
     configured,
     random_batches,
@@ -32,6 +33,7 @@ from tests.engine.reference import (
     token_batches,
     train_in_plain_torch,
     train_on_a_rank,
+    train_with_masters,
 )
 from tests.mpi.cases import exchange, of_one_rank
 from tests.mpi.jobs import DEVICE
@@ -45,6 +47,7 @@ _SIZES = {
     "case_two_tasks_are_under_way": (1,),
     "case_payloads_arrive_through_pinned_memory": (2, 4),
     "case_replicas_agree": (2, 4),
+    "case_replicas_with_narrow_weights_agree": (2,),
 }
 _NOT_ON_CPU = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
 # Dynamo makes tensors of its own there, for a device of which it knows no memory.
@@ -172,6 +175,66 @@ def case_bfloat16_has_the_bits_of_autocast(comm: "MPI.Comm") -> None:
             perceptron(), batches, STEPS, compute=torch.bfloat16, device=_device()
         )
         assert _trained(comm, perceptron, batches, precision={"compute": "bfloat16"}) == reference
+
+
+def case_narrow_weights_have_the_bits_of_master_copies(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    kinds: list[tuple[torch.dtype, bool, float, Scale | None]] = [
+        (torch.bfloat16, False, 0.0, None),
+        (torch.bfloat16, True, 0.5, None),
+        (torch.float16, False, 0.5, Scale(1024.0)),
+    ]
+    for to, in_weights, clip, scale in kinds:
+        with _repeatable():
+            reference = of_one_rank(
+                comm,
+                lambda: train_with_masters(
+                    perceptron(),
+                    batches,
+                    STEPS,
+                    to=to,  # noqa: B023
+                    in_weights=in_weights,  # noqa: B023
+                    clip=clip,  # noqa: B023
+                    scale=scale,  # noqa: B023
+                    device=_device(),
+                ),
+            )
+            precision = {
+                "weights": str(to).removeprefix("torch."),
+                "gradients": "weights" if in_weights else "float32",
+                "loss_scale": 1024.0,
+            }
+            for policy in ("1f1b", "zb-h1"):
+                found = _trained(
+                    comm,
+                    perceptron,
+                    batches,
+                    schedule={"policy": policy},
+                    precision=precision,
+                    optimizer={"clip": clip},
+                )
+                assert found == reference, (policy, precision)
+
+
+def case_replicas_with_narrow_weights_agree(comm: "MPI.Comm") -> None:
+    # Sums of more than 32 KiB travel beside their envelopes.
+    batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
+    for precision in (
+        {"weights": "bfloat16", "gradients": "weights"},
+        {"weights": "float16", "loss_scale": 1024.0},
+    ):
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        config = _configured(
+            parallel={"data": comm.size}, precision=precision, memory={"bucket_mb": 0.5}
+        )
+        outcome = together(
+            comm.allgather(
+                train_on_a_rank(transport, perceptron(width=96), batches, STEPS, config)
+            ),
+            pipes=comm.size,
+        )
+        plain = train_in_plain_torch(perceptron(width=96), batches, STEPS, device=_device())
+        torch.testing.assert_close(outcome.losses, plain.losses, rtol=2e-2, atol=2e-2)
 
 
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:

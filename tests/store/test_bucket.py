@@ -145,6 +145,85 @@ def test_half_precision_is_added_up_in_single() -> None:
     assert buckets[0].named[0][1].grad.dtype == torch.bfloat16  # type: ignore[union-attr]
 
 
+def narrow_bucket(
+    values: list[list[float] | None], in_float32: bool, copies: int = 2, me: int = 0
+) -> tuple[Bucket, list[nn.Parameter]]:
+    """A bucket of bfloat16 parameters with masters; two microbatches have added such gradients to
+    each, or none."""
+    parameters = [nn.Parameter(torch.ones(len(of or [0.0]))) for of in values]
+    named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+    held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
+    bucket = Bucket(
+        held,
+        range(len(named)),
+        held.copies[me],
+        lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
+        constant,
+        CPU,
+        [torch.bfloat16] * len(named),
+        in_float32,
+    )
+    bucket.open()
+    for _ in range(2):
+        bucket.keep_open()
+        for parameter, of in zip(parameters, values, strict=True):
+            if of is not None:
+                (parameter * torch.tensor(of)).sum().backward()  # type: ignore[no-untyped-call]
+    bucket.close()
+    return bucket, parameters
+
+
+@pytest.mark.parametrize("in_float32", [True, False])
+def test_narrow_gradients_of_copies_are_added_up_in_float32(in_float32: bool) -> None:
+    small = 2.0**-9  # is lost beside 1 in bfloat16
+    one, (used, unused) = narrow_bucket([[1.0] * 50, None], in_float32)
+    other, _ = narrow_bucket([[small] * 50, None], in_float32, me=1)
+    part, _ = one.part_for(other.me)
+    assert part[0].dtype == (torch.float32 if in_float32 else torch.bfloat16)
+    sums = added_up(one, other)
+    for bucket in (one, other):
+        bucket.take_sums(sums)
+        (_, master), (_, idle) = bucket.trained
+        assert master.grad is not None
+        assert master.grad.dtype == torch.float32
+        assert master.grad.tolist() == [2 + 2 * small] * 50
+        assert idle.grad is None
+    one.step(0)
+    assert one.trained[0][1].tolist() == [-1 - 2 * small] * 50
+    assert used.dtype == torch.bfloat16
+    assert torch.equal(used, one.trained[0][1].bfloat16())
+    assert used.grad is None
+    assert unused.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("in_float32", [True, False])
+def test_a_late_gradient_of_a_narrow_weight_is_refused_or_counts(in_float32: bool) -> None:
+    for copies, place in ((2, 0), (2, 1), (1, 0), (1, 1)):
+        bucket, parameters = narrow_bucket([[1.0], None], in_float32, copies)
+        bucket.check_unchanged()
+        parameters[place].sum().backward()  # type: ignore[no-untyped-call]
+        if copies == 1:
+            bucket.take_own()
+            gradient = bucket.trained[place][1].grad
+            assert gradient is not None
+            assert gradient.tolist() == [3.0 - 2 * place]
+            continue
+        with pytest.raises(axrt.ModelError, match=f"{place} got a gradient from an earlier layer"):
+            bucket.check_unchanged()
+
+
+def test_layers_get_what_an_optimizer_has_put_in_place_of_a_master() -> None:
+    bucket, (parameter,) = narrow_bucket([[1.0] * 3], True, copies=1)
+    ((_, master),) = bucket.trained
+    master.data = torch.full((3,), 7.0)
+    bucket.step(0)
+    assert parameter.tolist() == [5.0] * 3
+    with torch.no_grad():
+        master.fill_(2.0)
+    bucket.publish_if_changed()
+    assert parameter.tolist() == [2.0] * 3
+
+
 def test_a_gradient_adds_up_in_place_and_keeps_the_sign_of_a_zero() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     bucket = bucket_of(parameter)
