@@ -1,5 +1,5 @@
-"""CPU memory as scratch space for optimizer state and parameters.
+"""CPU memory or disk as scratch space for optimizer state and parameters.
 
-The room is reserved: what moves bytes between device, pinned and host memory goes here; when to
-move is a decision and lives in `scheduler`. Nothing is offloaded yet.
+Here is where bytes lie, and how they get from one tier to another. When they move is a decision and
+lives in `scheduler`. No setting reaches this room yet.
 """
