@@ -68,5 +68,8 @@ class LossScale:
         return self._states[step]._asdict()
 
     def restore(self, step: int, saved: Mapping[str, Any] | None) -> None:
-        """Take the scale from a checkpoint after so many steps; None: begin anew."""
-        self._states = {step: _State(**saved) if saved else self._start}
+        """Take the scale from a checkpoint after so many steps, and raise it to the floor of this
+        run; None: begin anew."""
+        state = _State(**saved) if saved else self._start
+        least = float(self._settings.loss_scale_floor)
+        self._states = {step: state._replace(scale=max(float(state.scale), least))}

@@ -14,6 +14,7 @@ import pytest
 from axrt.checkpoint.folder import candidates_in
 from axrt.cli.interrupt import Interrupt
 
+from ..disks import small_disk
 from .test_train import axrt, in_a_directory  # noqa: F401 - a fixture
 
 MICROBATCHES = 2  # a step, as `TINY` says
@@ -21,18 +22,8 @@ MICROBATCHES = 2  # a step, as `TINY` says
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk of its own."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(where)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
+    with small_disk(tmp_path / "disk", "4m") as where:
+        yield where
 
 
 def fill(disk: Path) -> None:

@@ -393,6 +393,34 @@ def test_a_scale_ends_at_its_floor_unless_it_never_falls(backoff: float) -> None
             scale.judge(1, overflowed=True)
 
 
+@pytest.mark.parametrize("collectives", ["parts", "library"])
+def test_replicas_divide_by_the_scale_of_the_step_while_it_grows(collectives: str) -> None:
+    """The second replica divides when it steps, and has heard the vote by then."""
+    batches = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
+    scale = Scale(16.0, growth=4.0, interval=1)
+    expected = train_with_masters(
+        perceptron(),
+        batches,
+        STEPS,
+        momentum,
+        to=torch.float16,
+        scale=scale,
+        holder_of=lambda k: k // MICROBATCHES,
+    )
+    growing = {"loss_scale": 16.0, "loss_scale_growth": 4.0, "loss_scale_interval": 1}
+    found = on_ranks(
+        4,
+        {"weights": "float16", **growing},
+        batches=batches,
+        factory=momentum,
+        pipes=2,
+        parallel={"data": 2, "collectives": collectives},
+        memory={"bucket_mb": 0.002},
+    )
+    assert without_losses(found) == without_losses(expected)
+    assert scale.scale == 16.0 * 4.0**STEPS
+
+
 def test_an_overflow_at_the_least_scale_ends_the_run() -> None:
     config = configured(
         MICROBATCHES, precision={**FLOAT16, "loss_scale": 2.0, "loss_scale_floor": 2.0}
@@ -648,7 +676,9 @@ def test_a_parameter_of_a_kept_module_and_another_one_is_refused() -> None:
 
 def test_a_class_within_a_kept_one_is_known() -> None:
     config = configured(MICROBATCHES, precision={**BFLOAT16, "keep": ["Block", "LayerNorm"]})
-    axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone()).close()
+    with axrt.initialize(perceptron(), config=config, transport=LocalWorld(1).alone()) as engine:
+        types = {p.dtype for _, layer in engine._model.layers() for p in layer.parameters()}
+    assert types == {torch.float32, torch.bfloat16}
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

@@ -18,6 +18,8 @@ from axrt.offload.arena import PAGE_BYTES, Cut, Stretch
 from axrt.offload.memory import MemoryArena
 from axrt.offload.scratch_file import ScratchError, ScratchFile
 
+from ..disks import small_disk
+
 SIZES = (1, 3 * PAGE_BYTES, 700_000)
 
 
@@ -142,33 +144,24 @@ def test_a_directory_that_is_not_there_or_not_one_is_refused(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no disk can be mounted here: {mounted.stderr.decode().strip()}")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "1m") as where:
+        yield where
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(small_disk: Path) -> None:
+def test_a_disk_without_room_is_told_before_anything_is_written(disk: Path) -> None:
     with pytest.raises(
         ScratchError,
         match=r"2097152 bytes could not be taken from the disk, which has 1048576 free",
     ):
-        ScratchFile(small_disk, 2 << 20)
-    ScratchFile(small_disk, 1 << 20).close()
+        ScratchFile(disk, 2 << 20)
+    ScratchFile(disk, 1 << 20).close()
 
 
-def test_a_directory_that_is_only_read_is_refused(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+def test_a_directory_that_is_only_read_is_refused(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(ScratchError, match=r"no scratch file can be made in .*Read-only"):
-        ScratchFile(small_disk, PAGE_BYTES)
+        ScratchFile(disk, PAGE_BYTES)
 
 
 def spoiled(file: ScratchFile, at: int) -> None:

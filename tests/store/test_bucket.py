@@ -14,7 +14,13 @@ from axrt.store.bucket import Bucket, clip_factor, constant, total_norm
 CPU = torch.device("cpu")
 
 
-def bucket_of(*parameters: nn.Parameter, copies: int = 2, me: int = 0) -> Bucket:
+def bucket_of(
+    *parameters: nn.Parameter,
+    copies: int = 2,
+    me: int = 0,
+    narrow: torch.dtype | None = None,
+    in_float32: bool = True,
+) -> Bucket:
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
     held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
     return Bucket(
@@ -24,6 +30,8 @@ def bucket_of(*parameters: nn.Parameter, copies: int = 2, me: int = 0) -> Bucket
         lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
         constant,
         CPU,
+        [narrow] * len(named),
+        in_float32,
     )
 
 
@@ -151,17 +159,8 @@ def narrow_bucket(
     """A bucket of bfloat16 parameters with masters; two microbatches have added such gradients to
     each, or none."""
     parameters = [nn.Parameter(torch.ones(len(of or [0.0]))) for of in values]
-    named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
-    held = BucketSpec(copies_by_pipe(0, 0, copies), named, [name for name, _ in named], True)
-    bucket = Bucket(
-        held,
-        range(len(named)),
-        held.copies[me],
-        lambda named: torch.optim.SGD([p for _, p in named], lr=1.0),
-        constant,
-        CPU,
-        [torch.bfloat16] * len(named),
-        in_float32,
+    bucket = bucket_of(
+        *parameters, copies=copies, me=me, narrow=torch.bfloat16, in_float32=in_float32
     )
     bucket.open()
     for _ in range(2):
