@@ -1,6 +1,6 @@
 """The part of the model that a rank holds: its stages, and their parameters in buckets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -201,27 +201,33 @@ def local_model(
             job.recomputed.get(stage, 0),
             loss_scale.of if loss_scale else None,
         )
-        named = stages[stage].named_parameters()
-        places = {
-            name: (int(name.partition(".")[0]) << 32) + ordinal
-            for ordinal, (name, _) in enumerate(named)
-        }
-        held = buckets_of(
-            model.layers, job.cuts, stage, named, job.pipes, config.memory.bucket_mb * _MIB
+        trained = stages[stage].named_parameters()
+        specs = buckets_of(
+            model.layers, job.cuts, stage, trained, job.pipes, config.memory.bucket_mb * _MIB
         )
+        places = _places_of(trained)
         buckets[stage] = tuple(
             Bucket(
-                one,
-                [places[name] for name, _ in one.named],
+                spec,
+                [places[name] for name, _ in spec.named],
                 BucketCopy(pipes[stage], stage, number),
                 factory,
                 lr_schedule,
                 generator.device,
-                [narrow.type_of(parameter) for _, parameter in one.named] if narrow else (),
+                [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
                 config.precision.gradients == "float32",
                 types.weights,
             )
-            for number, one in enumerate(held)
+            for number, spec in enumerate(specs)
         )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     return LocalModel(stages, buckets, pipes, narrow, loss_scale)
+
+
+def _places_of(named: Sequence[tuple[str, nn.Parameter]]) -> dict[str, int]:
+    """Numbers that order parameters as the whole model does, by name: by layer, then as the layer
+    lists them."""
+    return {
+        name: (int(name.partition(".")[0]) << 32) + ordinal
+        for ordinal, (name, _) in enumerate(named)
+    }
