@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .fit import fit_costs, recut
+from .fit import buckets_of, fit_costs, recut
 from .job import Job
 from .planner import Option, build_schedule, options
 from .recompute import most_recomputed, recomputed_shares
@@ -60,7 +60,8 @@ class Run:
             line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            job = replace(build_schedule(**of), replicas=replicas, votes=clips)
+            slots = of.pop("slots", 0)
+            job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
@@ -73,19 +74,33 @@ class Run:
         """Number of steps in the timeline."""
         return len({self.job.step_of(span.task.microbatch)[0] for span in self.line.computing()})
 
-    def predicted(self, job: Job, costs: Costs) -> list[Timeline]:
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Number of buckets of each stage, as a simulation of the run takes it."""
+        return buckets_of(self.line, self.job.stages)
+
+    def predicted(self, job: Job, costs: Costs, buckets: Sequence[int]) -> list[Timeline]:
         """Simulated timelines of a schedule, one for each of a few seeds of what varies.
 
         Each has as many steps as the run, after one that warms up and is left out.
+
+        Args:
+            job: schedule on as many ranks and microbatches as the run's.
+            costs: costs of its stages.
+            buckets: number of buckets of each of its stages.
         """
         job = replace(
             job,
             replicas=self.job.replicas,
             votes=self.job.votes,
+            slots=self.job.slots,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         seeds = range(_SEEDS if costs.jitter else 1)
-        lines = [simulate(job, replace(costs, seed=seed), steps=self.steps + 1) for seed in seeds]
+        lines = [
+            simulate(job, replace(costs, seed=seed), steps=self.steps + 1, buckets=buckets)
+            for seed in seeds
+        ]
         return [replace(line.from_step(1), unit=self.line.unit) for line in lines]
 
 
@@ -96,7 +111,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
     costs = fit_costs(run.line, run.job.placement)
-    lines = run.predicted(run.job, costs)
+    lines = run.predicted(run.job, costs, run.buckets)
     found = {
         "policy": run.job.policy.name,
         "placement": run.job.placement.name,
@@ -109,6 +124,10 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "jitter": costs.jitter,
         "step": costs.step,
         "reduce": costs.reduce,
+        "slots": run.job.slots,
+        "buckets": list(run.buckets),
+        "fetch": costs.state / costs.copies_in,
+        "store": costs.state / costs.copies_out,
         "pieces": costs.pieces,
         "stages": [
             costs.of_stage(run.job.placement, stage)._asdict() for stage in range(run.job.stages)
@@ -122,9 +141,9 @@ def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
     """One dict of figures for the run's schedule and for every other that fits the ranks and
     microbatches, on the same costs, the fastest first."""
     of = run.line.schedule
-    now = _outcome(run, Option(of["name"], of["max_held"], run.job), costs)
+    now = _outcome(run, Option(of["name"], of["max_held"], run.job), costs, run.buckets)
     others = [
-        _outcome(run, one, _costs_on(one, costs, run))
+        _outcome(run, one, *_on_other_stages(one, costs, run))
         for one in options(of["ranks"], of["microbatches"])
     ]
     fresh = [
@@ -137,9 +156,9 @@ def with_other_schedules(run: Run, costs: Costs) -> list[dict[str, Any]]:
     return sorted([now, *fresh], key=lambda one: float(one["step"]))
 
 
-def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
+def _outcome(run: Run, one: Option, costs: Costs, buckets: Sequence[int]) -> dict[str, Any]:
     where = one.job.placement
-    lines = run.predicted(one.job, costs)
+    lines = run.predicted(one.job, costs, buckets)
     return {
         "policy": one.name,
         "max_held": one.max_held,
@@ -152,11 +171,13 @@ def _outcome(run: Run, one: Option, costs: Costs) -> dict[str, Any]:
     }
 
 
-def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
-    """The costs of the run's model where another schedule cuts it; a run that recomputed does so
-    there too."""
+def _on_other_stages(one: Option, costs: Costs, run: Run) -> tuple[Costs, tuple[int, ...]]:
+    """The costs of the run's model where another schedule cuts it, and the number of buckets of
+    each stage there; a run that recomputed does so there too."""
     assert not isinstance(costs.work, Work)
-    where, share = one.job.placement, one.job.placement.share / run.job.placement.share
+    where, all_buckets = one.job.placement, sum(run.buckets)
+    a_stage = max(1, round(all_buckets / where.stages))
+    share = all_buckets / (where.stages * a_stage)  # a bucket of these, in buckets of the run
     again = recomputed_shares(
         one.job.policy, where, run.job.microbatches, most_recomputed(run.recompute)
     )
@@ -164,13 +185,15 @@ def _costs_on(one: Option, costs: Costs, run: Run) -> Costs:
         run.recompute, int
     ):  # a number of layers: their share of a stage is known for this run's cut only
         again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
-    return replace(
+    found = replace(
         costs,
         work=recut(costs.work, where.stages),
         recomputed=again,
         step=costs.step * share,
         reduce=costs.reduce * share,
+        state=costs.state * share,
     )
+    return found, (a_stage,) * where.stages
 
 
 def _figures(lines: Sequence[Timeline], of_the_loop: float, steps: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ message's where its receiver was waiting for it.
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from math import exp, log
+from math import exp, inf, log
 from statistics import fmean, pvariance
 
 from .placement import Placement
@@ -29,8 +29,9 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         placement: placement of its stages.
         seed: seed of the jitter that the simulation draws.
     Returns:
-        Costs in the unit of the timeline. `step` and `reduce` are of all buckets of a stage
-        together, and `bandwidth` stays infinite.
+        Costs in the unit of the timeline, of which `bandwidth` stays infinite. Where state is
+        offloaded, `step` and `reduce` are of a bucket, the state of a bucket has size 1, and
+        `buckets_of` says how many buckets there are; else a stage is taken to have one.
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
@@ -49,10 +50,19 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     # the median of a lognormal with that mean
     usual = {lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times}
     between = fmean(_between_tasks(line) or [0.0])
+    offloads = is_offloaded(line)
+    fetch, store = (_of_a_bucket(line, kind) for kind in (Kind.FETCH, Kind.STORE))
+
+    def once_a_step(kind: AnyKind) -> float:
+        return _of_a_bucket(line, kind) if offloads else _once_a_step(line, kind)
+
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
-        reduce=_once_a_step(line, Kind.REDUCE) + _once_a_step(line, Kind.COLLECT),
-        step=_once_a_step(line, Kind.STEP),
+        reduce=once_a_step(Kind.REDUCE) + once_a_step(Kind.COLLECT),
+        step=once_a_step(Kind.STEP),
+        state=float(offloads),
+        copies_in=1 / fetch if fetch else inf,
+        copies_out=1 / store if store else inf,
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
         jitter=jitter,
@@ -64,6 +74,20 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         pieces=_pieces(line),
         seed=seed,
     )
+
+
+def is_offloaded(line: Timeline) -> bool:
+    """Optimizer state was brought to the device for its steps."""
+    return any(span.task.kind is Kind.FETCH for span in line.spans)
+
+
+def buckets_of(line: Timeline, stages: int) -> tuple[int, ...]:
+    """The number of buckets of each stage, as a simulation on the costs of `fit_costs` takes it."""
+    counts = [1] * stages
+    for _, (kind, stage, _, bucket), _, _ in line.spans if is_offloaded(line) else ():
+        if kind is Kind.STEP:
+            counts[stage] = max(counts[stage], bucket + 1)
+    return tuple(counts)
 
 
 def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
@@ -120,7 +144,7 @@ def _jitter(took: _Took) -> float:
 def _by_rank(line: Timeline) -> Iterator[list[Span]]:
     for rank in range(line.ranks):
         yield sorted(
-            (span for span in line.spans if span.rank == rank), key=lambda span: span.start
+            (span for span in line.on_device() if span.rank == rank), key=lambda span: span.start
         )
 
 
@@ -172,6 +196,12 @@ def _once_a_step(line: Timeline, kind: AnyKind) -> float:
         if task.kind is kind:
             whole[rank, task.stage, task.microbatch] += end - start
     return fmean(whole.values()) if whole else 0.0
+
+
+def _of_a_bucket(line: Timeline, kind: AnyKind) -> float:
+    """The mean duration of a kind of task."""
+    times = [end - start for _, task, start, end in line.spans if task.kind is kind]
+    return fmean(times) if times else 0.0
 
 
 def _pieces(line: Timeline) -> int:

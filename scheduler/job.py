@@ -39,6 +39,9 @@ class Job:
         votes: True if optimizer steps wait for the norm of all gradients (gradient clipping).
         by_library: True if a library's collectives add gradients up, where each copy of a bucket
             has a rank of its own; False: messages do.
+        slots: number of buckets whose offloaded state a rank may have on the device at a time; 0:
+            state stays on the device.
+        speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -52,6 +55,8 @@ class Job:
     recomputed: Mapping[int, int] = field(default_factory=dict)
     votes: bool = False
     by_library: bool = False
+    slots: int = 0
+    speculates: bool = False
     trains: bool = True
 
     def __post_init__(self) -> None:
@@ -106,6 +111,8 @@ class Job:
             policy=Nested(),
             votes=False,
             by_library=False,
+            slots=0,
+            speculates=False,
             trains=False,
         )
 

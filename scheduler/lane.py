@@ -21,6 +21,7 @@ class Gate(Enum):
     """Conditions that open work besides tasks and messages."""
 
     WEIGHTS = "weights"  # those of the step are in place; counts microbatches
+    STORED = "stores"  # offloaded state of the step before is where it belongs; the same count
 
     __hash__ = object.__hash__
 

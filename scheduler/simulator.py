@@ -1,6 +1,7 @@
 """The simulator: discrete events that drive the very brains and policies that the runtime runs.
 
-A rank runs one task of a queue at a time. Everything that happens at one instant is delivered
+A rank runs one task of a queue at a time, so its copies of offloaded state share the bandwidth of
+their direction one after the other. Everything that happens at one instant is delivered
 before any rank picks. A message with a tensor waits for those before it on the same edge, takes its
 size over the bandwidth, and then, like any message, the latency. Jitter and hiccups are drawn for
 each stage and kind in the order of microbatches, so that every policy meets the same durations.
@@ -15,6 +16,7 @@ from math import exp
 from random import Random
 from typing import NamedTuple
 
+from .bucket import Copies, copies_by_pipe
 from .job import Job
 from .linger import LINGER, Linger
 from .message import Load, Meaning, Message
@@ -68,6 +70,9 @@ class Costs:
         reduce: duration of adding up one copy's shard of a bucket; used only where there are
             replicas.
         step: duration of the optimizer step on a bucket.
+        state: size of a bucket's offloaded state.
+        copies_in, copies_out: bandwidths of a rank's copies of such state, to the device and from
+            it, in size per time; infinity (the default) makes copies free.
         others: duration of other kinds of work that are done once a step, by kind; a missing kind
             takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
@@ -92,6 +97,9 @@ class Costs:
     work: Work | tuple[Work, ...] = _UNIT
     reduce: float = 0.0
     step: float = 0.0
+    state: float = 0.0
+    copies_in: float = float("inf")
+    copies_out: float = float("inf")
     others: Mapping[AnyKind, float] = field(default_factory=dict)
     task: float = 0.0
     edge: Edge = _AT_ONCE
@@ -149,6 +157,8 @@ class _Durations:
             Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
             Kind.COLLECT: costs.reduce + _ring(costs, pipes),
+            Kind.FETCH: costs.state / costs.copies_in,
+            Kind.STORE: costs.state / costs.copies_out,
             **costs.others,
         }
         for stage in range(placement.stages):
@@ -205,14 +215,20 @@ class _Simulation:
     A place is a rank of the job: the ranks of replica 0 come first, then those of replica 1.
     """
 
-    def __init__(self, job: Job, costs: Costs, features: Sequence[Feature] | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        costs: Costs,
+        buckets: Mapping[int, Sequence[Copies]],
+        features: Sequence[Feature] | None,
+    ) -> None:
         self._placement, self._costs = job.placement, costs
         self._durations = [
             _Durations(costs, job.placement, pipe, job.pipes) for pipe in range(job.pipes)
         ]
         self.end = None if job.trains else job.microbatches
         self.states = [
-            RankState(job, rank, replica=replica, features=features)
+            RankState(job, rank, replica=replica, buckets=buckets, features=features)
             for replica in range(job.replicas)
             for rank in range(job.ranks)
         ]
@@ -231,14 +247,16 @@ class _Simulation:
         """Run `asked` steps; under a barrier a step begins when all ranks have done the one
         before."""
         now = 0.0
-        for _ in range(asked if barrier else 1):
+        for calls_left in reversed(range(asked if barrier else 1)):
             for state in self.states:
                 for _ in range(0 if self.end is not None else 1 if barrier else asked):
                     state.ask_step()
-            now = self._run_all(now)
+            now = self._run_all(now, calls_left > 0)
         return self.line
 
-    def _run_all(self, now: float) -> float:
+    def _run_all(self, now: float, more: bool) -> float:
+        """Run until nothing is under way; where more steps will be asked for, until those asked for
+        are done, while copies may go on."""
         touched: Iterable[int] = range(len(self.states))
         while True:
             self._read()
@@ -246,7 +264,7 @@ class _Simulation:
                 for queue in self.states[place].queues:
                     if (place, queue) not in self._running:
                         self._start(place, queue, now)
-            if not self._events:
+            if not self._events or (more and all(state.finished for state in self.states)):
                 break
             now = self._events[0][0]
             moved: set[int] = set()
@@ -259,7 +277,10 @@ class _Simulation:
                     self.states[place].deliver(what)
             touched = moved
         stuck = [
-            str(lack) for state in self.states if not state.finished for lack in state.waiting_for()
+            str(lack)
+            for state in self.states
+            if not (state.finished and (more or state.settled))
+            for lack in state.waiting_for()
         ]
         if stuck:
             raise RuntimeError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
@@ -353,6 +374,7 @@ def simulate(
     *,
     steps: int = 1,
     barrier: bool = False,
+    buckets: int | Sequence[int] = 1,
     features: Sequence[Feature] | None = None,
 ) -> Timeline:
     """Run a job on made-up time.
@@ -362,11 +384,14 @@ def simulate(
         costs: how long everything takes.
         steps: number of steps to run; of an evaluation 1.
         barrier: True if a step begins only when all ranks have done the one before.
+        buckets: number of buckets of every stage, or of each stage, at least 1; each is a task of
+            its own wherever work is done on buckets.
         features: functions that make the rows of the table; None: those of the job.
     Returns:
         A timeline with a row for each rank of each replica.
     Raises:
-        ValueError: the costs say that a stage recomputes, and the job does not.
+        ValueError: the costs say that a stage recomputes, and the job does not; or the buckets
+            are not those of its stages.
         RuntimeError: no rank can move and some work is left; the text names what each rank lacks.
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
@@ -374,11 +399,11 @@ def simulate(
             f"the costs of stages {unknown} have a share that is recomputed; expected them in the "
             "job's recomputed too"
         )
-    line = _Simulation(job, costs, features).run(steps, barrier)
+    line = _Simulation(job, costs, _copies(job, buckets), features).run(steps, barrier)
     line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
     line.title = str(job)
     last = [0.0] * line.ranks
-    for span in line.spans:
+    for span in line.on_device():
         last[span.rank] = max(last[span.rank], span.end)
     line.pauses += [
         Pause(place, END, end, line.makespan)
@@ -386,6 +411,20 @@ def simulate(
         if end < line.makespan
     ]
     return line
+
+
+def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
+    """The copies of each bucket of a stage, by stage."""
+    counts = [buckets] * job.stages if isinstance(buckets, int) else buckets
+    if len(counts) != job.stages or min(counts) < 1:
+        raise ValueError(
+            f"{list(counts)} buckets on {job.stages} stages; expected a number for each stage, at "
+            "least 1"
+        )
+    return {
+        stage: [copies_by_pipe(stage, bucket, job.pipes) for bucket in range(count)]
+        for stage, count in enumerate(counts)
+    }
 
 
 def order_of(job: Job) -> Order:

@@ -44,8 +44,8 @@ class IllegalMove(AssertionError):
 
 
 UNLIMITED = sys.maxsize
-# Why a rank is idle: nothing has come, the policy says no, nothing is left.
-CAUSES = INPUT, ROOM, END = "input", "room", "end"
+# Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
+CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
 
 
 class Coordinates(NamedTuple):
@@ -114,6 +114,7 @@ class RankState:
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
+        self._free_slots = job.slots
         # What runs, in the order of its start: its row, the messages that follow once it has
         # finished, and whether more pieces of it come.
         self._running: dict[Task, tuple[Entry, list[Message], bool]] = {}
@@ -205,6 +206,11 @@ class RankState:
         )
 
     @property
+    def settled(self) -> bool:
+        """All state that is offloaded is where it belongs, for every step that is done."""
+        return not self.job.slots or self._table.steps_finished(Gate.STORED) >= self._steps_done
+
+    @property
     def cut_short(self) -> bool:
         """A reader has ended within a step that was asked for; that step cannot be finished."""
         return self.job.trains and self.end is not None and self.end < self.asked
@@ -278,6 +284,7 @@ class RankState:
                 if self.job.first_of(head.microbatch) < self.asked
                 and row.admitted(head, self)
                 and self._has_turn(row, head)
+                and self._has_slot(row)
             ]
             self._look[queue] = bool(once)
         if len(ready) < 2:
@@ -315,7 +322,15 @@ class RankState:
             first = self.job.first_of(number) if row.kind.once_a_step else number
             if first < self.asked and lane.is_ready(row.kind):
                 return ROOM
+        if self._waits_for_copies():
+            return COPIES
         return END if self.finished else INPUT
+
+    def _waits_for_copies(self) -> bool:
+        """An optimizer step, or its commit, lacks nothing but its state, which is on its way."""
+        steps = [of for of in self._table.entries if of.kind in (Kind.STEP, Kind.COMMIT)]
+        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in steps]
+        return {Kind.FETCH} in missing or {Kind.REFETCH} in missing
 
     def start(
         self, task: Task, more: bool | None = False, completes: Collection[int] = ()
@@ -343,6 +358,8 @@ class RankState:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
         if not self._has_turn(entry.row, task):
             raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
+        if not self._has_slot(entry.row):
+            raise IllegalMove(f"{task} cannot start: no slot is free; {self._story(stage)}")
         if more is None and kind.in_pieces:
             self._untold[kind, stage] = task
             self._running[task] = entry, [], False
@@ -382,6 +399,7 @@ class RankState:
         whole = lane.start(kind, more)
         if row.in_turn:
             self._turns[stage, task.part].take()
+        self._free_slots -= row.takes_slot
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
@@ -436,7 +454,8 @@ class RankState:
         lane.finish(task.kind)
         if row.opens is not None:
             self._open(row.opens, stage)
-            self._steps_done = self._table.steps_finished()
+            self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
+        self._free_slots += row.frees_slot
         if len(self.queues) > 1:
             self._look_again()
         return later
@@ -477,6 +496,8 @@ class RankState:
                 missing = [Lack(head, ROOM, None)]
             if not (missing or self._has_turn(entry.row, head)):
                 missing = [self._earlier_turn(entry, head)]
+            if not (missing or self._has_slot(entry.row)):
+                missing = [Lack(head, "a slot", None)]
             lacks += missing
         return lacks + [lack for task in self._running for lack in self._others_in(task)]
 
@@ -499,6 +520,10 @@ class RankState:
         """The task needs no turn, or the next one of its group is for its bucket."""
         which = task.stage, task.part
         return not row.in_turn or self._turns[which].is_for(which)
+
+    def _has_slot(self, row: Row) -> bool:
+        """The work takes no slot, or one is free."""
+        return not row.takes_slot or self._free_slots > 0
 
     def _look_again(self) -> None:
         """Note an event for which work of once a step may have waited."""

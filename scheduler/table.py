@@ -104,7 +104,8 @@ class Table:
         pipe, stage = here.seat
         m, pipes = self._job.microbatches, self._job.placement.pipes
         lane = self.lanes[stage] = Lane(f"stage {stage}", m, pipe % pipes, pipes)
-        lane.count_gate(Gate.WEIGHTS, open_to)
+        for gate in Gate:
+            lane.count_gate(gate, open_to)
         self.buckets[stage] = tuple(
             Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(here.buckets))
         )
@@ -180,9 +181,12 @@ class Table:
         """The number of steps for which all work that opens the gate of a stage has been done."""
         return min(numbers[kind] for numbers, kind, _ in self._opening[stage, gate])
 
-    def steps_finished(self) -> int:
-        """The number of steps for which all work that opens a gate has finished on this rank."""
-        opening = (passed for of in self._opening.values() for passed in of)
+    def steps_finished(self, gate: Gate) -> int:
+        """The number of steps for which all work that opens a gate, such as there must be some, has
+        finished on this rank."""
+        opening = (
+            passed for (_, of), all_of in self._opening.items() if of is gate for passed in all_of
+        )
         return min(lane.finished[kind] for _, kind, lane in opening)
 
     def story(self, stage: int) -> str:

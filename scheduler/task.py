@@ -30,6 +30,13 @@ class Part(Enum):
     PIECE = "the piece of the work; other work may run between two pieces"
 
 
+class Place(Enum):
+    """Where a kind of work runs."""
+
+    DEVICE = "in the device's queue of tasks"
+    BESIDE = "beside the device's tasks, at the same time"
+
+
 class Vocabulary(Enum):
     """Base of enums whose members carry facts as columns; the first column is how a member
     prints."""
@@ -52,11 +59,20 @@ class AnyKind(Vocabulary):
         label: name of the kind in words, for texts.
         counts: what `Task.microbatch` counts, microbatches or steps.
         part: what `Task.part` says: nothing, a bucket or a piece.
+        place: where the work runs, see `Place`.
     """
 
-    def __init__(self, notation: str, label: str, counts: Counts, part: Part = Part.NONE) -> None:
+    def __init__(
+        self,
+        notation: str,
+        label: str,
+        counts: Counts,
+        part: Part = Part.NONE,
+        place: Place = Place.DEVICE,
+    ) -> None:
         self.label = label
         self.part = part
+        self.beside = place is Place.BESIDE
         self.once_a_step = counts is Counts.STEPS
         self.of_a_bucket = part is Part.BUCKET
         self.in_pieces = part is Part.PIECE
@@ -71,11 +87,17 @@ class Kind(AnyKind):
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
     REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all copies' gradients
-    ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET  # given to all copies
-    COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET
+    ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
+    COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET, Place.BESIDE
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
     VOTE = "vote", "norm of all gradients", Counts.STEPS  # from those of the stages
+    FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
+    STORE = "store", "state taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to scratch
+    # Where a step was taken before its vote:
+    REFETCH = "refetch", "state brought again", Counts.STEPS, Part.BUCKET, Place.BESIDE
+    COMMIT = "commit", "end of a step that was tried", Counts.STEPS, Part.BUCKET
+    RESTORE = "restore", "state taken out again", Counts.STEPS, Part.BUCKET, Place.BESIDE
 
 
 class Task(NamedTuple):

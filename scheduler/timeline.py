@@ -21,8 +21,8 @@ class Span(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A time in which a rank had nothing to run; `cause` is the reason when it began, one of
-    `state.CAUSES`."""
+    """A time in which a rank had nothing to run on its device; `cause` is the reason when it began,
+    one of `state.CAUSES`."""
 
     rank: int
     cause: str
@@ -47,8 +47,8 @@ class Timeline:
             where it is not known.
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
-        schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips
-            and recompute; {} for a simulation.
+        schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips,
+            recompute and slots; {} for a simulation.
         spans: tasks that ran, by start.
         pauses: times in which a rank could run nothing.
     """
@@ -66,6 +66,10 @@ class Timeline:
         """The spans of forwards and backwards: all but the work of once a step."""
         return (span for span in self.spans if not span.task.kind.once_a_step)
 
+    def on_device(self) -> Iterator[Span]:
+        """The spans of all that occupies the device: not of what runs beside its tasks."""
+        return (span for span in self.spans if not span.task.kind.beside)
+
     @cached_property
     def makespan(self) -> float:
         """The end of the last forward or backward; 0 where there is none."""
@@ -80,7 +84,7 @@ class Timeline:
         return [end - start for start, end in zip(first, last, strict=True)]
 
     def idle(self, cause: str = "") -> list[float]:
-        """By rank, the time until the makespan in which it ran nothing.
+        """By rank, the time until the makespan in which its device ran nothing.
 
         Args:
             cause: one of `state.CAUSES`, to count only pauses with that cause; "" counts all idle
@@ -94,7 +98,7 @@ class Timeline:
                 for pause in self.pauses
                 if pause.cause == cause
             )
-        busy = self._until_makespan((span.rank, span.start, span.end) for span in self.spans)
+        busy = self._until_makespan((span.rank, span.start, span.end) for span in self.on_device())
         return [makespan - of_rank for of_rank in busy]
 
     def _until_makespan(self, intervals: Iterable[tuple[int, float, float]]) -> list[float]:

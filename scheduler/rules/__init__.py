@@ -7,10 +7,12 @@ from ..job import Job
 from .clipping import clipping
 from .collectives import collectives
 from .evaluation import evaluation
+from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
 from .replicas import replicas
 from .row import Need, OnDevice, Queue, Row, StageHere
+from .speculation import speculation
 
 __all__ = ["Feature", "Need", "OnDevice", "Queue", "Row", "StageHere", "features_of"]
 
@@ -22,4 +24,6 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     if not job.trains:
         return (evaluation,)
     by_library = (collectives,) if job.by_library else ()
-    return (pipeline, recomputation, replicas, *by_library, clipping)
+    offloaded = (offload,) if job.slots else ()
+    tried = (speculation,) if job.speculates else ()
+    return (pipeline, recomputation, replicas, *by_library, clipping, *offloaded, *tried)

@@ -23,8 +23,6 @@ from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .row import Need, OnDevice, Row, StageHere, urgent
 
-BESIDE = (Kind.ANNOUNCE, Kind.COLLECT)  # they do not run on the device's queue
-
 
 def collectives(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage that a library adds up."""

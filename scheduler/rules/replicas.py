@@ -6,7 +6,8 @@
                   buckets that are shared, and not
                   added up by a library
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
-                  pipes; the vote where there is one      buckets of the stage have stepped
+                  pipes; the vote where there is one;     buckets of the stage have stepped
+                  its state where that is offloaded
 
 Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
@@ -33,8 +34,12 @@ def replicas(here: StageHere) -> Iterator[Row]:
         # Buckets may leave and step before their stage's backward is done; the next step may not
         # begin before. One of them waits for it.
         backward = (Need(here.completes),) if bucket == 0 else ()
-        needs = dict.fromkeys((whole(here, bucket), *backward, losses_of_all(here), *voted(here)))
-        yield Row(Kind.STEP, tuple(needs), urgent(3), bucket=bucket, opens=Gate.WEIGHTS)
+        tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
+        vote = () if tried else voted(here)
+        needs = (whole(here, bucket), *backward, losses_of_all(here), *vote)
+        all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
+        opens = None if tried else Gate.WEIGHTS
+        yield Row(Kind.STEP, all_needs, urgent(3), bucket=bucket, opens=opens)
 
 
 def seats_of(copies: Copies) -> tuple[Seat, ...]:
@@ -61,6 +66,11 @@ def losses_of_all(here: StageHere) -> Need:
 def voted(here: StageHere) -> tuple[Need, ...]:
     """The norm of all gradients is known; needed only where steps wait for it."""
     return (Need(Meaning.VOTE, (Seat(0, 0),)),) if here.job.votes else ()
+
+
+def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
+    """The state of the bucket is on the device; needed only where it is offloaded."""
+    return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:

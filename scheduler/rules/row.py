@@ -22,11 +22,14 @@ class Queue(Enum):
 
 class OnDevice(Queue):
     """The queues of a training and of an evaluation: the device's tasks; the collectives of a
-    library that run beside them, and the turns that are given out for those."""
+    library that run beside them, and the turns that are given out for those; copies of offloaded
+    state, one queue a direction."""
 
     COMPUTE = "compute"
     COLLECTIVES = "collectives"
     TURNS = "turns"
+    COPIES_IN = "copies in"
+    COPIES_OUT = "copies out"
 
 
 class Need(NamedTuple):
@@ -97,6 +100,8 @@ class Row:
         gives_turns: True if the messages that follow give out the group's next turn, which is then
             their number.
         in_turn: True if the work runs on the bucket's turn.
+        takes_slot: True if the work starts only with a free slot of the rank, which it takes.
+        frees_slot: True if a slot of the rank is free again when the work has ended.
         in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
         held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
     """
@@ -114,6 +119,8 @@ class Row:
     opens: Gate | None = None
     gives_turns: bool = False
     in_turn: bool = False
+    takes_slot: bool = False
+    frees_slot: bool = False
     in_flight: int = 0
     held: int = 0
 

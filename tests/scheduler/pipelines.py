@@ -1,7 +1,9 @@
 """Whole pipelines of brains without workers: in lockstep for timetables, in random order for
 properties."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 from random import Random
 
 from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
@@ -17,6 +19,7 @@ from axrt.scheduler.task import AnyKind, Kind, Task
 TICKS: dict[AnyKind, int] = dict[AnyKind, int](dict.fromkeys(Kind, 0))
 TICKS |= {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
 PIECES = 3
+Move = tuple[str, int, Queue]
 
 
 def read(state: RankState, end: int | None = None) -> list[Message]:
@@ -47,6 +50,8 @@ class Pipeline:
         recomputes: stages whose forwards run again.
         features: the rules of a job.
         leaves: buckets leave one by one where backwards are whole.
+        slots: buckets whose offloaded state a rank may have on the device; 0: state stays there.
+        speculates: steps do not wait for the vote, where there are slots and a vote.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Pipeline:
         features: Callable[[Job], Sequence[Feature]] = features_of,
         leaves: bool = False,
         by_library: bool = False,
+        slots: int = 0,
+        speculates: bool = False,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -80,6 +87,8 @@ class Pipeline:
             recomputed=dict.fromkeys(recomputes, 1),
             votes=clips,
             by_library=by_library,
+            slots=slots if trains else 0,
+            speculates=bool(speculates and trains and slots and clips),
             trains=trains,
         )
         stages, pipes = self.placement.stages, self.job.pipes
@@ -100,6 +109,7 @@ class Pipeline:
         self.stash = [Bounds(0, 0)] * len(self.states)
         self.now = list(self.stash)
         self.untold: list[list[Task]] = [[] for _ in self.states]
+        self.watches = [SlotWatch(self.job, self.buckets) for _ in self.states]
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
@@ -117,6 +127,7 @@ class Pipeline:
     def start(self, place: int, task: Task, told_later: bool = False) -> None:
         """Start a task; one that may come in pieces may be told later whether it was one."""
         self.ran[place].append(task)
+        self.watches[place].started(task)
         if told_later and task.kind.in_pieces:
             self.states[place].start(task, None)
             self.untold[place].append(task)
@@ -131,6 +142,7 @@ class Pipeline:
             self.states[place].tell(task, more, completes)
             self.untold[place].remove(task)
             self._count(place, task, more)
+        self.watches[place].finished(task)
         return self.states[place].finish(task)
 
     def _piece(self, task: Task) -> tuple[bool, tuple[int, ...]]:
@@ -166,6 +178,53 @@ class Pipeline:
         return all(state.finished for state in self.states)
 
 
+# A bucket of a rank goes through these in a step, those after the store only where it is tried.
+_TRIED = (Kind.FETCH, Kind.STEP, Kind.STORE, Kind.REFETCH, Kind.COMMIT, Kind.RESTORE)
+
+
+class SlotWatch:
+    """What offloaded state promises of a rank, counted from its tasks alone: no more buckets on the
+    device than slots, and never older weights or state than those of the step before."""
+
+    def __init__(self, job: Job, buckets: Mapping[int, Sequence[Copies]]) -> None:
+        self._job, self._buckets = job, buckets
+        self.on_device: set[tuple[int, int]] = set()
+        self._started: Counter[tuple[AnyKind, int, int]] = Counter()
+        self._finished: Counter[tuple[AnyKind, int, int]] = Counter()
+
+    def started(self, task: Task) -> None:
+        kind, stage, number, part = task
+        if not self._job.slots:
+            return
+        last, end = (Kind.STEP, Kind.STORE)
+        if self._job.speculates:
+            last, end = (Kind.COMMIT, Kind.RESTORE)
+        if kind is Kind.FORWARD:
+            step, _ = self._job.step_of(number)
+            assert self._of_all_buckets(self._started, last, stage) >= step, task
+        if kind is Kind.FETCH:
+            assert self._of_all_buckets(self._finished, end, stage) == number, task
+        if kind in (Kind.FETCH, Kind.REFETCH):
+            assert (stage, part) not in self.on_device, task
+            self.on_device.add((stage, part))
+            assert len(self.on_device) <= self._job.slots, task
+        for before, after in pairwise(_TRIED):
+            if kind is after:
+                assert self._finished[before, stage, part] == number + 1, task
+        self._started[kind, stage, part] += 1
+
+    def finished(self, task: Task) -> None:
+        kind, stage, _, part = task
+        self._finished[kind, stage, part] += 1
+        if kind in (Kind.STORE, Kind.RESTORE):
+            self.on_device.remove((stage, part))
+
+    def _of_all_buckets(
+        self, counts: Counter[tuple[AnyKind, int, int]], kind: AnyKind, stage: int
+    ) -> int:
+        return min(counts[kind, stage, bucket] for bucket in range(len(self._buckets[stage])))
+
+
 def copies_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Copies]:
     """The buckets of a stage: those that are its own, and those of a layer tied from the first to
     the last stage."""
@@ -183,9 +242,13 @@ def copies_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> 
 
 def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """Deliver, start and finish in any order that a network and devices allow; stop when nothing
-    can move."""
+    can move.
+
+    In some runs one queue is so slow that the others are steps ahead of it, if they may be.
+    """
     random = Random(seed)
     share_told_later = random.choice((0.0, 0.5, 1.0))
+    slow = random.choice((None, OnDevice.COLLECTIVES, OnDevice.COPIES_IN, OnDevice.COPIES_OUT))
     wires: list[Message] = []
     running: list[dict[Queue, list[Task]]] = [
         {queue: [] for queue in state.queues} for state in pipeline.states
@@ -197,9 +260,7 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
                     state.deliver(message)
                 else:
                     wires.append(message)
-        moves: list[tuple[str, int, Queue]] = [
-            ("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))
-        ]
+        moves: list[Move] = [("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))]
         for place, state in enumerate(pipeline.states):
             for queue, tasks in running[place].items():
                 moves += [("finish", place, queue)] * bool(tasks)
@@ -208,7 +269,7 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
                 )
         if not moves:
             return
-        move, which, queue = random.choice(moves)
+        move, which, queue = random.choice(_without(slow, moves, random))
         if move == "deliver":
             message = wires.pop(which)
             pipeline.states[pipeline.place_of(message)].deliver(message)
@@ -219,6 +280,12 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
             assert picked is not None
             pipeline.start(which, picked, random.random() < share_told_later)
             running[which][queue].append(picked)
+
+
+def _without(slow: Queue | None, moves: list[Move], random: Random) -> list[Move]:
+    """The moves, as a rule without the ends of tasks on that queue, if others are left."""
+    quick = [of for of in moves if of[0] != "finish" or of[2] is not slow]
+    return quick if quick and random.random() < 0.99 else moves
 
 
 def timetable(

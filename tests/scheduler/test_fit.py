@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.bound import least_makespan
-from axrt.scheduler.fit import fit_costs, recut
+from axrt.scheduler.fit import buckets_of, fit_costs, recut
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.state import COPIES
 from axrt.scheduler.task import Kind, Task
 from axrt.scheduler.timeline import Pause, Span, Timeline
 
@@ -77,6 +78,35 @@ def test_what_is_fitted_predicts_the_run_it_is_from(name: str) -> None:
     ).from_step(1)
     assert again.makespan == pytest.approx(whole.makespan, rel=0.02)
     assert again.held == whole.held
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_copies_of_state_are_found_by_direction_and_by_bucket_and_predict_the_run(
+    slots: int,
+) -> None:
+    job, buckets = Job(Linear(4), policy_by_name("1f1b"), 8, slots=slots), (3, 1, 2, 5)
+    costs = Costs(WORK, edge=Edge(0.25), step=0.3, state=6.0, copies_in=4.0, copies_out=3.0)
+    whole = simulate(job, costs, steps=4, buckets=buckets).from_step(1)
+    line = Timeline.from_json(whole.to_json())
+    found = fit_costs(line, Linear(4))
+    assert buckets_of(line, stages=4) == buckets
+    assert (found.step, found.state / found.copies_in, found.state / found.copies_out) == (
+        pytest.approx((0.3, 1.5, 2.0))
+    )
+    assert (found.task, found.edge.latency) == pytest.approx((0.0, 0.25)), (
+        "copies beside the tasks are not taken for tasks"
+    )
+    again = simulate(job, found, steps=4, buckets=buckets).from_step(1)
+    assert again.makespan == pytest.approx(whole.makespan)
+    assert again.idle() == pytest.approx(whole.idle())
+    assert again.idle(COPIES) == pytest.approx(whole.idle(COPIES))
+    assert sum(whole.idle(COPIES)) > 0
+
+
+def test_a_run_without_offload_is_taken_to_have_one_bucket_a_stage() -> None:
+    job = Job(Linear(2), policy_by_name("1f1b"), 4)
+    line = simulate(job, Costs(step=0.5), steps=2, buckets=3)
+    assert (buckets_of(line, stages=2), fit_costs(line, Linear(2)).step) == ((1, 1), 1.5)
 
 
 def test_the_loop_is_what_lies_between_tasks_and_a_message_what_is_waited_beyond_that() -> None:

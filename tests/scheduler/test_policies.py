@@ -171,7 +171,9 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step = {(Kind.NORM, 0)} if votes else set()
             of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
-                of_step |= {(Kind.STEP, bucket)}
+                copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
+                tried = (Kind.REFETCH, Kind.COMMIT, Kind.RESTORE) if state.job.speculates else ()
+                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *tried)}
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):
@@ -226,9 +228,10 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
     st.booleans(),
     st.booleans(),
     st.integers(0, 3),
+    st.sampled_from([0, 1, 2, 3, 9]),
     st.integers(),
 )
-@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1)
+@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, 1)
 @examples(600, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
@@ -242,6 +245,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     tied: bool,
     clips: bool,
     recomputes: int,
+    slots: int,
     seed: int,
 ) -> None:
     policy = policy_by_name(
@@ -267,6 +271,8 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         recomputes=range(recomputes % 2, placement.stages, recomputes) if recomputes else (),
         leaves=seed % 2 == 0,
         by_library=seed % 3 == 0,
+        slots=slots,
+        speculates=seed % 5 < 3,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
@@ -280,6 +286,8 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         assert stash.in_flight <= min(bounds.in_flight, all_there_are)
         assert stash.held <= min(bounds.held, all_there_are)
     check_order_of_collectives(pipeline)
+    assert all(state.settled for state in pipeline.states)
+    assert not any(watch.on_device for watch in pipeline.watches)
 
 
 def check_order_of_collectives(pipeline: Pipeline) -> None:
@@ -340,11 +348,19 @@ def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     st.integers(0, 11),
     st.integers(1, 3),
     st.booleans(),
+    st.sampled_from([0, 1, 3]),
     st.integers(),
 )
 @examples(200, quick=50)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
-    name: str, ranks: int, microbatches: int, end: int, replicas: int, clips: bool, seed: int
+    name: str,
+    ranks: int,
+    microbatches: int,
+    end: int,
+    replicas: int,
+    clips: bool,
+    slots: int,
+    seed: int,
 ) -> None:
     placement, microbatches = fitting(policy_by_name(name), ranks, microbatches, 2)
     steps = end // microbatches + 1
@@ -357,9 +373,13 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
         replicas=replicas,
         clips=clips,
         placement=placement,
+        slots=slots,
+        speculates=seed % 2 == 0,
     )
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)
+    assert all(state.settled for state in pipeline.states)
+    assert not any(watch.on_device for watch in pipeline.watches), "no step that is cut has fetched"
     for state, ran in zip(pipeline.states, pipeline.ran, strict=True):
         for stage in state.pipe_of:
             assert [
