@@ -20,6 +20,7 @@ class MemoryArena:
             so.
         near: processors that first touch the memory, so that it lies with them (NUMA); empty: any.
     Attributes:
+        num_bytes: size, in bytes.
         notes: what a person should know, in whole sentences.
     """
 
@@ -30,6 +31,7 @@ class MemoryArena:
         pinned: bool = False,
         near: Sequence[int] = (),
     ) -> None:
+        self.num_bytes = num_bytes
         self.notes: list[str] = []
         with on_cpus(near):
             memory = self._allocated(num_bytes + PAGE_BYTES, device, pinned)

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import weakref
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -48,13 +49,13 @@ class ScratchFile:
     def __init__(
         self, directory: Path, num_bytes: int, checks: bool = True, direct: bool = True
     ) -> None:
-        self._directory, self._num_bytes, self._checks = directory, num_bytes, checks
+        self._directory, self._num_bytes, self._checks = directory, 0, checks
         self._digests: dict[Stretch, int] = {}
         self.notes: list[str] = []
         self._file = _unnamed(directory)
+        self._closing = weakref.finalize(self, os.close, self._file)
         try:
-            self._take_room()
-            self._is_whole = self._has_all_blocks()
+            self._take_room(0, num_bytes)
             self.is_direct = direct and self._go_direct()
         except BaseException:
             self.close()
@@ -104,23 +105,36 @@ class ScratchFile:
                 "keeps them. Look at the system's log, and take another disk"
             )
 
+    def extend(self, num_bytes: int) -> None:
+        """Take more room from the disk, behind what there is.
+
+        Args:
+            num_bytes: number of bytes, a multiple of `PAGE_BYTES`.
+        Raises:
+            ScratchError: the disk has no room.
+        """
+        self._take_room(self._num_bytes, num_bytes)
+
     def close(self) -> None:
         """Give the disk its room back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._file = -1
+        self._closing()
 
     # Opening.
 
-    def _take_room(self) -> None:
-        if not self._num_bytes:
-            return
+    def _take_room(self, start: int, num_bytes: int) -> None:
+        if num_bytes:
+            self._allocate(start, num_bytes)
+        self._num_bytes = start + num_bytes
+        self._is_whole = self._has_all_blocks()
+
+    def _allocate(self, start: int, num_bytes: int) -> None:
         try:
-            os.posix_fallocate(self._file, 0, self._num_bytes)
+            os.posix_fallocate(self._file, start, num_bytes)
         except OSError as error:
             free = os.statvfs(self._directory)
             raise self._error(
-                f"{self._num_bytes} bytes could not be taken from the disk, which has "
+                f"{num_bytes} bytes could not be taken from the disk, which has "
                 f"{free.f_bavail * free.f_frsize} free ({error.strerror}); expected room for what "
                 "is offloaded. Free some, or name another directory"
             ) from None

@@ -1,0 +1,216 @@
+"""Tiers that hold what leaves the device: the host's memory, and a disk.
+
+A tier gives stretches of its memory and moves bytes between them and memory of the device. Where it
+has a budget, what does not fit is refused when it is cut.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .arena import Cut, Stretch
+from .memory import MemoryArena
+from .scratch_file import ScratchFile
+
+
+class Tier(Protocol):
+    """The contract of a tier. Stretches that are moved at the same time must not meet."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person should know, in whole sentences."""
+        ...
+
+    @property
+    def is_disk(self) -> bool:
+        """The tier is no memory."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all stretches, in bytes."""
+        ...
+
+    def cut(self, num_bytes: int, purpose: str) -> Stretch:
+        """A new stretch of at least so many bytes.
+
+        Raises:
+            BudgetError: the tier's budget does not hold it.
+            ScratchError: the disk has no room.
+        """
+        ...
+
+    def read(self, stretch: Stretch, into: Tensor) -> None:
+        """Bring back what was written to a stretch last.
+
+        Args:
+            stretch: one that was written to, as a whole.
+            into: memory on the device for as many bytes, uint8, from a page on.
+        """
+        ...
+
+    def write(self, stretch: Stretch, of: Tensor) -> None:
+        """Put bytes there; they may change again when the copy has ended.
+
+        Args:
+            stretch: where they go.
+            of: as many bytes on the device, uint8, from a page on.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give all memory back."""
+        ...
+
+
+class HostTier:
+    """The host's memory, pinned where the device is an accelerator.
+
+    Args:
+        device: device that bytes come from.
+        budget_bytes: most that may be used.
+        near: processors that first touch the memory; empty: any.
+    """
+
+    is_disk = False
+
+    def __init__(
+        self, device: torch.device, budget_bytes: float = math.inf, near: Sequence[int] = ()
+    ) -> None:
+        self._cut = Cut("host's memory (memory.scratch_gb)", budget_bytes)
+        self._pinned, self._near = device.type != "cpu", near
+        self._arenas: dict[Stretch, MemoryArena] = {}
+        self.notes: list[str] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cut.num_bytes
+
+    def cut(self, num_bytes: int, purpose: str) -> Stretch:
+        stretch = self._cut.stretch(num_bytes, purpose)
+        arena = MemoryArena(
+            stretch.num_bytes, torch.device("cpu"), pinned=self._pinned, near=self._near
+        )
+        self._arenas[stretch] = arena
+        self.notes += arena.notes if not self.notes else ()  # once is enough
+        return stretch
+
+    def read(self, stretch: Stretch, into: Tensor) -> None:
+        into.copy_(self._bytes_of(stretch), non_blocking=True)
+
+    def write(self, stretch: Stretch, of: Tensor) -> None:
+        self._bytes_of(stretch).copy_(of, non_blocking=True)
+
+    def close(self) -> None:
+        self._arenas.clear()
+
+    def _bytes_of(self, stretch: Stretch) -> Tensor:
+        return self._arenas[stretch].bytes_of(Stretch(0, stretch.num_bytes))
+
+
+class DiskTier:
+    """A file on a disk that grows with each cut, see `ScratchFile`.
+
+    Memory of an accelerator goes through pinned memory of the host, one piece a direction.
+
+    Args:
+        directory: directory on the disk.
+        budget_bytes: most that may be used.
+        checks: False to trust what comes back.
+    Raises:
+        ScratchError: there is no such directory, or it cannot be written to.
+    """
+
+    is_disk = True
+
+    def __init__(
+        self, directory: Path, budget_bytes: float = math.inf, checks: bool = True
+    ) -> None:
+        self._cut = Cut("scratch disk (memory.scratch_gb)", budget_bytes)
+        self._file = ScratchFile(directory, 0, checks)
+        self.notes = self._file.notes
+        self._between: dict[str, MemoryArena] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cut.num_bytes
+
+    def cut(self, num_bytes: int, purpose: str) -> Stretch:
+        stretch = self._cut.stretch(num_bytes, purpose)
+        self._file.extend(stretch.num_bytes)
+        return stretch
+
+    def read(self, stretch: Stretch, into: Tensor) -> None:
+        if into.device.type == "cpu":
+            self._file.read(stretch, into)
+            return
+        between = self._memory_between("in", stretch.num_bytes)
+        self._file.read(stretch, between)
+        into.copy_(between)
+
+    def write(self, stretch: Stretch, of: Tensor) -> None:
+        if of.device.type == "cpu":
+            self._file.write(stretch, of)
+            return
+        between = self._memory_between("out", stretch.num_bytes)
+        between.copy_(of)
+        self._file.write(stretch, between)
+
+    def close(self) -> None:
+        self._file.close()
+        self._between.clear()
+
+    def _memory_between(self, direction: str, num_bytes: int) -> Tensor:
+        arena = self._between.get(direction)
+        if arena is None or arena.num_bytes < num_bytes:
+            arena = MemoryArena(num_bytes, torch.device("cpu"), pinned=True)
+            self._between[direction] = arena
+        return arena.bytes_of(Stretch(0, num_bytes))
+
+
+class PacedTier:
+    """A tier whose copies take at least as long as a bandwidth allows, in each direction.
+
+    Args:
+        tier: tier that holds the bytes.
+        bytes_per_s: bandwidth of a direction.
+    """
+
+    def __init__(self, tier: Tier, bytes_per_s: float) -> None:
+        self._tier, self._bytes_per_s = tier, bytes_per_s
+
+    @property
+    def is_disk(self) -> bool:
+        return self._tier.is_disk
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._tier.notes
+
+    @property
+    def num_bytes(self) -> int:
+        return self._tier.num_bytes
+
+    def cut(self, num_bytes: int, purpose: str) -> Stretch:
+        return self._tier.cut(num_bytes, purpose)
+
+    def read(self, stretch: Stretch, into: Tensor) -> None:
+        self._pace(stretch, into, lambda: self._tier.read(stretch, into))
+
+    def write(self, stretch: Stretch, of: Tensor) -> None:
+        self._pace(stretch, of, lambda: self._tier.write(stretch, of))
+
+    def close(self) -> None:
+        self._tier.close()
+
+    def _pace(self, stretch: Stretch, memory: Tensor, copy: Callable[[], None]) -> None:
+        until_s = time.perf_counter() + stretch.num_bytes / self._bytes_per_s
+        copy()
+        if memory.device.type != "cpu":  # the copy was only launched
+            torch.accelerator.current_stream(memory.device).synchronize()
+        time.sleep(max(0.0, until_s - time.perf_counter()))
