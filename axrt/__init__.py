@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PeerLeftError,
         PeerLostError,
         SaveError,
+        ScratchError,
     )
     from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
     from axrt.results import EvalResult, StepResult
@@ -40,6 +41,7 @@ __all__ = [
     "PeerLostError",
     "PipelineModule",
     "SaveError",
+    "ScratchError",
     "StepResult",
     "TiedLayerSpec",
     "defer_weight_gradient",

@@ -20,6 +20,7 @@ import torch
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
 from axrt.exchange import Exchange
+from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
@@ -85,12 +86,7 @@ def resolve(
     """
     mesh, exchange, generator = rank.mesh, rank.exchange, rank.generator
     if config.schedule.policy != AUTO:
-        schedule, job = (
-            _by_default(config, model, mesh.pipe)
-            if config.schedule.policy == ""
-            else _of(config.schedule, config, model, mesh.pipe)
-        )
-        return schedule, replace(job, replicas=mesh.data), []
+        return *settled(config, model, mesh), []
     layers: list[LayerCosts] = []
 
     def measured() -> None:
@@ -111,6 +107,24 @@ def resolve(
         replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
     )
     return schedule, replace(job, replicas=mesh.data), candidates
+
+
+def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:
+    """The settings of the schedule with a policy that needs no measurement, and its job.
+
+    Args:
+        config: settings of the run; `schedule.policy` is not "auto".
+        model: layers that the schedule cuts into stages.
+        mesh: numbers of pipelines and replicas.
+    Raises:
+        ConfigError: the schedule does not fit the model or the ranks.
+    """
+    schedule, job = (
+        _by_default(config, model, mesh.pipe)
+        if config.schedule.policy == ""
+        else _of(config.schedule, config, model, mesh.pipe)
+    )
+    return schedule, replace(job, replicas=mesh.data)
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
@@ -223,6 +237,8 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
         cuts=tuple(cuts),
         votes=config.votes,
         by_library=config.parallel.collectives == "library",
+        slots=config.memory.slots if config.memory.offload == "stream" else 0,
+        speculates=config.speculates,
     )
     return schedule, recomputing(job, config.memory.recompute)
 

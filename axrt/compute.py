@@ -17,6 +17,7 @@ import torch
 from axrt.device import CPU
 from axrt.queues import LOOK_S, DeviceStream, Inline, Moment, Queue
 from axrt.scheduler.task import Task
+from axrt.thread_queue import ThreadQueue
 
 # One that runs and one behind it; more would only take choices away from the policy.
 _LAUNCH_DEPTH = 2
@@ -28,11 +29,12 @@ class Compute:
     Args:
         queue: queue that the tasks are put on.
         depth: number of tasks that may have started and not ended.
+        naps: True to pause where a task is asked for that has not ended.
     """
 
-    def __init__(self, queue: Queue, depth: int = 1) -> None:
+    def __init__(self, queue: Queue, depth: int = 1, naps: bool = True) -> None:
         self.queue = queue
-        self._depth = depth
+        self._depth, self._naps = depth, naps
         self._running: deque[tuple[Task, Moment]] = deque()
 
     @property
@@ -69,7 +71,7 @@ class Compute:
         ended = []
         while self._running and self._running[0][1].passed():
             ended.append(self._running.popleft()[0])
-        if not ended and self._running:
+        if self._naps and not ended and self._running:
             time.sleep(LOOK_S)  # the core may serve a neighbour
         return ended
 
@@ -84,3 +86,18 @@ def compute_on(device: torch.device) -> Compute:
     if device == CPU:
         return Compute(Inline())
     return Compute(DeviceStream(device), _LAUNCH_DEPTH)
+
+
+def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
+    """The engine of copies in one direction between a device and scratch.
+
+    Args:
+        device: device that has the slots.
+        apart: True where a copy holds up the thread that calls for it, as that of a disk does.
+        name: name of the direction.
+    """
+    if apart:
+        return Compute(ThreadQueue(f"axrt {name}"), _LAUNCH_DEPTH, naps=False)
+    if device == CPU:
+        return Compute(Inline(), naps=False)
+    return Compute(DeviceStream(device), _LAUNCH_DEPTH, naps=False)

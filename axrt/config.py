@@ -159,6 +159,13 @@ class Optimizer(_Section):
         "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm",
         least=0,
     )
+    speculate: str = _key(
+        "auto",
+        "step offloaded state before the norm of all gradients is known, as if nothing were "
+        "clipped and nothing had overflowed, and again where that was wrong; 'auto' = where the "
+        "step before was so, with optimizers of torch",
+        choices=("auto", "never", "always"),
+    )
     weight_decay: float = _key(0.1, "on parameters of two and more dimensions; 0 = off", least=0)
     schedule: str = _key(
         "constant",
@@ -321,7 +328,8 @@ class Precision(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Memory(_Section):
-    """The cut of memory into buckets, and recomputation (activation checkpointing)."""
+    """The cut of memory into buckets, recomputation (activation checkpointing), and offload of the
+    optimizer's state."""
 
     activations_mb: float = _key(
         0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0
@@ -335,12 +343,53 @@ class Memory(_Section):
         "rank that holds most microbatches, less on "
         "the others. A rank that holds at most one recomputes nothing",
     )
+    offload: str = _key(
+        "none",
+        "where the optimizer's state lives: 'none' = on the device; 'stream' = in memory.scratch "
+        "(masters and moments), and each bucket comes to the device for its step",
+        choices=("none", "stream"),
+    )
+    scratch: str = _key(
+        "host",
+        "what holds offloaded state: 'host' = CPU memory; 'disk:DIR' = one unnamed file a rank in "
+        "that directory, which exists",
+    )
+    slots: int = _key(
+        3, "buckets of offloaded state that a rank may have on the device at a time", least=3
+    )
+    check_scratch: bool = _key(True, "compare a checksum of all that comes back from a disk")
+    scratch_gb: float = _key(
+        0.0, "GB of scratch that a rank may use (10^9 bytes); 0 = any number", least=0
+    )
+    scratch_gb_s: float = _key(
+        0.0,
+        "GB a second that a rank copies in each direction at most, to leave a shared disk to "
+        "others; 0 = no bound",
+        least=0,
+    )
+    device_gb: float = _key(
+        0.0,
+        "GB that a rank may have on its device (10^9 bytes; without an accelerator, in its own "
+        "memory): what needs more by prediction is refused before training; 0 = not checked",
+        least=0,
+    )
+
+    @property
+    def scratch_directory(self) -> str | None:
+        """The directory of a scratch disk; None for the host's memory."""
+        kind, colon, directory = self.scratch.partition(":")
+        return directory if kind == "disk" and colon else None
 
     def _of_all(self) -> Iterator[str]:
         try:
             most_recomputed(self.recompute)
         except ValueError as error:
             yield f"memory.recompute = {error}; or a number of layers"
+        if self.scratch != "host" and not self.scratch_directory:
+            yield (
+                f"memory.scratch = {self.scratch!r}; expected 'host', or 'disk:DIR' with a "
+                "directory that exists"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +513,13 @@ class Config:
         """Optimizer steps wait for the norm of all gradients: to clip them, or to hear of an
         overflow."""
         return self.optimizer.clip > 0 or self.precision.scales
+
+    @property
+    def speculates(self) -> bool:
+        """Steps of offloaded state are tried before the norm of all gradients is known."""
+        return (
+            self.votes and self.memory.offload == "stream" and self.optimizer.speculate != "never"
+        )
 
     @classmethod
     def read(

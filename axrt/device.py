@@ -120,9 +120,25 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def allocated(device: torch.device) -> int | None:
+    """Bytes that torch has allocated on an accelerator for tensors; None for the CPU, and where
+    torch does not say."""
+    return _asked_for(device, "memory_allocated")
+
+
+def most_allocated(device: torch.device) -> int | None:
+    """The most that `allocated` has been in this process."""
+    return _asked_for(device, "max_memory_allocated")
+
+
 def is_on_host(tensor: Tensor) -> bool:
     """The tensor's memory is the CPU's."""
     return tensor.device.type == "cpu"
+
+
+def _asked_for(device: torch.device, name: str) -> int | None:
+    ask = None if device == CPU else getattr(_module(device), name, None)
+    return None if ask is None else int(ask(device))
 
 
 def _module(device: torch.device) -> Any:

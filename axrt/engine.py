@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, NoReturn, Self
@@ -26,8 +27,12 @@ from axrt.errors import (
 from axrt.exchange import Collected
 from axrt.groups import neighbours
 from axrt.launch import World, join
+from axrt.ledger.advice import check_fits
+from axrt.ledger.peak import Peak
+from axrt.ledger.prediction import Predictor
 from axrt.local_model import local_model
 from axrt.model.compiler import Compiler
+from axrt.model.given import GivenElsewhere
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.observe.observer import Observer
@@ -49,6 +54,7 @@ from axrt.scheduler.timeline import Timeline
 from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
+from axrt.store.scratch import scratch_tier
 from axrt.trainer import Trainer
 from axrt.transport import Transport
 
@@ -96,6 +102,14 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
+        if config.memory.device_gb:
+            self._check_memory(model, factory, sample)
+        self._peak = Peak(self._rank.device)
+        scratch = (
+            scratch_tier(config.memory, self._rank.device)
+            if config.memory.offload == "stream"
+            else None
+        )
         self._model = local_model(
             model,
             self._job,
@@ -105,11 +119,15 @@ class Engine:
             factory,
             lr_schedule,
             compiler,
+            scratch,
         )
+        self._elsewhere = GivenElsewhere(model.layers, [p for p, _ in self._model.layers()])
+        if scratch:
+            self._tell_once(scratch.notes)
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
         self._trainer = Trainer(
-            self._rank, self._job, self._model, config.optimizer.clip, self._await_later
+            self._rank, self._job, self._model, config.optimizer, self._await_later
         )
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
@@ -189,8 +207,15 @@ class Engine:
         holds a copy, by the name of its first layer. The parameters are the engine's own, not
         copies. Where `precision.weights` is narrow they are the float32 masters, and what is
         written to them in place counts from the next call on.
+
+        Of masters that are offloaded these are copies on the CPU. What is written to them before
+        the next call counts, and after it they are copies of the past.
         """
-        return list(self._model.named_parameters())
+        if self._model.scratch is None or self._closed:
+            return list(self._model.named_parameters())
+        with self._ending_the_job_on_failure():
+            self._trainer.settle()
+            return list(self._model.shown_parameters())
 
     @one_at_a_time
     def train_batch(self, batches: Iterable[Any] | None) -> StepResult:
@@ -225,6 +250,8 @@ class Engine:
                     "step"
                 )
             self._publish()
+            if text := self._elsewhere.told():
+                print(f"axrt: rank {self.rank}: {text}", file=sys.stderr, flush=True)
             whole = self._trainer.train(batches)
             if not whole:
                 ended = self._trainer.ended_after
@@ -304,7 +331,20 @@ class Engine:
             "replicas": job.replicas,
             "clips": job.votes,
             "recompute": self.config.memory.recompute,
+            "slots": job.slots,
         }
+
+    @one_at_a_time
+    def peak_bytes(self) -> list[int] | None:
+        """The most memory that each rank has had since just before it built its layers; every rank
+        calls it.
+
+        Returns:
+            By rank, bytes on the accelerator, or the growth of the process where there is none; on
+            the main rank. None on the others.
+        """
+        with self._working():
+            return self._exchange.gathered(self._peak.num_bytes())
 
     @one_at_a_time
     def broadcast(self, value: Any) -> Any:
@@ -339,6 +379,8 @@ class Engine:
         """
         path = Path(path)
         with self._agreeing():
+            self._trainer.settle()
+            self._publish()
             # Replicas but the first hold the same, and so do pipes but the first.
             mine = self._model.of_pipe(0) if self.data_rank == 0 else None
             scale = self._model.loss_scale.saved(self.step) if self._model.loss_scale else None
@@ -372,11 +414,14 @@ class Engine:
         Raises:
             ConfigError: there is no checkpoint, it is of another model or optimizer, or it is
                 damaged (a `DamagedError`); raised on every rank. Nothing is changed.
+            AxrtError: a file has changed while it was loaded. The job ends.
         """
         path = Path(path)
         with self._agreeing():
+            self._trainer.settle()
             if missing_ok and not self._exchange.agreed(path.exists):
                 return None
+            self._model.shown.clear()  # what was written to copies is of before
             manifest = self._checkpoints.load(path, self._model, missing_ok)
             if manifest is None:
                 return None
@@ -416,6 +461,8 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
+            self._trainer.settle()
+            self._publish()
             self._rank.leave()
         self._model.release()
         self._world.left()
@@ -436,6 +483,12 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
+
+    def _check_memory(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
+        settings = replace(self.config, schedule=self._schedule)
+        self._exchange.agreed(
+            lambda: check_fits(Predictor(model, factory, sample), settings, self._rank.size)
+        )
 
     def _precompile(self, model: PipelineModule, sample: Any) -> None:
         given = self._exchange.agreed(
@@ -462,9 +515,17 @@ class Engine:
         with self._calls.of(f"for {what}"), self._ending_the_job_on_failure():
             return self._exchange.wait(collected, what)
 
+    def _tell_once(self, notes: Sequence[str]) -> None:
+        """Print what ranks have to say, each text once."""
+        told = self._exchange.gathered(list(notes)) or ()
+        for text in dict.fromkeys(text for of_rank in told for text in of_rank):
+            print(f"axrt: {text}", file=sys.stderr, flush=True)
+
     def _publish(self) -> None:
         """Let layers have what the user has written to masters between two calls."""
         if self.config.precision.weights != "float32":
+            if self._model.shown:
+                self._trainer.settle()
             with self._rank.loop.computing():
                 self._model.publish_masters()
 
@@ -510,7 +571,7 @@ class Engine:
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
         try:
-            self._model.release()
+            self._model.release(failed=True)
         except Exception as second:  # such as the device's, which has failed already
             error.add_note(f"the user's modules were not given back: {second}")
         self._world.fail(error)

@@ -25,6 +25,11 @@ class SaveError(AxrtError):
     """
 
 
+class ScratchError(AxrtError):
+    """A disk that has lost or changed offloaded state, or could not take it. Training ends: it may
+    go on from a checkpoint."""
+
+
 class DataError(AxrtError):
     """Data that is missing, empty or does not fit; seen by the rank that reads."""
 

@@ -1,9 +1,11 @@
 """The part of the model that a rank holds: its stages, and their parameters in buckets."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from axrt.config import Config
@@ -15,12 +17,31 @@ from axrt.model.module import PipelineModule
 from axrt.model.precision import NarrowLayers, Place, place_of, types_of
 from axrt.model.seeds import BorrowedGenerator
 from axrt.model.stage import Stage
+from axrt.offload.tier import Tier
 from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
-from axrt.store.assign import buckets_of
+from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
+from axrt.store.scratch import refused_as_setting
+from axrt.store.slots import Slots
 
 _MIB = 1024 * 1024
+
+
+class _Shown(NamedTuple):
+    """A copy of a master that the user has been given.
+
+    Args:
+        copy: the copy.
+        version: its version when it was the master's.
+        master: master in the bucket.
+        bucket: bucket that has the master.
+    """
+
+    copy: nn.Parameter
+    version: int
+    master: nn.Parameter
+    bucket: Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +54,10 @@ class LocalModel:
         pipes: pipe whose copy of a stage this is, by stage; numbered over all replicas.
         narrow: layers in a narrow type (mixed precision); None: they are as they are.
         loss_scale: scale of the losses of each step; None: they are as they are.
+        scratch: tier in which masters and moments live; None: on the device.
+        slots: memory on the device to which they come; None where they live there.
+        shown: copies of masters that the user was given since the last call, where masters live in
+            scratch.
     """
 
     stages: dict[int, Stage]
@@ -40,6 +65,9 @@ class LocalModel:
     pipes: dict[int, int]
     narrow: NarrowLayers | None = None
     loss_scale: LossScale | None = None
+    scratch: Tier | None = None
+    slots: Slots | None = None
+    shown: list[_Shown] = field(default_factory=list)
 
     def of_pipe(self, pipe: int) -> "LocalModel":
         """The stages and buckets that belong to one pipe."""
@@ -50,6 +78,8 @@ class LocalModel:
             dict.fromkeys(mine, pipe),
             self.narrow,
             self.loss_scale,
+            self.scratch,
+            self.slots,
         )
 
     @property
@@ -96,7 +126,8 @@ class LocalModel:
         full type: the master of a trained parameter, the original of another narrow tensor, or the
         tensor itself.
 
-        What is written there counts when it is published.
+        What is written there counts when it is published. The values of masters count while their
+        bucket is present.
         """
         if self.narrow is None:
             return lambda tensor: tensor
@@ -106,10 +137,47 @@ class LocalModel:
                 wide[place_of(parameter)] = master
         return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
 
+    def shown_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU. What
+        is written to a copy counts when it is published."""
+        shown: dict[nn.Parameter, nn.Parameter] = {}
+        for bucket in self.all_buckets if self.scratch and self.narrow else ():
+            with bucket.present():
+                for _, master in bucket.trained:
+                    copy = nn.Parameter(master.detach().to("cpu", copy=True))
+                    shown[master] = copy
+                    self.shown.append(_Shown(copy, copy._version, master, bucket))
+        return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
+
+    @contextmanager
+    def present(self, layer: nn.Module, changes: bool = False) -> Iterator[None]:
+        """Context within which the masters of a layer are on the device, see `Bucket.present`."""
+        mine = set(layer.parameters())
+        with ExitStack() as all_of:
+            for bucket in self.all_buckets:
+                if any(parameter in mine for _, parameter in bucket.named):
+                    all_of.enter_context(bucket.present(changes))
+            yield
+
+    def bucket_of(self) -> Callable[[Tensor], Bucket | None]:
+        """A function that gives, for a tensor of a layer, the bucket that steps it; None for a
+        buffer and for what is frozen."""
+        places = {
+            place_of(parameter): bucket
+            for bucket in self.all_buckets
+            for _, parameter in bucket.named
+        }
+        return lambda tensor: places.get(place_of(tensor))
+
     def publish_masters(self) -> None:
         """Give layers what was written to masters, in the layers' type."""
-        for bucket in self.all_buckets:
+        for bucket in self.all_buckets if not self.scratch else ():
             bucket.publish_if_changed()
+        for copy, version, master, bucket in self.shown:
+            if copy._version != version:
+                with bucket.present(changes=True), torch.no_grad():
+                    master.copy_(copy)
+        self.shown.clear()
 
     def publish(self) -> None:
         """Give layers what was written to masters and originals, in the layers' type."""
@@ -136,14 +204,20 @@ class LocalModel:
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
 
-    def release(self) -> None:
-        """Give the user's own modules back as they were, with their new weights."""
+    def release(self, failed: bool = False) -> None:
+        """Give the user's own modules back as they were, with their new weights.
+
+        Args:
+            failed: True where offloaded masters may be out of reach, see `Bucket.release`.
+        """
         for stage in self.stages.values():
             stage.release()
         for bucket in self.all_buckets:
-            bucket.release()
+            bucket.release(failed)
         if self.narrow is not None:
             self.narrow.release()
+        if self.scratch is not None and not failed:  # else a thread may be at it
+            self.scratch.close()
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""
@@ -162,6 +236,7 @@ def local_model(
     factory: OptimizerFactory,
     lr_schedule: LrSchedule,
     compiler: Compiler | None,
+    scratch: Tier | None = None,
 ) -> LocalModel:
     """Build the part of the model that this rank holds.
 
@@ -174,7 +249,11 @@ def local_model(
         factory: function that makes the optimizer of a bucket.
         lr_schedule: function that gives the factor on the learning rate for a step.
         compiler: compiler that runs the layers; None: they run as they are.
+        scratch: tier for masters and moments (offload); None: they stay on the device.
+    Raises:
+        ConfigError: scratch has no room for them.
     """
+    slots = Slots(scratch, generator.device) if scratch else None
     stages, buckets, pipes = {}, {}, {}
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
@@ -182,15 +261,29 @@ def local_model(
     for stage in job.placement.stages_of(mesh.pipe_rank):
         pipes[stage] = job.pipe_of(mesh.data_rank, mesh.pipe_rank, stage)
         first, end = job.cuts[stage], job.cuts[stage + 1]
-        layers = [
-            build(model.layers, place, config.run.seed).to(generator.device)
-            for place in range(first, end)
-        ]
-        if narrow is not None:
-            for layer in layers:
-                narrow.add(layer)
+        layers = _Layers(model, range(first, end), config.run.seed, generator.device, narrow)
+        specs = buckets_as_built(
+            model.layers, job.cuts, stage, layers, job.pipes, config.memory.bucket_mb * _MIB
+        )
+        made = {}
+        for number, spec in specs:  # each as soon as its layers are there
+            with refused_as_setting():
+                made[number] = Bucket(
+                    spec,
+                    [layers.places[name] for name, _ in spec.named],
+                    BucketCopy(pipes[stage], stage, number),
+                    factory,
+                    lr_schedule,
+                    generator.device,
+                    [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
+                    config.precision.gradients == "float32",
+                    types.weights,
+                    slots,
+                    config.optimizer.speculate if job.speculates else "never",
+                )
+        buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(
-            layers,
+            layers.built,
             first,
             model.loss_fn if stage == job.last_stage else None,
             job,
@@ -201,33 +294,57 @@ def local_model(
             job.recomputed.get(stage, 0),
             loss_scale.of if loss_scale else None,
         )
-        trained = stages[stage].named_parameters()
-        specs = buckets_of(
-            model.layers, job.cuts, stage, trained, job.pipes, config.memory.bucket_mb * _MIB
-        )
-        places = _places_of(trained)
-        buckets[stage] = tuple(
-            Bucket(
-                spec,
-                [places[name] for name, _ in spec.named],
-                BucketCopy(pipes[stage], stage, number),
-                factory,
-                lr_schedule,
-                generator.device,
-                [narrow.type_of(parameter) for _, parameter in spec.named] if narrow else (),
-                config.precision.gradients == "float32",
-                types.weights,
-            )
-            for number, spec in enumerate(specs)
-        )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
-    return LocalModel(stages, buckets, pipes, narrow, loss_scale)
+    if slots:
+        with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
+        slots.allocate(min(job.slots, len(with_state)))
+    return LocalModel(stages, buckets, pipes, narrow, loss_scale, scratch, slots)
 
 
-def _places_of(named: Sequence[tuple[str, nn.Parameter]]) -> dict[str, int]:
-    """Numbers that order parameters as the whole model does, by name: by layer, then as the layer
-    lists them."""
-    return {
-        name: (int(name.partition(".")[0]) << 32) + ordinal
-        for ordinal, (name, _) in enumerate(named)
-    }
+class _Layers:
+    """The layers of a stage, each built when it is asked for: a rank never holds more than what it
+    has made of them and one layer.
+
+    Args:
+        model: layers of the whole model.
+        places: indices of the stage's layers.
+        seed: run seed.
+        device: device that they are put on.
+        narrow: layers in a narrow type, to which each is added; None: there are none.
+    Attributes:
+        built: layers that were built.
+        places: numbers that order parameters as the whole model does, by name: by layer, then as
+            the layer lists them.
+    """
+
+    def __init__(
+        self,
+        model: PipelineModule,
+        places: range,
+        seed: int,
+        device: torch.device,
+        narrow: NarrowLayers | None,
+    ) -> None:
+        self._model, self._of_stage, self._seed = model, places, seed
+        self._device, self._narrow = device, narrow
+        self.built: list[nn.Module] = []
+        self.places: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[tuple[int, list[tuple[str, nn.Parameter]]]]:
+        """The index of each layer, and the trained parameters that no layer before has."""
+        seen: set[nn.Parameter] = set()
+        for place in self._of_stage:
+            layer = build(self._model.layers, place, self._seed).to(self._device)
+            if self._narrow is not None:
+                self._narrow.add(layer)
+            self.built.append(layer)
+            named = [
+                (name, parameter)
+                for name, parameter in layer.named_parameters(prefix=str(place))
+                if parameter.requires_grad and parameter not in seen
+            ]
+            seen.update(parameter for _, parameter in named)
+            self.places.update(
+                {name: (place << 32) + ordinal for ordinal, (name, _) in enumerate(named)}
+            )
+            yield place, named

@@ -168,6 +168,13 @@ class Loop:
         else:
             self._send(rank, Parcel(generation, note, payload), moment_of(flatten(payload)[1]))
 
+    def settle(self, session: Session) -> None:
+        """Take offloaded state back to where it belongs, and start nothing else."""
+        with self._compute.current():
+            while not session.state.settled:
+                if not any([self._finish(session), self._start_beside(session)]):
+                    time.sleep(_LOOK_S)
+
     def flush(self) -> None:
         """Let everything leave that was sent: between calls nobody looks after it."""
         self._transport.flush()
@@ -270,10 +277,13 @@ class Loop:
         return True
 
     def _start(self, session: Session) -> bool:
+        # What follows from work beside the device leaves before a task that may take long.
+        return self._start_beside(session) or self._start_on(session, OnDevice.COMPUTE)
+
+    def _start_beside(self, session: Session) -> bool:
         beside = [queue for queue in session.state.queues if queue is not OnDevice.COMPUTE]
         started = [self._start_on(session, queue) for queue in beside]
-        # What follows from work beside the device leaves before a task that may take long.
-        return any(started) or self._start_on(session, OnDevice.COMPUTE)
+        return any(started)
 
     def _start_on(self, session: Session, queue: Queue) -> bool:
         started, runs = False, self._queues[queue]

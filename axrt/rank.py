@@ -5,13 +5,14 @@ nowhere else.
 """
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from axrt.compute import Compute, compute_on
-from axrt.config import Config
+from axrt.compute import Compute, compute_on, copies_on
+from axrt.config import Config, Memory
 from axrt.device import agreed, identity
 from axrt.exchange import Exchange
 from axrt.handover import Handover
@@ -24,12 +25,15 @@ from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
 from axrt.queues import Inline
-from axrt.scheduler.rules import OnDevice
+from axrt.scheduler.rules import OnDevice, Queue
 from axrt.threads import threads_of, usable_cores
 from axrt.transport import Transport
 from axrt.transport.collectives import CollectiveQueue
 
 _MANY = 1 << 30  # collectives of a rank may be under way
+# Python's lock changes hands at most this often while tasks compute: a copy's thread that waits the
+# usual 5 ms for it, several times a copy, leaves a disk idle.
+_SWITCH_S = 5e-4
 
 
 class Rank:
@@ -97,6 +101,7 @@ class Rank:
                 OnDevice.COMPUTE: compute,
                 OnDevice.COLLECTIVES: Compute(self.collective_queue, _MANY),
                 OnDevice.TURNS: Compute(Inline()),
+                **_copies(config.memory, self.device),
             },
             self.mesh,
             self._hear,
@@ -129,3 +134,14 @@ class Rank:
             self.hears[note.topic](note, payload)
         else:
             self.exchange.hear(source, generation, note, payload)
+
+
+def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
+    """The engines that copy offloaded state, one a direction."""
+    if memory.offload == "none":
+        return {}
+    apart = bool(memory.scratch_directory or memory.scratch_gb_s)
+    if apart:
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
+    directions = (OnDevice.COPIES_IN, OnDevice.COPIES_OUT)
+    return {direction: copies_on(device, apart, direction.value) for direction in directions}

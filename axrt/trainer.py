@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from axrt.config import Optimizer
 from axrt.exchange import Collected
 from axrt.groups import groups_on
 from axrt.local_model import LocalModel
@@ -27,7 +28,9 @@ from axrt.scheduler.state import RankState
 from axrt.store.bucket import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker
+from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
+from axrt.workers.offload import OffloadWorker
 from axrt.workers.stages import StageWorker
 from axrt.workers.stepping import SteppingWorker
 from axrt.workers.worker import Mail, Workers
@@ -42,15 +45,23 @@ class Trainer:
         rank: this rank.
         job: schedule of the training.
         model: part of the model that this rank holds.
-        clip: largest 2-norm of all gradients; 0: no limit.
+        optimizer: section `[optimizer]`, for clipping and speculation.
         wait: function that waits for all parts of a collection, called with a name for them; also
             between two calls of the user's.
     Attributes:
         training: session of the training.
     """
 
-    def __init__(self, rank: Rank, job: Job, model: LocalModel, clip: float, wait: Wait) -> None:
-        self._rank, self._job, self._model, self._clip, self._wait = rank, job, model, clip, wait
+    def __init__(
+        self,
+        rank: Rank,
+        job: Job,
+        model: LocalModel,
+        optimizer: Optimizer,
+        wait: Wait,
+    ) -> None:
+        self._rank, self._job, self._model, self._wait = rank, job, model, wait
+        self._clip, self._speculate = optimizer.clip, optimizer.speculate
         self._evaluation = job.evaluation()
         self._groups = groups_on(rank, job, model.copies)
         self._generation = 0
@@ -78,8 +89,15 @@ class Trainer:
         assert end is not None
         return self._job.step_of(end)[1]
 
+    def settle(self) -> None:
+        """Take offloaded state of steps that are done back to where it belongs; between calls it
+        may still be under way."""
+        self._rank.loop.settle(self.training)
+
     def begin_again(self, step: int) -> None:
-        """Begin a step under a new generation; all work under way is dropped."""
+        """Begin a step under a new generation; all work under way is dropped but for offloaded
+        state on its way back."""
+        self.settle()
         self._generation += 1
         self._rank.loop.forget(older_than=self._generation)
         self._model.drop()
@@ -119,6 +137,7 @@ class Trainer:
         collectives = CollectiveWorker(
             model.buckets, self._groups, self._rank.collective_queue, mail
         )
+        expectation = Expectation(self._speculate, self._clip) if self._job.speculates else None
         stepping = SteppingWorker(
             self._job,
             model.buckets,
@@ -129,6 +148,7 @@ class Trainer:
             self._tell_norms,
             model.loss_scale,
             self._skip,
+            expectation,
         )
         may_skip = model.loss_scale is not None
         stages = StageWorker(self._job, model.stages, mail, gradients, may_skip)
@@ -137,7 +157,8 @@ class Trainer:
             Meaning.VOTE: stepping.hear_vote,
             Meaning.TURN: collectives.hear_turn,
         }
-        workers = Workers(mail, [stages, gradients, collectives, stepping], hears)
+        offload = OffloadWorker(model.buckets, expectation)
+        workers = Workers(mail, [stages, gradients, collectives, stepping, offload], hears)
         state = RankState(
             self._job,
             mesh.pipe_rank,
@@ -161,6 +182,7 @@ class Trainer:
 
     def evaluate(self, batches: Iterable[Any] | None, outputs: bool) -> EvalResult | None:
         """Run one evaluation. Returns None where no replica has a microbatch."""
+        self.settle()
         self._generation += 1
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
         worker = EvaluationWorker(job, self._model.stages, mail, keeps_outputs=outputs)
@@ -221,14 +243,19 @@ class Trainer:
         for stage, place, layer in mine:
             for pipe in range(1, self._job.pipes) if pipes[stage] == 0 else ():
                 # Copies: a forward may change buffers while the network still reads them.
-                copies = [value.detach().clone() for value in self._values(layer)]
+                with self._model.present(layer):
+                    copies = [value.detach().clone() for value in self._values(layer)]
                 exchange.tell(self._rank_of(pipe, stage), Note(Topic.VALUES, 0, place), copies)
         self._rank.loop.flush()
         for stage, place, layer in mine:
             if pipes[stage] > 0:
                 from_first = exchange.claim(Topic.VALUES, place, [self._rank_of(0, stage)])
                 (theirs,) = exchange.awaited(from_first, f"the weights of layer {place}")
-                with self._rank.loop.computing(), torch.no_grad():
+                with (
+                    self._rank.loop.computing(),
+                    torch.no_grad(),
+                    self._model.present(layer, changes=True),
+                ):
                     for value, its in zip(self._values(layer), theirs, strict=True):
                         value.copy_(its)
         if self._model.narrow is not None:

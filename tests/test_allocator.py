@@ -1,4 +1,5 @@
-"""Freed memory stays with the process: soon the next piece of the same size costs no page faults.
+"""Freed memory stays with the process, so that soon the next piece costs no page faults; or it
+leaves at once.
 
 glibc puts the small remainders before an aligned piece into a cache of seven. Until that is full,
 a freed piece may be too small, by such a remainder, for the next one of the same size.
@@ -38,3 +39,23 @@ def test_the_next_piece_of_the_same_size_is_there_already(monkeypatch: pytest.Mo
         assert count < pages / 10
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
     assert faults("keep")[0] == "False"
+
+
+GIVING_BACK = """
+import psutil, torch
+from axrt.allocator import give_freed_memory_back
+gives = give_freed_memory_back()
+kept = [torch.ones(1 << 18) for _ in range(64)]
+before = psutil.Process().memory_info().rss
+del kept[::2]
+print(gives, (before - psutil.Process().memory_info().rss) >> 20)
+"""
+
+
+def test_what_is_freed_leaves_the_process_at_once() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", GIVING_BACK], capture_output=True, text=True, check=True
+    )
+    gives, mib = ended.stdout.split()
+    if gives == "True":
+        assert int(mib) >= 31, "every other piece of 64 was freed, of a MiB each"

@@ -2,9 +2,33 @@
 
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedWriter
 from pathlib import Path
 
-_READ_BYTES = 1 << 22
+_POLYNOMIAL = 0xEDB88320  # of CRC-32; the highest bit is the coefficient of x^0
+
+
+@contextmanager
+def durable(path: Path) -> Iterator[BufferedWriter]:
+    """Context with a file that is beside its place, and is put there at the end, each on disk
+    before the next.
+
+    Raises:
+        OSError: the file cannot be written; an older file of that name stands.
+    """
+    beside = path.with_name(path.name + ".new")
+    try:
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except Exception:
+        beside.unlink(missing_ok=True)  # on a full disk its room is what a next try needs
+        raise
+    sync(path.parent)
 
 
 def write_durably(path: Path, data: bytes) -> None:
@@ -13,17 +37,8 @@ def write_durably(path: Path, data: bytes) -> None:
     Raises:
         OSError: the file cannot be written; an older file of that name stands.
     """
-    beside = path.with_name(path.name + ".new")
-    try:
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)  # on a full disk its room is what a next try needs
-        raise
-    sync(path.parent)
+    with durable(path) as file:
+        file.write(data)
 
 
 def sync(directory: Path) -> None:
@@ -42,17 +57,38 @@ def sync(directory: Path) -> None:
 def digest_of(data: bytes) -> str:
     """CRC-32 in hexadecimal, 8 digits: any flipped bit changes it. It finds accidents, and is no
     defence against forgery."""
-    return f"{zlib.crc32(data):08x}"
+    return digits_of(zlib.crc32(data))
 
 
-def digest_of_file(path: Path) -> str:
-    """The digest of a file as `digest_of` gives it, read piece by piece.
+def digits_of(crc: int) -> str:
+    """A CRC-32 as a digest is written."""
+    return f"{crc:08x}"
 
-    Raises:
-        OSError: the file cannot be read.
+
+def crc_of_both(first: int, second: int, num_bytes: int) -> int:
+    """The CRC-32 of two stretches of bytes, one behind the other, from the CRC-32 of each.
+
+    Args:
+        first: CRC-32 of the first stretch.
+        second: CRC-32 of the second stretch.
+        num_bytes: size of the second stretch.
+    Source: a CRC is a remainder of polynomials over GF(2), so the bytes behind the first stretch
+        multiply its remainder by x^(8 num_bytes), as zlib's `crc32_combine` does.
     """
-    value = 0
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_READ_BYTES):
-            value = zlib.crc32(piece, value)
-    return f"{value:08x}"
+    power = 1 << 23  # x^8, one byte
+    while num_bytes:
+        if num_bytes & 1:
+            first = _product(first, power)
+        power = _product(power, power)
+        num_bytes >>= 1
+    return first ^ second
+
+
+def _product(one: int, other: int) -> int:
+    """The product of two remainders."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = (other >> 1) ^ (_POLYNOMIAL if other & 1 else 0)
+    return product

@@ -27,7 +27,7 @@ from .folder import (
     set_aside,
     under_way,
 )
-from .layers import fault_in, files_of, read_layers, save_layers, take_layers
+from .layers import check_layers, fault_in, files_of, save_layers, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
 
@@ -199,6 +199,8 @@ class JobCheckpoints:
         Raises:
             ConfigError: there is none, it is of another model, or all are damaged; raised on every
                 rank. Nothing is changed.
+            AxrtError: a file has changed since all ranks have found it undamaged; part of the
+                checkpoint has been taken.
         """
         faults: dict[Path, str] = {}
         offered = self._exchange.agreed(lambda: _offered(path))
@@ -218,9 +220,9 @@ class JobCheckpoints:
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
-        loaded, damage, refusal = None, None, None
+        checked, damage, refusal = None, None, None
         try:
-            loaded = read_layers(checkpoint, manifest, model)
+            checked = check_layers(checkpoint, manifest, model)
         except DamagedError as error:
             damage = str(error)
         except ConfigError as error:
@@ -231,8 +233,8 @@ class JobCheckpoints:
             raise ConfigError(refusal)
         if damage is not None:
             return str(damage)
-        assert loaded is not None
-        take_layers(loaded, model)
+        assert checked is not None
+        take_layers(checked, model)
         return manifest
 
     def _of_this_model(self, checkpoint: Path) -> Manifest:

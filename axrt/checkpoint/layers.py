@@ -1,18 +1,18 @@
 """The layers of a rank and their optimizer's state, as files.
 
 Files are checked before anything is changed: their bytes against their digests, and their tensors
-against the model.
+against the model. They are written and taken bucket by bucket, so masters and optimizer state of
+one bucket at a time need to be on the device, and no second copy of the state is made.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError, SaveError
@@ -20,25 +20,68 @@ from axrt.local_model import LocalModel
 from axrt.store.bucket import Bucket
 from axrt.store.state import ParameterState
 
-from .durable import digest_of_file, write_durably
 from .manifest import FileRecord, Manifest
+from .tensor_file import CheckedFile, Look, Tensors, check_file, look_away, write_file
 
-Weights = Mapping[int, Mapping[str, Tensor]]  # and buffers, by index of the layer and by name
+Weights = Mapping[int, Tensors]  # and buffers, by index of the layer and by name
 Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
+States = Mapping[str, ParameterState]  # by name of the parameter
+
+
+class _Live(NamedTuple):
+    """A tensor of the model or of an optimizer that a file holds.
+
+    Args:
+        value: the tensor itself.
+        bucket: bucket that must be present for its values; None: they always count.
+    """
+
+    value: Tensor
+    bucket: Bucket | None
+
+
+_LiveTensors = dict[str, _Live]  # by the name of the tensor in its file
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedLayers:
-    """Tensors that have been read and checked, for the layers of one rank.
+class CheckedLayers:
+    """Files that have been checked, for the layers of one rank.
 
     Args:
-        weights: weights and buffers by name, by index of their layer.
-        states: optimizer state, by name of the parameter; a parameter that was frozen when it was
-            saved has none.
+        weights: files of weights and buffers, by index of the layer.
+        optimizers: files of optimizer state, by index of the layer.
+        states: optimizer state with tensors that have no values, by name of the parameter; a
+            parameter that was frozen when it was saved has none.
     """
 
-    weights: Weights
-    states: dict[str, ParameterState]
+    weights: Mapping[int, CheckedFile]
+    optimizers: Mapping[int, CheckedFile]
+    states: States
+
+    def states_of(self, bucket: Bucket) -> dict[str, ParameterState]:
+        """Read the optimizer's state of the parameters of a bucket, by name.
+
+        Raises:
+            AxrtError: a file has changed since it was checked.
+        """
+        return {name: self._read(name) for name, _ in bucket.named if name in self.states}
+
+    def _read(self, name: str) -> ParameterState:
+        file, state = self.optimizers[_layer_of(name)], self.states[name]
+        return replace(state, tensors={key: file.tensor(f"{name}/{key}") for key in state.tensors})
+
+
+class _Presence(ExitStack):
+    """Context in which one bucket at a time is present, until another one is asked for."""
+
+    _bucket: Bucket | None = None
+
+    def bring(self, bucket: Bucket) -> None:
+        """Let a bucket be present."""
+        if bucket is not self._bucket:
+            self.close()
+            self.enter_context(bucket.present())
+            self._bucket = bucket
 
 
 def weights_file(place: int) -> str:
@@ -66,36 +109,56 @@ def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
         The records of the files that were written, by name.
     Raises:
         SaveError: a file cannot be written.
-        DataError: there is state that is neither a tensor nor a plain value.
+        DataError: there is state that is neither a tensor nor a plain value, or a tensor of a type
+            that no file can hold.
     """
     records = {}
-    for name, data in _packed_layers(model):
-        try:
-            directory.mkdir(exist_ok=True)
-            write_durably(directory / name, data)
-        except OSError as error:
-            raise SaveError(f"{directory / name}: {error.strerror}") from None
-        records[name] = FileRecord.of(data)
+    with _Presence() as presence:
+        for name, metadata, tensors in _files(model):
+            path = directory / name
+            like = {key: live.value for key, live in tensors.items()}
+            try:
+                directory.mkdir(exist_ok=True)
+                records[name] = write_file(path, like, metadata, _by_bucket(tensors, presence))
+            except OSError as error:
+                raise SaveError(f"{path}: {error.strerror or error}") from None
     return records
 
 
-def _packed_layers(model: LocalModel) -> Iterator[tuple[str, bytes]]:
-    """The name and the bytes of two files for each layer: its weights, and its optimizer state."""
-    states = {name: state for bucket in model.all_buckets for name, state in bucket.saved()}
-    full = model.full()
+def _files(model: LocalModel) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
+    """The name, the metadata and the tensors of two files for each layer: its weights, and its
+    optimizer state."""
+    weights = _all_weights(model)
+    states = {
+        name: (state, bucket) for bucket in model.all_buckets for name, state in bucket.saved()
+    }
     for place, layer in model.layers():
         parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
-        weights = {name: _on_cpu(value) for name, value in weights_of(place, layer, full)}
-        yield weights_file(place), save(weights, {"parameters": json.dumps(parameters)})
+        yield weights_file(place), {"parameters": json.dumps(parameters)}, weights[place]
         frozen = [name for name in parameters if name not in states]
-        of_layer = {
-            name: state for name, state in states.items() if int(name.partition(".")[0]) == place
+        of_layer = {name: of for name, of in states.items() if _layer_of(name) == place}
+        told = _told({name: state for name, (state, _) in of_layer.items()}, frozen)
+        tensors = {
+            f"{name}/{key}": _Live(value, bucket)
+            for name, (state, bucket) in of_layer.items()
+            for key, value in state.tensors.items()
         }
-        yield optimizer_file(place), _packed(of_layer, frozen)
+        yield optimizer_file(place), told, tensors
 
 
-def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> LoadedLayers:
-    """Read the layers of this rank from a checkpoint, and change nothing.
+def _by_bucket(tensors: _LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with their names, while the bucket of each is present."""
+    by_bucket: dict[Bucket | None, list[str]] = {}
+    for name, live in tensors.items():
+        by_bucket.setdefault(live.bucket, []).append(name)
+    for bucket, names in by_bucket.items():
+        if bucket is not None:
+            presence.bring(bucket)
+        yield from ((name, tensors[name].value) for name in names)
+
+
+def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> CheckedLayers:
+    """Read the files of this rank's layers, and change nothing.
 
     Args:
         directory: directory of the checkpoint.
@@ -106,22 +169,23 @@ def read_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Loade
             are no finite numbers.
         ConfigError: the checkpoint is of another model, or of another optimizer.
     """
-    weights = read_weights(directory, manifest, _all_weights(model))
+    weights = check_weights(directory, manifest, _values(_all_weights(model)))
+    optimizers: dict[int, CheckedFile] = {}
     states: dict[str, ParameterState] = {}
     frozen: set[str] = set()
     for place, _ in model.layers():
-        path = directory / optimizer_file(place)
-        of_layer, not_trained = _unpacked(path, *_read(path, manifest))
+        optimizers[place] = _checked(directory / optimizer_file(place), manifest)
+        of_layer, not_trained = _unpacked(optimizers[place])
         states.update(of_layer)
         frozen.update(not_trained)
     for bucket in model.all_buckets:
         _check_optimizer(directory, bucket, states, frozen)
-    return LoadedLayers(weights, states)
+    return CheckedLayers(weights, optimizers, states)
 
 
-def read_weights(directory: Path, manifest: Manifest, layers: Weights) -> Weights:
-    """Read weights and buffers of some layers, by index of the layer and name; errors are those of
-    `read_layers`.
+def check_weights(directory: Path, manifest: Manifest, layers: Weights) -> dict[int, CheckedFile]:
+    """Read the files of weights and buffers of some layers, by index of the layer; errors are those
+    of `check_layers`.
 
     Args:
         directory: directory of the checkpoint.
@@ -130,27 +194,38 @@ def read_weights(directory: Path, manifest: Manifest, layers: Weights) -> Weight
     """
     found = {}
     for place, mine in layers.items():
-        path = directory / weights_file(place)
-        found[place], metadata = _read(path, manifest)
-        _check(path, mine, found[place])
-        _check_finite(path, found[place], metadata)
+        found[place], infinite = _checked_weights(directory / weights_file(place), manifest)
+        _check(found[place].path, mine, found[place].like)
+        _check_finite(found[place], infinite)
     return found
 
 
-def take_layers(loaded: LoadedLayers, model: LocalModel) -> None:
-    """Copy what `read_layers` gave into the layers and the optimizers."""
-    take_weights(loaded.weights, _all_weights(model))
-    model.publish()
+def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
+    """Copy what `check_layers` has checked into the layers and the optimizers.
+
+    Raises:
+        AxrtError: a file has changed since it was checked; part of it has been taken.
+    """
+    mine = _all_weights(model)
     for bucket in model.all_buckets:
-        bucket.restore(loaded.states)
+        with bucket.present(changes=True):
+            take_weights(checked.weights, _values(_within(bucket, mine)))
+            bucket.publish_if_changed()
+            bucket.restore(checked.states_of(bucket))
+    take_weights(checked.weights, _values(_within(None, mine)))
+    model.publish()
 
 
-def take_weights(found: Weights, layers: Weights) -> None:
-    """Copy what `read_weights` gave into the layers' own tensors."""
+def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
+    """Copy what `check_weights` has checked into the layers' own tensors.
+
+    Raises:
+        AxrtError: a file has changed since it was checked; part of it has been taken.
+    """
     with torch.no_grad():
         for place, mine in layers.items():
             for name, value in mine.items():
-                value.copy_(found[place][name])
+                value.copy_(checked[place].tensor(name))
 
 
 def fault_in(checkpoint: Path) -> str:
@@ -163,13 +238,9 @@ def fault_in(checkpoint: Path) -> str:
     """
     try:
         manifest = Manifest.read(checkpoint)
-        for name in sorted(files_of(len(manifest.layers))):
-            path = checkpoint / name
-            tensors, metadata = _read(path, manifest)
-            if name.startswith("optimizer"):
-                _unpacked(path, tensors, metadata)
-            else:
-                _check_finite(path, tensors, metadata)
+        for place in range(len(manifest.layers)):
+            _check_finite(*_checked_weights(checkpoint / weights_file(place), manifest))
+            _unpacked(_checked(checkpoint / optimizer_file(place), manifest))
     except DamagedError as error:
         return str(error)
     return ""
@@ -193,15 +264,12 @@ def _check_optimizer(
             )
 
 
-def weights_of(
-    place: int, layer: nn.Module, full: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> Iterator[tuple[str, Tensor]]:
+def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The name and value of each weight and buffer of a layer.
 
     Args:
         place: index of the layer in the model.
         layer: the layer.
-        full: function that gives what stands for a tensor in its full type, see `LocalModel.full`.
     Raises:
         DataError: its state has what is no tensor.
     """
@@ -211,24 +279,41 @@ def weights_of(
                 f"{name} of layer {place} is {type(value).__name__}; expected tensors only, since "
                 "nothing in a checkpoint is code"
             )
-        yield name, full(value)
+        yield name, value
 
 
-def _all_weights(model: LocalModel) -> Weights:
-    full = model.full()
-    return {place: dict(weights_of(place, layer, full)) for place, layer in model.layers()}
-
-
-def _on_cpu(value: Tensor) -> Tensor:
-    return value.detach().to("cpu", copy=True).contiguous()
-
-
-def _packed(states: Mapping[str, ParameterState], frozen: Sequence[str]) -> bytes:
-    tensors = {
-        f"{name}/{key}": _on_cpu(value)
-        for name, state in states.items()
-        for key, value in state.tensors.items()
+def _all_weights(model: LocalModel) -> dict[int, _LiveTensors]:
+    """What stands for each weight and buffer in its full type, by layer."""
+    full, bucket_of = model.full(), model.bucket_of()
+    return {
+        place: {
+            name: _Live(full(value), bucket_of(value)) for name, value in weights_of(place, layer)
+        }
+        for place, layer in model.layers()
     }
+
+
+def _values(layers: Mapping[int, _LiveTensors]) -> Weights:
+    return {
+        place: {name: live.value for name, live in tensors.items()}
+        for place, tensors in layers.items()
+    }
+
+
+def _within(bucket: Bucket | None, layers: Mapping[int, _LiveTensors]) -> dict[int, _LiveTensors]:
+    """What is in a bucket; None: what is in none."""
+    return {
+        place: {name: live for name, live in tensors.items() if live.bucket is bucket}
+        for place, tensors in layers.items()
+    }
+
+
+def _layer_of(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _told(states: States, frozen: Sequence[str]) -> dict[str, str]:
+    """The metadata of a file of optimizer state: all that is no tensor."""
     told = {
         name: {
             "optimizer": state.optimizer,
@@ -239,27 +324,23 @@ def _packed(states: Mapping[str, ParameterState], frozen: Sequence[str]) -> byte
         for name, state in states.items()
     }
     # Sorted: after a load torch keeps state in another order, and equal states have equal files.
-    return save(
-        tensors, {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)}
-    )
+    return {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)}
 
 
-def _specs(tensors: Mapping[str, Tensor]) -> Specs:
+def _specs(tensors: Tensors) -> Specs:
     return {key: [str(value.dtype), list(value.shape)] for key, value in tensors.items()}
 
 
-def _unpacked(
-    path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]
-) -> tuple[dict[str, ParameterState], list[str]]:
-    """The optimizer state by parameter, and the parameters that were not trained; the tensors must
-    be those that the metadata lists."""
+def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
+    """The optimizer state by parameter, with tensors that have no values, and the parameters that
+    were not trained; the tensors must be those that the metadata lists."""
     try:
-        told, frozen = json.loads(metadata["parameters"]), json.loads(metadata["frozen"])
+        told, frozen = json.loads(file.metadata["parameters"]), json.loads(file.metadata["frozen"])
         states = {
             name: ParameterState(of["optimizer"], {}, of["plain"], of["group"])
             for name, of in told.items()
         }
-        for key, value in tensors.items():
+        for key, value in file.like.items():
             name, _, what = key.rpartition("/")
             states[name].tensors[what] = value
         differing = [
@@ -267,47 +348,40 @@ def _unpacked(
         ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedError(
-            f"{path} does not tell what its tensors are ({error!r}); expected a file of optimizer "
-            "state"
+            f"{file.path} does not tell what its tensors are ({error!r}); expected a file of "
+            "optimizer state"
         ) from None
     if differing:
         name = differing[0]
         raise DamagedError(
-            f"{path}: the state of {name} is {_specs(states[name].tensors)}, and "
+            f"{file.path}: the state of {name} is {_specs(states[name].tensors)}, and "
             f"{told[name]['tensors']} was saved; expected what was saved"
         )
     return states, frozen
 
 
-def _read(path: Path, manifest: Manifest) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+def _checked(path: Path, manifest: Manifest, look: Look = look_away) -> CheckedFile:
     record = manifest.record_of(path.name)
     if record is None:
         raise DamagedError(
             f"{path} is not in the manifest; expected every file of a checkpoint there"
         )
-    try:
-        size = path.stat().st_size
-        if size != record.size_bytes:
-            raise DamagedError(
-                f"{path} has {size} bytes, and {record.size_bytes} were saved; expected the file "
-                "as it was saved"
-            )
-        if digest_of_file(path) != record.crc32:
-            raise DamagedError(
-                f"{path} has other bytes than were saved: its crc32 does not fit; expected the "
-                "file as it was saved"
-            )
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
-    except OSError as error:
-        raise DamagedError(
-            f"{path}: {error.strerror}; expected a file of a whole checkpoint"
-        ) from None
-    except SafetensorError as error:
-        raise DamagedError(f"{path}: {error}; expected a file of a whole checkpoint") from None
+    return check_file(path, record, look)
 
 
-def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def _checked_weights(path: Path, manifest: Manifest) -> tuple[CheckedFile, set[str]]:
+    """A file of weights, and the names of tensors with what is no finite number."""
+    infinite: set[str] = set()
+
+    def look(name: str, value: Tensor) -> None:
+        is_number = value.is_floating_point() or value.is_complex()
+        if is_number and not bool(value.isfinite().all()):
+            infinite.add(name)
+
+    return _checked(path, manifest, look), infinite
+
+
+def _check(path: Path, mine: Tensors, found: Tensors) -> None:
     for name in sorted(mine.keys() ^ found.keys()):
         where = (
             "in the model and not in the checkpoint"
@@ -327,17 +401,18 @@ def _check(path: Path, mine: Mapping[str, Tensor], found: Mapping[str, Tensor]) 
                 )
 
 
-def _check_finite(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def _check_finite(file: CheckedFile, infinite: set[str]) -> None:
     """Check parameters alone: buffers, such as masks, may hold infinities."""
     try:
-        parameters = [(name, tensors[name]) for name in json.loads(metadata["parameters"])]
+        there = file.like
+        parameters = {name: there[name] for name in json.loads(file.metadata["parameters"])}
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DamagedError(
-            f"{path} does not tell its parameters ({error!r}); expected a file of weights"
+            f"{file.path} does not tell its parameters ({error!r}); expected a file of weights"
         ) from None
-    for name, value in parameters:
-        if (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all()):
+    for name in parameters:
+        if name in infinite:
             raise DamagedError(
-                f"{path}: {name} holds what is no finite number; expected weights that a run can "
-                "go on from"
+                f"{file.path}: {name} holds what is no finite number; expected weights that a run "
+                "can go on from"
             )

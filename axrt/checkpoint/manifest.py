@@ -47,10 +47,6 @@ class FileRecord:
     size_bytes: int
     crc32: str
 
-    @classmethod
-    def of(cls, data: bytes) -> Self:
-        return cls(len(data), digest_of(data))
-
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < _MOST

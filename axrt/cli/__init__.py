@@ -11,6 +11,7 @@ _COMMANDS = {
     "generate": ("generate", "generate", "Let a trained model go on from a prompt."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
+    "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),
     "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),
     "doctor": ("doctor", "doctor", "Look at this machine, or this job, and say what is wrong."),
 }

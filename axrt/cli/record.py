@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,11 @@ import click
 
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
+from axrt.device import CPU
 from axrt.engine import Engine
 from axrt.errors import SaveError
+from axrt.ledger.ledger import readable
+from axrt.ledger.prediction import Prediction
 from axrt.observe.metrics import RunFiles
 from axrt.observe.picture import draw
 from axrt.observe.progress import Progress
@@ -42,6 +45,12 @@ class Record:
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
         self._unwritten: StepResult | None = None
+        self._prediction: Prediction | None = None
+        self._what_is_measured = (
+            "growth of the process, libraries and kernels included"
+            if engine.device == CPU
+            else "peak of the device's allocator"
+        )
         self._skipped = 0
         show.say(f"{_describe(engine)}\nfiles in {self.directory}")
         if engine.candidates:
@@ -55,6 +64,31 @@ class Record:
     @property
     def directory(self) -> Path:
         return self._files.directory
+
+    def predicted(self, prediction: Prediction) -> None:
+        """Show what the fullest rank will hold by prediction."""
+        self._prediction, rank = prediction, prediction.fullest
+        ledger = prediction.of_rank(rank)
+        self._show.say(
+            f"memory, predicted: at most {readable(ledger.total())} on a device, on rank {rank} "
+            f"({ledger.told()})"
+        )
+        for text in prediction.unknown:
+            self._show.say(f"memory, {text}")
+
+    def measured(self, peaks: Sequence[int]) -> None:
+        """Show the prediction beside what was measured.
+
+        Args:
+            peaks: bytes that each rank has had at most.
+        """
+        if self._prediction is None:
+            return
+        rank = peaks.index(max(peaks))
+        self._show.say(
+            f"memory, measured: at most {readable(peaks[rank])}, on rank {rank}; predicted for it: "
+            f"{readable(self._prediction.of_rank(rank).total())} ({self._what_is_measured})"
+        )
 
     def began(self, resumed_from: Path | None, done: int) -> None:
         """Record that the run begins, or goes on from a checkpoint.

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -75,6 +75,7 @@ _COSTS = (
         "--pieces",
     ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed"),
+    *("--buckets", "--slots", "--copy-costs"),
 )
 
 
@@ -142,7 +143,26 @@ _COSTS = (
 )
 @click.option("--task-cost", default=0.0, type=click.FloatRange(0), help="added to every task")
 @click.option(
-    "--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a rank and chunk"
+    "--step-cost", default=0.0, type=click.FloatRange(0), help="of the optimizer, a bucket"
+)
+@click.option(
+    "--buckets",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="of a rank and chunk, each with a step of its own",
+)
+@click.option(
+    "--slots",
+    default=0,
+    type=click.IntRange(0),
+    help="buckets whose offloaded state a rank has on the device at a time; 0: state stays there",
+)
+@click.option(
+    "--copy-costs",
+    default=(0.0, 0.0),
+    type=_Numbers(2, ","),
+    help="with --slots: bringing a bucket's state to the device, and taking it back",
 )
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
@@ -151,13 +171,13 @@ _COSTS = (
     "--reduce-cost",
     default=0.0,
     type=click.FloatRange(0),
-    help="of adding up gradients of replicas, a rank and chunk",
+    help="of adding up gradients of replicas, a bucket",
 )
 @click.option(
     "--reduce-transfer",
     default=0.0,
     type=click.FloatRange(0),
-    help="what the gradient of a chunk takes on an edge",
+    help="what the gradient of a bucket takes on an edge",
 )
 @click.option(
     "--jitter",
@@ -386,6 +406,11 @@ def _check(options: dict[str, Any]) -> None:
             )
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
+    if any(options["copy_costs"]) and not options["slots"]:
+        _refuse(
+            "--copy-costs are of state that is offloaded, and without --slots it stays on the "
+            "device; expected --slots 3, or another number of buckets"
+        )
     try:
         most_recomputed(options["recompute"])
     except ValueError as error:
@@ -414,11 +439,15 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 
 def _costs(job: Job, options: dict[str, Any]) -> Costs:
     forward, back, weight = options["costs"]
+    fetch, store = options["copy_costs"]
     return Costs(
         Work(forward, back, weight, sent=options["transfer"]),
         reduce=options["reduce_cost"],
         bucket=options["reduce_transfer"],
         step=options["step_cost"],
+        state=1.0,
+        copies_in=1 / fetch if fetch else inf,
+        copies_out=1 / store if store else inf,
         task=options["task_cost"],
         edge=Edge(options["latency"], 1.0),  # sizes are given as durations
         jitter=options["jitter"],
@@ -437,8 +466,15 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         replicas=options["replicas"],
         recomputed=dict.fromkeys(costs.recomputed, 1),
         votes=options["clip"],
+        slots=options["slots"],
     )
-    return simulate(job, costs, steps=options["steps"], barrier=options["barrier"])
+    return simulate(
+        job,
+        costs,
+        steps=options["steps"],
+        barrier=options["barrier"],
+        buckets=options["buckets"],
+    )
 
 
 def _figures(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> dict[str, Any]:

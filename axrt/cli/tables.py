@@ -10,10 +10,17 @@ from rich.table import Table
 
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.planner import Outcome
-from axrt.scheduler.state import CAUSES
+from axrt.scheduler.state import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import Kind
 
 _NO_TERMINAL = 500  # columns
+# By cause of an idle rank: the heading of a column, and the same in a sentence.
+_CAUSES = {
+    INPUT: ("no input", "nothing has come"),
+    ROOM: ("cap", "a cap says no"),
+    COPIES: ("copies", "state is on its way"),
+    END: ("nothing left", "nothing is left"),
+}
 
 
 def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
@@ -26,22 +33,15 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
         table.add_column(column, no_wrap=True)
-    for column in (
-        "makespan",
-        "span",
-        "utilisation",
-        "in flight",
-        "held",
-        "no input",
-        "cap",
-        "nothing left",
-    ):
+    causes = _causes_in(*(of["idle_by_cause"] for of in found))
+    headings = [_CAUSES[cause][0] for cause in causes]
+    for column in ("makespan", "span", "utilisation", "in flight", "held", *headings):
         table.add_column(column, justify="right", no_wrap=True)
     in_mib = any(map(sum, (of["held_mib"] for of in found)))
     if in_mib:
         table.add_column("held, MiB", justify="right", no_wrap=True)
     for of in sorted(found, key=lambda of: float(of["makespan"])):
-        causes = [statistics.mean(of["idle_by_cause"][cause]) for cause in CAUSES]
+        idle = [statistics.mean(of["idle_by_cause"][cause]) for cause in causes]
         table.add_row(
             of["policy"],
             f"{of['placement']} x{of['chunks']}",
@@ -50,17 +50,24 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
             f"{of['utilisation']:.3f}",
             str(max(of["in_flight"])),
             str(max(of["held"])),
-            *[f"{cause:.2f}" for cause in causes],
+            *[f"{on_average:.2f}" for on_average in idle],
             *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )
     _print(table, 140)
+    *others, last = [_CAUSES[cause][1] for cause in causes]
     click.echo(
         "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a "
-        "microbatch. The last three: how long a rank\n"
-        "is idle on average, since nothing has come, a cap says no, or nothing is left."
+        f"microbatch. From {headings[0]} to {headings[-1]}: how long a rank\n"
+        f"is idle on average, since {', '.join(others)}, or {last}."
     )
     for misfit in misfits:
         click.echo(f"left out: {misfit}")
+
+
+def _causes_in(*idle_by_cause: dict[str, list[float]]) -> list[str]:
+    """The causes to show: copies only where a rank has waited for some."""
+    waited = any(map(sum, (of[COPIES] for of in idle_by_cause)))
+    return [cause for cause in CAUSES if waited or cause != COPIES]
 
 
 def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
@@ -121,23 +128,15 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
     """
     measured, predicted, fit = found["measured"], found["predicted"], found["fitted"]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (
-        "rank",
-        "time",
-        "off",
-        "computing",
-        "no input",
-        "cap",
-        "nothing left",
-        "in flight",
-        "held",
-    ):
+    causes = _causes_in(measured["idle_by_cause"], predicted["idle_by_cause"])
+    headings = [_CAUSES[cause][0] for cause in causes]
+    for column in ("rank", "time", "off", "computing", *headings, "in flight", "held"):
         table.add_column(column, justify="right", no_wrap=True)
     for rank, (took, foretold) in enumerate(zip(measured["time"], predicted["time"], strict=True)):
         pairs = [(measured[key][rank], predicted[key][rank]) for key in ("computing",)]
         pairs += [
             (measured["idle_by_cause"][cause][rank], predicted["idle_by_cause"][cause][rank])
-            for cause in CAUSES
+            for cause in causes
         ]
         counts = [
             f"{measured[key][rank]:g} / {predicted[key][rank]:g}" for key in ("in_flight", "held")
@@ -158,6 +157,12 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
         f"message, jitter {fit['jitter']:.2f}, "
         f"{fit['pieces']} pieces of a weight gradient"
     )
+    if fit["slots"]:
+        click.echo(
+            f"offloaded state: {1e6 * fit['fetch']:.0f} us in and {1e6 * fit['store']:.0f} us out "
+            f"a bucket, {1e6 * fit['step']:.0f} us its step; {fit['slots']} slots, "
+            f"{max(fit['buckets'])} buckets at most on a stage"
+        )
     click.echo("in flight, held: the most on a rank, in microbatches of a stage")
     if others:
         _show_others(others, run)

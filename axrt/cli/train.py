@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import torch
-from torch import Tensor
 
-from axrt.allocator import keep_freed_memory
+from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
@@ -25,12 +23,15 @@ from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.launch import join
+from axrt.ledger.prediction import Predictor
 from axrt.models.registry import model_of
 from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.progress import progress_for
+from axrt.store.presets import optimizer_factory
 
 from .interrupt import Interrupt
 from .record import Record
+from .sample import sample_of
 
 T = TypeVar("T")
 
@@ -95,10 +96,13 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         model = model_of(config)
     except ConfigError as error:
         join().fail(error)
-    keep_freed_memory()
+    _settle_allocator(config)
+    sample = sample_of(config)
+    # before the engine, which changes modules that are given as they are
+    predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
     with (
         Interrupt() as interrupt,
-        initialize(model, config=config, sample=_sample(config)) as engine,
+        initialize(model, config=config, sample=sample) as engine,
     ):
         files = _on_main(engine, lambda: RunFiles(config))
         resumed_from = _resume(engine)
@@ -110,18 +114,40 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         record = Record(engine, show, files) if files else None
         saves = _Saves(engine, record)
         if record:
+            _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
         gc.freeze()
         with show:
             _steps(engine, data, record, saves)
+            peaks = engine.peak_bytes()
+            if record and peaks:
+                record.measured(peaks)
             if record:
                 record.end(engine.step, saves.newest, not saves.failed)
     code = _code(engine, record, saves)
     if record:
         leave_code(code)
     return code
+
+
+def _predict(engine: Engine, predictor: Predictor, record: Record) -> None:
+    """Show what ranks will hold under the schedule that the engine has."""
+    config = replace(engine.config, schedule=engine.schedule)
+    try:
+        record.predicted(predictor.predict(config, engine.pipe_size * engine.data_size))
+    except Exception as error:  # of the user's own layers: training goes on without
+        record.warn(f"memory is not predicted: {type(error).__name__}: {error}")
+
+
+def _settle_allocator(config: Config) -> None:
+    """Keep freed memory for the next step; with offload to a disk, which is there to save memory,
+    give it back."""
+    if config.memory.offload == "stream" and config.memory.scratch_directory:
+        give_freed_memory_back()
+    else:
+        keep_freed_memory()
 
 
 def _code(engine: Engine, record: Record | None, saves: "_Saves") -> Exit:
@@ -152,17 +178,6 @@ def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
     if refusal is not None:
         raise ConfigError(refusal)
     return made
-
-
-def _sample(config: Config) -> tuple[Tensor, Tensor]:
-    """A microbatch of the shape that the data has, of random tokens."""
-    model = config.model
-    rows = torch.randint(
-        model.vocab,
-        (config.schedule.microbatch_size, model.context + 1),
-        generator=torch.Generator().manual_seed(0),
-    )
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def _of_this_run(file: str, config: Config) -> Config:

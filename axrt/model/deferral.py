@@ -172,7 +172,7 @@ class Deferral:
             if isinstance(one, _WeightProduct)
         ]
         storages = {
-            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes()
             for one in products
             for tensor in one.reads
         }
@@ -341,9 +341,14 @@ def _may_defer(weight: nn.Parameter) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
+    return type(x) in (Tensor, nn.Parameter) and may_wait(x)
+
+
+def may_wait(x: Tensor) -> bool:
+    """The input is one for which the gradient of a `Linear`'s weight may wait, if it is no tensor
+    of a type that brings products of its own."""
     return (
-        type(x) in (Tensor, nn.Parameter)
-        and x.requires_grad
+        x.requires_grad
         and x.layout is torch.strided
         and not x.is_nested
         and not x.is_complex()

@@ -243,12 +243,15 @@ def _built(layer: LayerSpec, index: int, seed: int) -> nn.Module:
             raise
 
 
-def _without_memory(layer: LayerSpec) -> nn.Module:
-    try:
-        with torch.device("meta"):
+def without_memory(layer: LayerSpec) -> nn.Module:
+    """The module of a specification on torch's meta device, which allocates nothing; on the CPU
+    where its constructor looks at values. Torch's generator is afterwards where it was."""
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return layer.build()
+        except (RuntimeError, NotImplementedError):
             return layer.build()
-    except (RuntimeError, NotImplementedError):  # its constructor looks at values
-        return layer.build()
 
 
 def num_parameters(layer: Layer) -> int:
@@ -257,6 +260,5 @@ def num_parameters(layer: Layer) -> int:
     They are counted without allocating them where the layer's constructor allows that.
     """
     if isinstance(layer, LayerSpec):
-        with torch.random.fork_rng(devices=[]):
-            layer = _without_memory(layer)
+        layer = without_memory(layer)
     return sum(p.numel() for p in layer.parameters()) if isinstance(layer, nn.Module) else 0

@@ -54,7 +54,7 @@ def walk(
     for place, layer in enumerate(model.layers):
         last = place == len(model.layers) - 1
         key = (
-            (*_specification(layer), last, _shapes(value))
+            (*specification(layer), last, shapes(value))
             if isinstance(layer, LayerSpec)
             else (place,)
         )
@@ -79,7 +79,7 @@ def walk(
     return found
 
 
-def _specification(layer: LayerSpec) -> tuple[object, ...]:
+def specification(layer: LayerSpec) -> tuple[object, ...]:
     """A key that is equal for layers that are built alike."""
     return (
         layer.typename,
@@ -89,7 +89,8 @@ def _specification(layer: LayerSpec) -> tuple[object, ...]:
     )
 
 
-def _shapes(value: Any) -> tuple[object, ...]:
+def shapes(value: Any) -> tuple[object, ...]:
+    """A key that is equal for payloads with the same shapes and types."""
     return tuple(
         (tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in flatten(value)[1]
     )

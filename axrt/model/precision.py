@@ -227,6 +227,24 @@ class NarrowLayers:
         ]
 
 
+def types_on_device(layer: nn.Module, types: Types) -> dict[int, torch.dtype]:
+    """The types that tensors of a layer get on the device, by identity; tensors that stay as they
+    are are left out.
+
+    Modules that are kept get float32. All else gets the narrow type: frozen tensors from
+    `NarrowLayers.add`, trained ones from their bucket.
+    """
+    found: dict[int, torch.dtype] = {}
+    for module in _walk(layer, types.keep) if types.weights else ():
+        kept = is_kept(module, types.keep)
+        own = (*module._parameters.values(), *module._buffers.values())
+        for tensor in _tensors(module) if kept else own:
+            if tensor is not None and _may_be_narrow(tensor):
+                assert types.weights is not None
+                found[id(tensor)] = torch.float32 if kept else types.weights
+    return found
+
+
 def place_of(tensor: Tensor) -> Place:
     """Where a tensor is: its address and shape, which it shares with what was detached from it."""
     return tensor.data_ptr(), tuple(tensor.shape)

@@ -275,6 +275,13 @@ class Stage:
             _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
         stashed.segments[:0] = segments
 
+    def kept_to_run_again(self, number: int) -> list[Tensor]:
+        """The copies that microbatch `number` keeps for layers that run again: inputs, target and
+        buffers."""
+        inputs, target, buffers = self._stash[number].given or (None, None, [])
+        of_layers = [buffer for layer in buffers for buffer in layer.values()]
+        return [*flatten(inputs)[1], *flatten(target)[1], *of_layers]
+
     def backward(self, number: int, gradients: Gradients | None) -> Gradients:
         """Run the backward of a microbatch, adding to the parameters' `.grad`.
 

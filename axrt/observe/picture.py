@@ -1,5 +1,9 @@
 """Timelines as a picture in SVG, light and dark: one row a rank, a colour a kind, microbatch
-numbers, and below each row the number of chunks held."""
+numbers, and below each row the number of chunks held.
+
+Where state is offloaded, a rank also has a thin row for each direction of its copies, and its own
+row has the optimizer steps that the copies are for.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -12,7 +16,7 @@ from axrt.scheduler.task import AnyKind, Kind
 from axrt.scheduler.timeline import Span, Timeline
 
 _escape = partial(escape, quote=False)
-_ROW, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 12, 8, 64, 10, 44
+_ROW, _LANE, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 11, 12, 8, 64, 10, 44
 _NARROWEST, _WIDEST = 1400, 8000
 _THIN = 4  # a box with less has no room for an edge
 _CLASS: dict[AnyKind, str] = {
@@ -21,13 +25,18 @@ _CLASS: dict[AnyKind, str] = {
     Kind.BACKWARD: "b",
     Kind.INPUT: "i",
     Kind.WEIGHT: "w",
+    Kind.STEP: "p",
+    Kind.FETCH: "in",
+    Kind.STORE: "out",
 }
+_LANES = {Kind.FETCH: "copies in", Kind.STORE: "copies out"}
 _OTHER = "o"  # of kinds without a colour of their own
 _HELD = ("h", "held: forward started, weight gradient not finished")
 _STYLE = """
 text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#fff}
 .t{font-size:13px;font-weight:bold}
 .f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.o{fill:#777}
+.p{fill:#b04a5a}.in{fill:#5d7f99}.out{fill:#99855d}.l{font-size:9px}
 .x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}
@@ -44,7 +53,7 @@ def draw(*lines: Timeline) -> str:
     Args:
         *lines: timelines with at least one forward each.
     """
-    width, longest = max(map(_width, lines)), max(line.makespan for line in lines)
+    width, longest = max(map(_width, lines)), max(map(_end, lines))
     scale = (width - _LEFT - _RIGHT) / longest
     panels, bottom = [], 0
     for line in lines:
@@ -55,17 +64,46 @@ def draw(*lines: Timeline) -> str:
     return "\n".join([head, f"<style>{_STYLE}</style>", *panels, "</svg>\n"])
 
 
+def _lanes(line: Timeline) -> list[Kind]:
+    """The kinds of copies that the timeline has, each a row of its own under a rank's."""
+    ran = {span.task.kind for span in line.spans}
+    return [kind for kind in _LANES if kind in ran]
+
+
+def _drawn(line: Timeline) -> list[Span]:
+    """What is drawn: forwards and backwards, and with copies of state also the steps."""
+    lanes = _lanes(line)
+    if not lanes:
+        return list(line.computing())
+    with_steps = (*lanes, Kind.STEP)
+    return [
+        span
+        for span in line.spans
+        if not span.task.kind.once_a_step or span.task.kind in with_steps
+    ]
+
+
+def _end(line: Timeline) -> float:
+    return max(span.end for span in _drawn(line))
+
+
+def _pitch(line: Timeline) -> int:
+    """The height of all that is drawn of a rank."""
+    return _ROW + _LANE * len(_lanes(line)) + _STRIP + _GAP
+
+
 def _height(line: Timeline) -> int:
-    return _TOP + line.ranks * (_ROW + _STRIP + _GAP) + 24
+    return _TOP + line.ranks * _pitch(line) + 24
 
 
 def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
     yield f'<text class="t" x="8" y="16">{_escape(line.title)}</text>'
     yield from _legend(line)
-    spans = sorted(line.computing(), key=lambda span: (span.rank, span.start))
-    most = max(1, *line.held)
+    spans = sorted(_drawn(line), key=lambda span: (span.rank, span.start))
+    most, lanes = max(1, *line.held), _lanes(line)
     for rank, of_rank in groupby(spans, key=lambda span: span.rank):
-        mine, top = list(of_rank), _TOP + rank * (_ROW + _STRIP + _GAP)
+        everything, top = list(of_rank), _TOP + rank * _pitch(line)
+        mine = [span for span in everything if span.task.kind not in lanes]
         shallowest = min(span.task.stage for span in mine)
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
         size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
@@ -73,6 +111,11 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         yield from (
             _box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine
         )
+        for kind in lanes:
+            copies = [span for span in everything if span.task.kind is kind]
+            top += _LANE
+            yield f'<text class="l" x="8" y="{top + _ROW - 2}">{_LANES[kind]}</text>'
+            yield from (_copy(span, top + _ROW - _LANE, scale) for span in copies)
         yield _held(line, mine, top + _ROW + _STRIP, scale, most)
     yield from _axis(line, scale, width, _height(line))
 
@@ -81,7 +124,7 @@ def _width(line: Timeline) -> int:
     """Wide enough for the numbers of most forwards."""
     forward = median(span.end - span.start for span in line.spans if span.task.kind is Kind.FORWARD)
     wanted = (
-        _LEFT + _RIGHT + int(1.1 * _room(line.microbatches - 1) * line.makespan / forward)
+        _LEFT + _RIGHT + int(1.1 * _room(line.microbatches - 1) * _end(line) / forward)
         if forward
         else _WIDEST
     )
@@ -89,7 +132,7 @@ def _width(line: Timeline) -> int:
 
 
 def _legend(line: Timeline) -> Iterable[str]:
-    drawn = {span.task.kind for span in line.computing()}
+    drawn = {span.task.kind for span in _drawn(line)}
     kinds = [*(kind for kind in _CLASS if kind in drawn), *(drawn - _CLASS.keys())]
     at = _LEFT
     for name, words in (*((_CLASS.get(kind, _OTHER), kind.label) for kind in kinds), _HELD):
@@ -102,10 +145,11 @@ def _legend(line: Timeline) -> Iterable[str]:
 
 def _axis(line: Timeline, scale: float, width: int, bottom: int) -> Iterable[str]:
     """Round times below the rows, about eight a screen."""
-    rough = line.makespan / (8 * width / _NARROWEST)
+    end = _end(line)
+    rough = end / (8 * width / _NARROWEST)
     magnitude: float = 10.0 ** floor(log10(rough))
     step = next(times * magnitude for times in (1, 2, 5, 10) if times * magnitude >= rough)
-    for number in range(int(line.makespan / step) + 1):
+    for number in range(int(end / step) + 1):
         x = f"{_LEFT + number * step * scale:.1f}"
         mark = f'<path class="a" d="M{x} {bottom - 22}v6"/>'
         when = f"{number * step:g} {line.unit}"
@@ -121,10 +165,16 @@ def _box(span: Span, top: float, scale: float, microbatches: int, deeper: bool) 
     )
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     box = f'<rect class="{kind}" {place}><title>{span.task}</title></rect>'
-    number = span.task.microbatch % microbatches
+    number = span.task.part if span.task.kind.of_a_bucket else span.task.microbatch % microbatches
     if width < _room(number):
         return box
     return box + f'<text class="n" x="{x + width / 2:.1f}" y="{top + 15}">{number}</text>'
+
+
+def _copy(span: Span, top: float, scale: float) -> str:
+    x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
+    place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_LANE - 2}"'
+    return f'<rect class="{_CLASS[span.task.kind]}" {place}><title>{span.task}</title></rect>'
 
 
 def _room(number: int) -> int:

@@ -1,11 +1,11 @@
 """The tasks that a rank has run, with their times, for a timeline."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from axrt.scheduler.rules.collectives import BESIDE
-from axrt.scheduler.task import Task
+from axrt.scheduler.task import AnyKind, Task
 from axrt.scheduler.timeline import Pause, Span
 
 from .observer import Observer
@@ -28,9 +28,9 @@ class Trace(Observer):
         self._recording = False
         self._kept = 0, 0
         self._started: dict[Task, float] = {}
-        self._free = (
-            0.0  # when the task before has ended: what a device starts behind it waits for that
-        )
+        # When the task before has ended, on the device (None) and for each kind that runs beside
+        # it: what is started behind a task waits for that.
+        self._free: dict[AnyKind | None, float] = defaultdict(float)
         self._idle: tuple[str, float] | None = None
         self.spans: list[Span] = []
         self.pauses: list[Pause] = []
@@ -67,11 +67,9 @@ class Trace(Observer):
     def finished(self, task: Task) -> None:
         if task in self._started:
             began, now = self._started.pop(task), self._now()
-            if task.kind in BESIDE:
-                self.spans.append(Span(self._place, task, began, now))
-                return
-            self.spans.append(Span(self._place, task, max(began, self._free), now))
-            self._free = now
+            queue = task.kind if task.kind.beside else None
+            self.spans.append(Span(self._place, task, max(began, self._free[queue]), now))
+            self._free[queue] = now
 
     def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
         if self._recording and self._idle is None:

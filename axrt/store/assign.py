@@ -1,8 +1,7 @@
 """The buckets of a stage, and the copies of each; every rank works out the same from the list of
 layers alone."""
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from torch import nn
@@ -55,16 +54,51 @@ def buckets_of(
         At least one bucket: a stage without parameters has an empty one, since it has a step to
         take.
     """
-    tied = [_tied(layers, cuts, place, named, pipes) for place in _tied_places(layers, cuts, stage)]
-    taken = {name for bucket in tied for name, _ in bucket.named}
-    rest = _filled([pair for pair in named if pair[0] not in taken], most_bytes)
-    if not rest and not tied:
-        rest = [[]]  # a stage without parameters has a step to take, too
-    ordinary = [
-        BucketSpec(copies_by_pipe(stage, number, pipes), pairs, [name for name, _ in pairs], True)
-        for number, pairs in enumerate(rest, len(tied))
+    of_layers = [
+        (place, [pair for pair in named if int(pair[0].partition(".")[0]) == place])
+        for place in range(cuts[stage], cuts[stage + 1])
     ]
-    return tied + ordinary
+    found = dict(buckets_as_built(layers, cuts, stage, of_layers, pipes, most_bytes))
+    return [found[number] for number in sorted(found)]
+
+
+def buckets_as_built(
+    layers: Sequence[Layer],
+    cuts: Sequence[int],
+    stage: int,
+    named: Iterable[tuple[int, Named]],
+    pipes: int,
+    most_bytes: float,
+) -> Iterator[tuple[int, BucketSpec]]:
+    """The buckets of `buckets_of`, each with its index on the stage, as soon as layers are built.
+
+    Args:
+        layers, cuts, stage, pipes, most_bytes: those of `buckets_of`.
+        named: for each layer of the stage in order its index and its trained parameters. The next
+            layer is asked for when the buckets that are full have been taken.
+    """
+    tied = _tied_places(layers, cuts, stage)
+    number, bucket, size = len(tied), Named(), 0
+    for place, of_layer in named:
+        rest = of_layer
+        if place in tied:
+            spec = _tied(layers, cuts, place, of_layer, pipes)
+            yield tied.index(place), spec
+            rest = [pair for pair in of_layer if pair not in spec.named]
+        for name, parameter in rest:
+            if bucket and size + parameter.nbytes > most_bytes:
+                yield number, _ordinary(stage, number, bucket, pipes)
+                number, bucket, size = number + 1, [], 0
+            bucket.append((name, parameter))
+            size += parameter.nbytes
+    if bucket or not number:  # a stage without parameters has a step to take, too
+        yield number, _ordinary(stage, number, bucket, pipes)
+
+
+def _ordinary(stage: int, number: int, named: Named, pipes: int) -> BucketSpec:
+    return BucketSpec(
+        copies_by_pipe(stage, number, pipes), named, [name for name, _ in named], True
+    )
 
 
 def _tied_places(layers: Sequence[Layer], cuts: Sequence[int], stage: int) -> list[int]:
@@ -96,16 +130,3 @@ def _seat(layers: Sequence[Layer], cuts: Sequence[int], place: int) -> tuple[int
     """The stage of a tied layer, and the index of its bucket there."""
     stage = next(stage for stage in range(len(cuts) - 1) if cuts[stage] <= place < cuts[stage + 1])
     return stage, _tied_places(layers, cuts, stage).index(place)
-
-
-def _filled(named: Named, most_bytes: float) -> list[Named]:
-    """Whole parameters in model order, a new bucket where the next would not fit."""
-    buckets: list[Named] = []
-    ends = accumulate(parameter.nbytes for _, parameter in named)
-    begun = 0.0
-    for pair, end in zip(named, ends, strict=True):
-        if not buckets or end - begun > most_bytes:
-            buckets.append([])
-            begun = end - pair[1].nbytes
-        buckets[-1].append(pair)
-    return buckets

@@ -17,21 +17,27 @@ bucket has moved to other memory (`move_gradient`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from axrt.device import is_on_host
-from axrt.errors import ModelError
+from axrt.errors import AxrtError, ModelError
 from axrt.model.accumulator import Accumulator
+from axrt.queues import moment_of, wait_for
 from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
 from .flat import adopt, can_be_flat
 from .gradient import Gradient, Shards, Used, used_by_any
 from .masters import Masters
+from .offloaded import OffloadedState
+from .probe import made_by, probed
+from .resident import ResidentState
+from .slots import Slots
 from .state import ParameterState, restore_state, saved_state
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -64,6 +70,10 @@ class Bucket:
         in_float32: True if gradients of narrow parameters add up in float32 over microbatches;
             False: in their own type.
         narrowest: narrowest type of any copy's parameters; None: that of these.
+        slots: slots into which masters and moments come from scratch for a step (offload); None:
+            they stay on the device.
+        speculate: "never" if steps of offloaded state are never tried before their vote; "auto" if
+            they are with optimizers of torch, "always" if they are with any.
     Attributes:
         trained: parameters that the optimizer steps, by the names of the module's: masters where
             there are any.
@@ -80,6 +90,8 @@ class Bucket:
         narrow: Sequence[torch.dtype | None] = (),
         in_float32: bool = True,
         narrowest: torch.dtype | None = None,
+        slots: Slots | None = None,
+        speculate: str = "never",
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
@@ -94,11 +106,35 @@ class Bucket:
         self._gradient = Gradient(
             self._parameters if in_float32 else parameters, self._parameters, device, narrowest
         )
-        self.optimizer = (
-            factory(list(zip(spec.called, self._parameters, strict=True))) if spec.named else None
-        )
+        self.optimizer = made_by(factory, list(zip(spec.called, self._parameters, strict=True)))
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self._with_moments = 0
+        self._factors: list[float | Tensor] = []  # on a total that is made for the step alone
+        self._offloaded: OffloadedState | None = None
+        self._tries = self._attached = False
+        self._tried: _Tried | None = None
+        if slots and self.optimizer:
+            self._offload(slots, factory, speculate)
+
+    def _offload(self, slots: Slots, factory: OptimizerFactory, speculate: str) -> None:
+        """Put the state into scratch, where it lives from now on."""
+        known = probed(factory, list(zip(self.called, self._parameters, strict=True)))
+        tries = speculate == "always" or (speculate == "auto" and known.is_torchs)
+        self._offloaded = OffloadedState(
+            slots,
+            self._parameters,
+            self._masters,
+            known.moments,
+            () if self.shared else self._gradient.layouts_of_own_totals,
+            tries,
+        )
+        self._tries = tries
+        self._offloaded.begin()
+        self._offloaded.attach({})
+        self._detach()
+        wait_for(moment_of(self._slot_memory()))
+        self.store()
+        self.leave_slot()
 
     @property
     def shared(self) -> bool:
@@ -127,6 +163,7 @@ class Bucket:
     def open(self) -> None:
         """Begin a step's gradient: backwards add to the `.grad` of each parameter, which is a view
         of flat memory."""
+        self._factors = []
         self._gradient.open()
 
     def keep_open(self) -> None:
@@ -221,8 +258,10 @@ class Bucket:
 
     def take_own(self) -> None:
         """Make the gradient of this copy, the only one, that which is stepped."""
-        if self._gradient.has_own_total:
-            self._gradient.take_late()
+        if not self._gradient.has_own_total:
+            return
+        self._gradient.take_late()
+        if not self._makes_total_late:
             self._gradient.widen()
             self.show_total()
 
@@ -244,6 +283,12 @@ class Bucket:
         """The memory of the gradient that is stepped, one stretch for each type of parameters."""
         return self._gradient.totals
 
+    @property
+    def gradient_memory(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The memory that microbatches add up in, and that of the total where it is another; none
+        of what is not allocated."""
+        return self._gradient.sums, self._gradient.own_totals
+
     def move_gradient(self) -> None:
         """Go on in other memory, with the same gradient, since this memory is still read."""
         self._gradient.move_total()
@@ -255,18 +300,41 @@ class Bucket:
 
         Those of tied weights are included only with the layer that counts.
         """
+        gradients = self._late_gradients() if self._makes_total_late else self._present_gradients()
+        found = [(place, norm) for place, norm in gradients if self._counts]
+        if not found:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        norms = torch.stack([norm for _, norm in found])
+        return torch.stack([place for place, _ in found]), norms.to("cpu", non_blocking=True)
+
+    def _present_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """The place and norm of each gradient that is stepped."""
         found = [
             (place, p.grad)
             for place, p in zip(self._places, self._parameters, strict=True)
-            if p.grad is not None and self._counts
+            if p.grad is not None
         ]
-        if not found:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        norms = torch.stack(_norms_of([gradient for _, gradient in found]))
-        return torch.stack([place for place, _ in found]), norms.to("cpu", non_blocking=True)
+        norms = _norms_of([gradient for _, gradient in found])
+        return list(zip([place for place, _ in found], norms, strict=True))
+
+    def _late_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same where the total is made for the step alone: one gradient at a time has
+        memory."""
+        for place, number in enumerate(self._places):
+            gradient = self._gradient.as_stepped(place)
+            if gradient is not None:
+                for factor in self._factors:
+                    gradient.mul_(factor)
+                yield number, _norms_of([gradient])[0]
 
     def scale(self, factor: float | Tensor) -> None:
         """Multiply the gradient by a number, in place."""
+        if self._makes_total_late:
+            self._factors.append(factor)
+            return
+        self._scale(factor)
+
+    def _scale(self, factor: float | Tensor) -> None:
         for parameter in self._parameters:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -278,20 +346,99 @@ class Bucket:
         Args:
             step: number of the step, from 0, for the learning rate.
         """
-        factor = self._schedule(step)
-        for group, initial in zip(self.groups, self.initial_groups, strict=True):
-            group["lr"] = initial["lr"] * factor
         if self.optimizer is None:
             self.forget_gradients()
             return
+        self._run_optimizer(step)
+        self._let_gradient_go()
+
+    def _run_optimizer(self, step: int) -> None:
+        assert self.optimizer is not None
+        factor = self._schedule(step)
+        for group, initial in zip(self.groups, self.initial_groups, strict=True):
+            group["lr"] = initial["lr"] * factor
+        self._attach()
+        self._make_total()
         self.optimizer.step()
         self._masters.publish()
+        self._detach()
+
+    def _let_gradient_go(self) -> None:
         is_kept = self._is_kept()
         self._flatten_moments()
         if is_kept:
             self.forget()
         else:
             self.forget_gradients()
+
+    # A step that is tried before its vote.
+
+    @property
+    def may_try(self) -> bool:
+        """A step may be tried, since it could be taken back."""
+        return self._offloaded is not None and self._tries and self._offloaded.may_try
+
+    @property
+    def is_tried(self) -> bool:
+        """A step was tried, and neither kept nor taken back."""
+        return self._tried is not None
+
+    def try_step(self, step: int) -> None:
+        """Apply the gradient and keep it, so that the step can be taken back.
+
+        Args:
+            step: number of the step.
+        """
+        assert self._offloaded is not None
+        assert self.optimizer is not None
+        self._tried = _Tried(
+            ResidentState(self.optimizer, self._offloaded.is_moment),
+            self._gradient.versions(),
+        )
+        self._offloaded.keep_weights()
+        self._run_optimizer(step)
+
+    def keep_tried(self) -> None:
+        """Let the step that was tried be the step, and forget the gradient."""
+        assert self._offloaded is not None
+        self._offloaded.keep_tried()
+        self._tried = None
+        self._let_gradient_go()
+
+    def take_back(self) -> None:
+        """Be as before the step that was tried; `refetch` has brought the state of then.
+
+        Raises:
+            ModelError: the optimizer has changed the gradient, which is needed again.
+        """
+        assert self._offloaded is not None
+        assert self._tried is not None
+        assert self.optimizer is not None
+        tried, self._tried = self._tried, None
+        if not self._makes_total_late and tried.versions != self._gradient.versions():
+            raise ModelError(
+                f"a step of {type(self.optimizer).__name__} was taken before the norm of all "
+                "gradients was known and has to be taken again, but the optimizer has changed the "
+                "gradient; expected optimizer.speculate = 'never'"
+            )
+        tried.state.restore(self.optimizer)
+        self._attach()
+        self._offloaded.take_weights_back()
+        self._masters.publish()
+        self._detach()
+
+    @property
+    def _makes_total_late(self) -> bool:
+        """The gradient that is stepped is made in the slot, for the step alone."""
+        return self._offloaded is not None and self._gradient.has_own_total and not self.shared
+
+    def _make_total(self) -> None:
+        if self._offloaded is not None and self._makes_total_late:
+            self._gradient.total_within(self._offloaded.gradient())
+            self._gradient.widen()
+            self.show_total()
+            for factor in self._factors:
+                self._scale(factor)
 
     def _is_kept(self) -> bool:
         """The optimizer has kept a gradient as it is, which belongs to it from now on.
@@ -310,7 +457,7 @@ class Bucket:
         """Turn state that is shaped like parameters into views of flat memory, when there is more
         of it than before."""
         assert self.optimizer is not None
-        if len(self.optimizer.state) == self._with_moments:
+        if self._offloaded is not None or len(self.optimizer.state) == self._with_moments:
             return
         self._with_moments = len(self.optimizer.state)
         mine = {_start(flat) for flat in self._gradient.allocated} - {0}
@@ -322,6 +469,89 @@ class Bucket:
         for tensors in moments.values():
             adopt(tensors, self._device)
 
+    # Offload.
+
+    def fetch(self) -> None:
+        """Copy the state from scratch to a slot, in which `step` finds it; after a step that was
+        tried, that of before."""
+        if self._offloaded is not None:
+            self._offloaded.fetch(weights=self._tried is not None)
+
+    def store(self) -> None:
+        """Copy the state from the slot to scratch; after a step that was tried, beside that of
+        before."""
+        if self._offloaded is not None:
+            self._offloaded.store(tried=self._tried is not None)
+
+    def leave_slot(self) -> None:
+        """Give the slot back; the copy of `store` has ended."""
+        if self._offloaded is not None:
+            self._offloaded.leave()
+
+    @property
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """Bytes in scratch: of masters, of moments, and of weights of before a step that may be
+        taken back."""
+        return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0)
+
+    @contextmanager
+    def present(self, changes: bool = False) -> Iterator[None]:
+        """Context within which the optimizer's state and the masters are on the device. Outside it
+        they are hollow where they are offloaded: they have shapes and types, and no values.
+
+        Args:
+            changes: True to keep what is changed within; False drops it.
+        """
+        if self._offloaded is None or self._attached:
+            yield
+            return
+        if self._offloaded.present:
+            raise AxrtError(
+                "offloaded state was asked for within a step, while it is on its way; expected "
+                "that between calls of the engine"
+            )
+        self._offloaded.fetch()
+        self._attach()
+        try:
+            yield
+        except BaseException:
+            self._leave_after()
+            raise
+        self.publish_if_changed()
+        self._leave_after(changes)
+
+    def _leave_after(self, changes: bool = False) -> None:
+        self._detach()
+        if changes:
+            wait_for(moment_of(self._slot_memory()))
+            self.store()
+        wait_for(moment_of(self._slot_memory()))
+        self.leave_slot()
+
+    def _slot_memory(self) -> list[Tensor]:
+        return [] if self._offloaded is None else [self._offloaded.memory]
+
+    def _attach(self) -> None:
+        if self._offloaded is not None and self.optimizer is not None:
+            self._offloaded.attach(self.optimizer.state)
+            self._attached = True
+
+    def _detach(self) -> None:
+        if self._offloaded is not None and self.optimizer is not None:
+            self._copy_kept_gradients()
+            self._offloaded.detach(self.optimizer.state)
+            self._attached = False
+
+    def _copy_kept_gradients(self) -> None:
+        """Give the optimizer copies of gradients that it has kept as they are: what is in a slot
+        leaves with it."""
+        assert self.optimizer is not None
+        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
+        for of_one in self.optimizer.state.values():
+            for key, value in of_one.items():
+                if isinstance(value, Tensor) and can_be_flat(value) and _start(value) in mine:
+                    of_one[key] = value.clone()
+
     # Masters.
 
     def publish_if_changed(self) -> None:
@@ -330,16 +560,25 @@ class Bucket:
         if self._masters.have_changed():
             self._masters.publish()
 
-    def release(self) -> None:
-        """Give the modules' parameters the type that they had, with the weights of the masters."""
+    def release(self, failed: bool = False) -> None:
+        """Give the modules' parameters the type that they had, with the weights of the masters.
+
+        Args:
+            failed: True where the masters may be out of reach if they are offloaded; then weights
+                are those that layers compute with.
+        """
         for handle in self._handles:
             handle.remove()
-        self._masters.give_back()
+        self.forget()  # weights get wider below, in the room that gradients leave
+        with nullcontext() if failed else self.present():
+            self._masters.give_back()
+        self._offloaded = None
 
     # Saving and loading.
 
     def saved(self) -> Iterator[tuple[str, ParameterState]]:
-        """The name and the optimizer's state of each parameter.
+        """The name and the optimizer's state of each parameter: the live tensors, whose values
+        count while the bucket is present.
 
         Raises:
             DataError: some of the state is neither a tensor nor a plain value.
@@ -348,19 +587,32 @@ class Bucket:
             yield from saved_state(self.optimizer, self.initial_groups, self._name_of)
 
     def restore(self, states: Mapping[str, ParameterState]) -> None:
-        """Make saved states the optimizer's own.
+        """Make saved states the optimizer's own, while the bucket is present.
 
         Args:
             states: states, by the name of the parameter; a parameter without one begins anew.
         """
         if self.optimizer is not None:
-            restore_state(self.optimizer, self.initial_groups, self._name_of, states)
+            with self.present(changes=True):
+                restore_state(self.optimizer, self.initial_groups, self._name_of, states)
             self._with_moments = 0
             self._flatten_moments()
 
     @property
     def _name_of(self) -> dict[nn.Parameter, str]:
         return {parameter: name for name, parameter in self.trained}
+
+
+class _Tried(NamedTuple):
+    """What there was before a step that may be taken back, besides what is in scratch.
+
+    Args:
+        state: the optimizer's state that stays on the device.
+        versions: versions of the gradient.
+    """
+
+    state: ResidentState
+    versions: list[int]
 
 
 def _accumulating(

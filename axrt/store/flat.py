@@ -5,13 +5,57 @@ strides of their own. Views begin at multiples of 64 bytes, as torch's own memor
 last bits of a matrix product may depend on that.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate
+from typing import Self
 
 import torch
 from torch import Tensor
 
 _ALIGNMENT_BYTES = 64
+
+
+class Layout:
+    """Where the views of a stretch begin.
+
+    Args:
+        like: tensors of one type. Each view has the shape of one of them, and its strides where its
+            memory has no gaps.
+        dtype: type of the memory; None: that of `like`.
+        narrowest: narrowest type in which there is memory of this layout; None: that of `like`.
+    Attributes:
+        dtype: type of the memory.
+        unit: views and shards begin at multiples of so many elements.
+        elements: size of the stretch, in elements.
+    """
+
+    def __init__(
+        self,
+        like: Sequence[Tensor],
+        dtype: torch.dtype | None = None,
+        narrowest: torch.dtype | None = None,
+    ) -> None:
+        own = like[0].dtype if like else torch.float32
+        self.dtype = dtype or own
+        self.unit = max(1, _ALIGNMENT_BYTES // (narrowest or own).itemsize)
+        sizes = [-(-tensor.numel() // self.unit) * self.unit for tensor in like]
+        *self._offsets, self.elements = 0, *accumulate(sizes)
+        self._shapes = [(tensor.shape, _dense_strides(tensor)) for tensor in like]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the stretch, in bytes."""
+        return self.elements * self.dtype.itemsize
+
+    def views_of(self, flat: Tensor) -> list[Tensor]:
+        """The views of a stretch, shape (elements,); each has a version counter of its own."""
+        return [
+            # `.data`: views share one version counter otherwise, and nobody could tell which was
+            # written to.
+            flat.as_strided(shape, strides, flat.storage_offset() + offset).data
+            for (shape, strides), offset in zip(self._shapes, self._offsets, strict=True)
+        ]
 
 
 class FlatBuffer:
@@ -38,19 +82,20 @@ class FlatBuffer:
         narrowest: torch.dtype | None = None,
         filled: bool = True,
     ) -> None:
-        own = like[0].dtype if like else torch.float32
-        self.dtype = dtype or own
-        self._unit = max(1, _ALIGNMENT_BYTES // (narrowest or own).itemsize)
-        sizes = [-(-tensor.numel() // self._unit) * self._unit for tensor in like]
-        offsets = [0, *accumulate(sizes)]
+        layout = Layout(like, dtype, narrowest)
         make = torch.zeros if filled else torch.empty
-        self.flat = make(offsets[-1], dtype=self.dtype, device=device)
-        self.views = [
-            # `.data`: views share one version counter otherwise, and nobody could tell which was
-            # written to.
-            self.flat.as_strided(tensor.shape, _dense_strides(tensor), offset).data
-            for tensor, offset in zip(like, offsets[:-1], strict=True)
-        ]
+        self._take(layout, make(layout.elements, dtype=layout.dtype, device=device))
+
+    @classmethod
+    def within(cls, layout: Layout, memory: Tensor) -> Self:
+        """A stretch of a layout at the beginning of some memory, uint8."""
+        made = cls.__new__(cls)
+        made._take(layout, memory[: layout.num_bytes].view(layout.dtype))
+        return made
+
+    def _take(self, layout: Layout, flat: Tensor) -> None:
+        self.dtype, self._unit = layout.dtype, layout.unit
+        self.flat, self.views = flat, layout.views_of(flat)
 
     @property
     def num_bytes(self) -> int:
@@ -70,6 +115,17 @@ class FlatBuffer:
             for tensor, view in zip(tensors, self.views, strict=True):
                 view.copy_(tensor)
                 tensor.data = view
+
+
+def hollow(like: Tensor) -> Tensor:
+    """A tensor without memory, of the same shape, type and device: all elements are one nan."""
+    number = math.nan if like.is_floating_point() or like.is_complex() else 0
+    return torch.full((), number, dtype=like.dtype, device=like.device).expand(like.shape)
+
+
+def is_hollow(tensor: Tensor) -> bool:
+    """The tensor's elements are one in memory."""
+    return tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
 
 
 def can_be_flat(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ from itertools import starmap
 import torch
 from torch import Tensor, nn
 
-from .flat import FlatBuffer, by_key
+from .flat import FlatBuffer, Layout, by_key
 
 Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
 Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
@@ -40,10 +40,16 @@ class Gradient:
         narrowest: torch.dtype | None = None,
     ) -> None:
         self._parameters, self._stepped = list(parameters), list(stepped)
-        self._device, self._narrowest = device, narrowest
+        self._device = device
         types = [(one.dtype, other.dtype) for one, other in zip(parameters, stepped, strict=True)]
         self._groups = by_key(types)
         self.has_own_total = any(one != other for one, other in types)
+        # Now, while parameters have their strides: masters that are elsewhere have none.
+        self._layouts = {
+            (group[0], dtype): Layout([parameters[place] for place in group], dtype, narrowest)
+            for group in self._groups
+            for dtype in types[group[0]]
+        }
         self._sums: list[FlatBuffer] = []  # over microbatches
         self._totals: list[FlatBuffer] = []  # over copies, too; the same memory where types are
         self._views: list[Tensor] = []
@@ -108,6 +114,11 @@ class Gradient:
         gradients = [parameter.grad for parameter in self._parameters]
         self._shown = [(one, 0 if one is None else one._version) for one in gradients]
 
+    def versions(self) -> list[int]:
+        """The version of each gradient that is stepped, which counts up when it is written to."""
+        gradients = [parameter.grad for parameter in self._stepped]
+        return [-1 if one is None else one._version for one in gradients]
+
     def drop(self) -> None:
         """Take the gradient away from every parameter; memory that microbatches add up in stays."""
         for parameter in (*self._parameters, *self._stepped):
@@ -148,6 +159,42 @@ class Gradient:
     def allocated(self) -> list[Tensor]:
         """All memory that the gradient has now."""
         return [buffer.flat for buffer in (*self._sums, *self._totals)]
+
+    @property
+    def layouts_of_own_totals(self) -> list[Layout]:
+        """The layout of each stretch of the total that is not where microbatches add up."""
+        return [
+            self._layout_for(group, to)
+            for group, to in self._typed(self._stepped)
+            if self._parameters[group[0]].dtype != to
+        ]
+
+    def total_within(self, buffers: Sequence[FlatBuffer]) -> None:
+        """Let the total be in this memory, of `layouts_of_own_totals`, where it has not its
+        own."""
+        given = iter(buffers)
+        self._totals = [
+            sums if sums.dtype == dtype else next(given)
+            for sums, (_, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)
+        ]
+
+    def as_stepped(self, place: int) -> Tensor | None:
+        """The sum over microbatches of a parameter in the type that is stepped, in memory of its
+        own; None where no copy has used it."""
+        if not self._used[place]:
+            return None
+        return self._views[place].to(self._stepped[place].dtype, copy=True)
+
+    @property
+    def sums(self) -> list[Tensor]:
+        """The memory that microbatches add up in, as far as it is allocated now."""
+        return [sums.flat for sums in self._sums]
+
+    @property
+    def own_totals(self) -> list[Tensor]:
+        """The memory of the total that is not also where microbatches add up, as far as it is
+        allocated now."""
+        return [total.flat for total in self._totals if total not in self._sums]
 
     def take_late(self) -> None:
         """Count what came after the gradient was complete, on the only copy."""
@@ -211,9 +258,13 @@ class Gradient:
         for group in self._groups:
             yield group, parameters[group[0]].dtype
 
+    def _layout_for(self, group: Sequence[int], dtype: torch.dtype) -> Layout:
+        return self._layouts[group[0], dtype]
+
     def _buffer_for(self, group: Sequence[int], dtype: torch.dtype) -> FlatBuffer:
-        like = [self._parameters[place] for place in group]
-        return FlatBuffer(like, self._device, dtype, self._narrowest, filled=False)
+        layout = self._layout_for(group, dtype)
+        memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
+        return FlatBuffer.within(layout, memory)
 
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:

@@ -23,7 +23,7 @@ from click.testing import CliRunner, Result
 
 from axrt.checkpoint.folder import candidates_in
 from axrt.cli import main as axrt
-from tests.checkpoint.damage import ON_FILES, cut_off, flip_a_bit, lengthen, zero_a_block
+from tests.checkpoint.damage import ON_BYTES, ON_FILES
 from tests.cli.test_train import TINY
 
 CHECKPOINT = "out/checkpoints/step-00000004"
@@ -41,7 +41,6 @@ BESIDE = (
     "out/metrics.jsonl",
 )
 GIVEN = ("tokens.bin", "tokens.idx", "order.csv", "out/timeline.json")
-ON_BYTES = (flip_a_bit, cut_off, lengthen, zero_a_block)
 
 
 def run(*arguments: str) -> Result:

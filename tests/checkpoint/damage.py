@@ -85,11 +85,10 @@ def take_from_an_older_step(file: Path, random: Random) -> str:
     return f"{file.name} is that of {older.name}"
 
 
-ON_FILES: tuple[Callable[[Path, Random], str], ...] = (
-    flip_a_bit,
-    cut_off,
-    lengthen,
-    zero_a_block,
+Damage = Callable[[Path, Random], str]
+ON_BYTES: tuple[Damage, ...] = (flip_a_bit, cut_off, lengthen, zero_a_block)
+ON_FILES: tuple[Damage, ...] = (
+    *ON_BYTES,
     remove,
     replace_by_a_directory,
     lead_nowhere,

@@ -4,6 +4,7 @@ import json
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -158,6 +159,56 @@ def test_replicas_edges_and_barriers_count() -> None:
     assert makespan("--policy", "zb-h2", "--barrier") > makespan("--policy", "zb-h2")
 
 
+OFFLOADED = ("--slots", "2", "--buckets", "4", "--step-cost", "0.5", "--copy-costs", "1,1.5")
+
+
+def test_state_that_is_offloaded_adds_the_copies_that_nothing_hides() -> None:
+    case = ("--policy", "1f1b", "--ranks", "2", "--microbatches", "4", "--steps", "2")
+
+    def found(*more: str) -> dict[str, Any]:
+        told = json.loads(simulate(*case, "--json", *more).output)
+        assert isinstance(told, dict)
+        return told
+
+    without = found("--buckets", "4", "--step-cost", "0.5")
+    assert without["makespan"] == found("--step-cost", "2")["makespan"], "the step of stage 0"
+    offloaded = found(*OFFLOADED)
+    # Bucket 2 waits for the slot of bucket 0, and bucket 3 for the store behind that one.
+    time_of_step = 1 + 0.5 + 1.5 + 1.5 + 1 + 0.5
+    assert offloaded["makespan"] - without["makespan"] == time_of_step - 4 * 0.5
+    assert offloaded["idle_by_cause"]["copies"][0] == time_of_step - 4 * 0.5
+    assert without["idle_by_cause"]["copies"] == [0, 0]
+    assert found(*OFFLOADED, "--slots", "4")["makespan"] < offloaded["makespan"]
+    assert "state is on its way" in simulate(*case, *OFFLOADED).output
+    assert "copies" not in simulate(*case).output
+
+
+def test_copies_are_rows_of_their_own_below_the_rank_and_steps_are_in_its_row(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "o.svg"
+    case = ("--policy", "1f1b", "--ranks", "2", "--microbatches", "2", "--steps", "2")
+    assert simulate(*case, *OFFLOADED, "--picture", str(file)).exit_code == 0
+    picture, svg = ElementTree.parse(file).getroot(), "{http://www.w3.org/2000/svg}"
+    places = {
+        title.text or "": (float(box.get("y", "")), float(box.get("x", "")), box)
+        for box in picture.iter(f"{svg}rect")
+        for title in box.iter(f"{svg}title")
+    }
+    assert len(places) == 2 * 2 * (2 * 2 + 4 * 3), "F and B; fetch, step and store"
+    for stage in range(2):
+        rows = [places[f"{kind}{stage}.1"][0] for kind in ("step", "fetch", "store")]
+        assert rows == sorted(set(rows))
+        assert rows[0] == places[f"F{stage}.0"][0]
+        assert places[f"fetch{stage}.0/3"][0] == rows[1]
+    assert max(row for row, *_ in places.values()) < float(picture.get("height", "")) - 24
+    width = float(picture.get("width", ""))
+    assert all(x + float(box.get("width", "")) <= width for _, x, box in places.values())
+    words = [text.text for text in picture.iter(f"{svg}text")]
+    assert words.count("copies in") == words.count("copies out") == 2
+    assert "state brought in" in words
+
+
 def test_a_timeline_is_written_and_drawn(tmp_path: Path) -> None:
     timeline, picture = tmp_path / "a.json", tmp_path / "b.svg"
     assert (
@@ -254,6 +305,10 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
             "expected 3 numbers",
         ),
         (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--copy-costs", "1,1"),
+            "without --slots it stays on the device; expected --slots 3",
+        ),
+        (
             ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"),
             "no such rank; expected one of 0 to 3",
         ),
@@ -318,6 +373,44 @@ def test_predicted_beside_measured(run: Path, tmp_path: Path) -> None:
     assert picture.count("<g ") == 2
     assert "predicted: 1f1b on linear placement" in picture
     assert picture.count("<title>F0.8</title>") == 2, "one above the other"
+
+
+def test_a_run_that_offloads_is_predicted_with_its_slots_and_buckets(tmp_path: Path) -> None:
+    costs = Costs(
+        Work(1e-3, 1e-3, 1e-3), step=2e-4, state=1.0, copies_in=1 / 2e-3, copies_out=1 / 1e-3
+    )
+    job = Job(Linear(2), policy_by_name("1f1b"), 8, slots=2)
+    line = simulated(job, costs, steps=4, buckets=(2, 5)).from_step(1)
+    line.schedule = {
+        "name": "1f1b",
+        "ranks": 2,
+        "microbatches": 8,
+        "placement": "linear",
+        "chunks": 0,
+        "max_held": 0,
+        "order": "",
+    }
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none", "slots": 2}
+    (tmp_path / "timeline.json").write_text(line.to_json())
+    found = json.loads(simulate("--like", str(tmp_path), "--json").output)
+    measured, predicted, fitted = found["measured"], found["predicted"], found["fitted"]
+    assert (fitted["slots"], fitted["buckets"]) == (2, [2, 5])
+    assert (fitted["fetch"], fitted["store"], fitted["step"]) == pytest.approx((2e-3, 1e-3, 2e-4))
+    for key in ("step", "time", "computing"):
+        assert predicted[key] == pytest.approx(measured[key])
+    assert predicted["idle_by_cause"]["copies"] == pytest.approx(
+        measured["idle_by_cause"]["copies"]
+    )
+    assert sum(measured["idle_by_cause"]["copies"]) > 0
+    shown = simulate("--like", str(tmp_path), "--what-if")
+    assert "2000 us in and 1000 us out a bucket, 200 us its step; 2 slots, 5" in shown.output
+    others = json.loads(simulate("--like", str(tmp_path), "--what-if", "--json").output)["what_if"]
+    assert next(one["step"] for one in others if one["is_this_run"]) == pytest.approx(
+        measured["step"]
+    )
+    line.schedule.pop("slots")  # as former versions write it
+    (tmp_path / "timeline.json").write_text(line.to_json())
+    assert simulate("--like", str(tmp_path)).exit_code == 0
 
 
 def test_what_other_schedules_would_have_done(run: Path) -> None:

@@ -59,6 +59,26 @@ def lines(path: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
 
 
+def test_what_is_predicted_stands_beside_what_was_measured() -> None:
+    result = axrt("tiny.toml")
+    size = r"[\d.]+ [kMG]?B"
+    predicted = re.search(
+        rf"memory, predicted: at most ({size}) on a device, on rank 0 \(.*weights", result.output
+    )
+    assert predicted, result.output
+    assert re.search(
+        rf"memory, measured: at most {size}, on rank 0; predicted for it: {predicted[1]} \(growth",
+        result.output,
+    )
+
+
+def test_what_does_not_fit_is_not_trained() -> None:
+    result = axrt("tiny.toml", "memory.device_gb=0.00001")
+    assert result.exit_code == 2
+    assert "memory.device_gb = 1e-05, but rank 0 will hold" in result.output
+    assert not Path("out").exists()
+
+
 def test_a_run_writes_its_configuration_and_its_metrics() -> None:
     result = axrt("tiny.toml", "run.seed=5")
     assert result.exit_code == 0, result.output

@@ -175,8 +175,8 @@ MUTANTS = [
     Mutant(
         "given weights are taken over on the user's stream",
         "axrt/trainer.py",
-        "with self._rank.loop.computing(), torch.no_grad():",
-        "with torch.no_grad():",
+        "                    self._rank.loop.computing(),\n",
+        "",
         OURS,
         HANDS,
     ),
@@ -238,6 +238,25 @@ MUTANTS = [
         "pass",
         OURS,
         "case_a_library_adds_up_narrow_gradients",
+    ),
+    Mutant(
+        "a slot is used again before its store has ended",
+        "axrt/store/offloaded.py",
+        "                self._slots.tier.write(stretch, memory)",
+        "                self._slots.tier.write(stretch, memory)\n"
+        "            self._slots.give(self.memory)",
+        GPU,
+        "case_offloaded_state_has_the_bits_of_state_on_the_device",
+        1,
+    ),
+    Mutant(
+        "a step does not wait for its state",
+        "scheduler/rules/replicas.py",
+        "return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()",
+        "return ()",
+        GPU,
+        "case_offloaded_state_has_the_bits_of_state_on_the_device",
+        1,
     ),
 ]
 

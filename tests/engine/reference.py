@@ -3,6 +3,7 @@ ranks."""
 
 import copy
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.transport import Transport
 
 SEED = 7
+SCRATCH = "AXRT_TEST_SCRATCH"  # memory.scratch of runs that these helpers configure; unset: none
 # they have the bits of plain torch
 ONE_PIPE = tuple(name for name in NAMES if policy_by_name(name).placements != ("bidirectional",))
 TWO_PIPES = tuple(name for name in NAMES if name not in ONE_PIPE)
@@ -334,6 +336,8 @@ def configured(microbatches: int, **sections: dict[str, Any]) -> dict[str, dict[
         "schedule": {"microbatches": microbatches},
         "run": {"seed": SEED, "device": "cpu"},
     }
+    if SCRATCH in os.environ:
+        base["memory"] = {"offload": "stream", "scratch": os.environ[SCRATCH]}
     return {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
 
 

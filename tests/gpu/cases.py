@@ -87,6 +87,10 @@ def _configured(**sections: Any) -> dict[str, dict[str, Any]]:
     return configured(MICROBATCHES, run=run, **sections)
 
 
+def _folder(comm: "MPI.Comm") -> Path:
+    return Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
+
+
 def _trained(
     comm: "MPI.Comm",
     model: Callable[[], axrt.PipelineModule],
@@ -237,6 +241,58 @@ def case_replicas_with_narrow_weights_agree(comm: "MPI.Comm") -> None:
         torch.testing.assert_close(outcome.losses, plain.losses, rtol=2e-2, atol=2e-2)
 
 
+def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -> None:
+    """Several buckets in few slots, from the host's memory and from a disk; clipping lets the slots
+    wait for a norm."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    small = {"bucket_mb": 4 / 1024}
+    folder = _folder(comm)
+    with _repeatable():
+        narrow = {"weights": "bfloat16", "gradients": "weights"}
+        for precision, clip, speculate in (
+            ({}, 0.0, "auto"),
+            (narrow, 0.3, "never"),
+            (narrow, 0.75, "always"),
+            ({}, 0.75, "always"),
+        ):
+            optimizer = {"clip": clip, "speculate": speculate}
+            sections: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
+            plain = _trained(comm, perceptron, batches, memory=small, **sections)
+            for scratch in ("host", f"disk:{folder}"):
+                memory = {**small, "offload": "stream", "scratch": scratch}
+                found = _trained(comm, perceptron, batches, memory=memory, **sections)
+                assert found == plain, f"{scratch} {precision}"
+
+
+def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
+    """A run that saves while stores are under way, and goes on without offload and with it."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    precision = {"weights": "bfloat16", "gradients": "weights"}
+    small = {"bucket_mb": 4 / 1024}
+    folder = _folder(comm)
+
+    def trained(memory: dict[str, Any], steps: range, save: bool, load: bool) -> list[float]:
+        config = _configured(precision=precision, memory={**small, **memory})
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            if load:
+                engine.load_checkpoint(folder)
+            losses = [
+                engine.train_batch(iter(batches(step)) if engine.reads else None).loss
+                for step in steps
+            ]
+            if save:
+                engine.save_checkpoint(folder / f"step-{steps.stop}")
+            return losses
+
+    offload = {"offload": "stream"}
+    with _repeatable():
+        first = trained(offload, range(2), save=True, load=False)
+        whole = trained({}, range(4), save=False, load=False)
+        for memory in ({}, offload):
+            assert [*first, *trained(memory, range(2, 4), save=False, load=True)] == whole
+
+
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
@@ -288,7 +344,7 @@ def case_replicas_agree(comm: "MPI.Comm") -> None:
 
 def case_a_run_goes_on_from_its_checkpoint_with_the_same_bits(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None)) / "saved"
+    folder = _folder(comm) / "saved"
 
     def engine() -> axrt.Engine:
         return axrt.initialize(

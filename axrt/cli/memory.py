@@ -1,0 +1,143 @@
+"""`axrt memory`: what each rank of a run will hold, without allocating any of it."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:  # --help needs no torch
+    from axrt.ledger.advice import Advice
+    from axrt.ledger.ledger import Ledger
+    from axrt.ledger.prediction import Prediction
+
+
+@click.command(short_help="Say what each rank of a run will hold, and what would help.")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@click.option("--ranks", type=click.IntRange(1), help="ranks of the job; default: pipe x data")
+@click.option("--json", "as_json", is_flag=True, help="ledgers and advice as JSON")
+def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bool) -> None:
+    """Say what each rank will hold of the run that FILE (TOML) describes, by purpose and tier.
+
+    \b
+    a run on 32 ranks:   axrt memory big.toml --ranks 32
+    another value:       axrt memory big.toml --ranks 32 memory.recompute=full
+
+    Nothing is allocated, and no rank is started. Leaves with code 1 where a rank needs more than
+    memory.device_gb, 2 where the configuration is refused, and 0 otherwise.
+    """
+    from axrt.config import Config
+    from axrt.errors import ConfigError
+    from axrt.exit_codes import exit_code_of
+    from axrt.ledger.advice import advices, fits, refusal
+    from axrt.ledger.prediction import Predictor
+    from axrt.models.registry import model_of
+    from axrt.store.presets import optimizer_factory
+
+    from .sample import sample_of
+
+    try:
+        config = Config.read(file, overrides)
+        size = ranks or max(1, config.parallel.pipe) * config.parallel.data
+        predictor = Predictor(
+            model_of(config), optimizer_factory(config.optimizer), sample_of(config)
+        )
+        found = predictor.predict(config, size)
+        helpful = advices(predictor, found)
+        refused = "" if fits(found) else refusal(predictor, found)
+    except ConfigError as error:
+        click.echo(f"axrt: {error}", err=True)
+        sys.exit(exit_code_of(error))
+    click.echo(_as_json(found, helpful, refused) if as_json else _told(found, helpful, refused))
+    sys.exit(bool(refused))
+
+
+def _as_json(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
+    told: dict[str, Any] = {
+        "policy": found.schedule.policy,
+        "pipe": found.mesh.pipe,
+        "data": found.mesh.data,
+        "ranks": [{"rank": rank, **found.of_rank(rank).as_dict()} for rank in range(found.size)],
+        "fullest": found.fullest,
+        "refused": refused,
+        "unknown": list(found.unknown),
+        "advice": [
+            {
+                "set": one.text,
+                "saves_bytes": one.saves,
+                "fullest": one.then.fullest,
+                "device_bytes": one.then.most,
+            }
+            for one in helpful
+        ],
+    }
+    return json.dumps(told, indent=1)
+
+
+def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
+    from axrt.ledger.ledger import readable
+
+    size, fullest = found.config.schedule, found.of_rank(found.fullest)
+    lines = [
+        f"ranks in the pipeline: {found.mesh.pipe}, replicas: {found.mesh.data}, policy "
+        f"{found.schedule.policy}, {size.microbatches} microbatches of {size.microbatch_size}",
+        "",
+        *_table(found),
+        "",
+        f"fullest: rank {found.fullest} with {readable(fullest.total())} on its device: "
+        f"{fullest.told()}",
+        *found.unknown,
+    ]
+    if found.config.memory.device_gb:
+        lines.append(refused or f"memory.device_gb = {found.config.memory.device_gb:g}: that fits")
+    lines += [str(one) for one in helpful] or ["no key that was tried would save 1 % of that"]
+    return "\n".join(lines)
+
+
+def _table(found: "Prediction") -> list[str]:
+    """A row for all ranks that hold the same, a column for each purpose on a tier."""
+    from axrt.ledger.ledger import Tier, readable
+
+    alike: dict[Ledger, list[int]] = {}
+    for rank in range(found.size):
+        alike.setdefault(found.of_rank(rank), []).append(rank)
+    columns = list(
+        dict.fromkeys(
+            (tier, entry.purpose)
+            for tier in Tier
+            for one in alike
+            for entry in one.entries
+            if entry.tier is tier
+        )
+    )
+    tiers = [tier for tier in Tier if any(one.total(tier) for one in alike)]
+    heads = [
+        purpose.value if tier is Tier.DEVICE else f"{purpose.value} ({tier.value})"
+        for tier, purpose in columns
+    ]
+    rows = [["ranks", *heads, *(f"on {tier.value}" for tier in tiers)]]
+    rows += [
+        [
+            _spans(ranks),
+            *(readable(one.of_purpose(purpose, tier)) for tier, purpose in columns),
+            *(readable(one.total(tier)) for tier in tiers),
+        ]
+        for one, ranks in alike.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+
+
+def _spans(ranks: list[int]) -> str:
+    """Ranks as text, such as "0-3,8"."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in spans)

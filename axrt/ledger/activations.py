@@ -1,0 +1,248 @@
+"""What a stage keeps of a microbatch from its forward to its backward (the stash), and sends on.
+
+The stage of a run computes here with fake tensors of the CPU, which have shapes and types and no
+memory. What autograd saves is counted while its graph lives; or what weight gradients read that
+wait, where that is more. Kernels of an accelerator may save something else: its attention may, for
+example.
+"""
+
+import copy
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from axrt.config import Config
+from axrt.device import CPU
+from axrt.model.deferral import Linear, may_wait
+from axrt.model.module import LossFunction
+from axrt.model.per_layer import shapes
+from axrt.model.precision import NarrowLayers, Types, types_of, types_on_device
+from axrt.model.seeds import BorrowedGenerator
+from axrt.model.stage import Stage
+from axrt.payload import flatten, unflatten
+from axrt.scheduler.job import Job
+
+from .parameters import num_bytes
+from .skeleton import Skeletons, like
+
+
+class StashBytes(NamedTuple):
+    """Sizes of one microbatch on a stage, in bytes.
+
+    Args:
+        kept: what it keeps from its forward on.
+        again: what it keeps in addition once its layers have run again (recomputation).
+        sent: activation that it sends on; 0 on the last stage.
+        sent_back: gradient that comes back for it.
+    """
+
+    kept: int
+    again: int
+    sent: int
+    sent_back: int
+
+
+class Stashes:
+    """Finds out what the stages of a model keep. Stages that are alike are run once.
+
+    Args:
+        skeletons: layers of the model.
+        loss_fn: loss function of the model.
+        sample: a microbatch, (inputs, targets).
+    """
+
+    def __init__(self, skeletons: Skeletons, loss_fn: LossFunction, sample: Any) -> None:
+        self._skeletons, self._loss_fn, self._sample = skeletons, loss_fn, sample
+        self._known: dict[tuple[object, ...], tuple[StashBytes, Any]] = {}
+
+    def of_stages(self, config: Config, job: Job) -> list[StashBytes]:
+        """The sizes on each stage.
+
+        Args:
+            config: settings of the run.
+            job: schedule that says where the model is cut, and what is recomputed.
+        Raises:
+            Exception: some layer cannot run on fake tensors; whatever it raises.
+        """
+        from torch._subclasses import FakeTensorMode  # which takes its time
+
+        types, found = types_of(config.precision), []
+        to = self._types_on_device(types)
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        generator = BorrowedGenerator(config.run.seed, CPU)
+        with warnings.catch_warnings(), generator.borrowed(), mode:
+            warnings.simplefilter("ignore")  # of fake tensors
+            value, target = (_fake(part) for part in self._sample)
+            for stage in range(job.stages):
+                key = self._key(job, stage, types, value)
+                if key not in self._known:
+                    self._known[key] = self._run(job, stage, types, to, generator, value, target)
+                one, value = self._known[key]
+                found.append(one)
+                # a value that is known from before is of another mode, and of the same shapes
+                value = _fake(value)
+        return found
+
+    def _key(self, job: Job, stage: int, types: Types, value: Any) -> tuple[object, ...]:
+        places = range(job.cuts[stage], job.cuts[stage + 1])
+        return (
+            *(self._skeletons.key_of(place) for place in places),
+            (stage == job.last_stage, job.recomputed.get(stage, 0), job.splits),
+            types,
+            shapes(value),
+        )
+
+    def _run(
+        self,
+        job: Job,
+        stage: int,
+        types: Types,
+        to: Mapping[int, torch.dtype],
+        generator: BorrowedGenerator,
+        value: Any,
+        target: Any,
+    ) -> tuple[StashBytes, Any]:
+        """The sizes on a stage, and the value that it sends on."""
+        first, last = job.cuts[stage], stage == job.last_stage
+        again = job.recomputed.get(stage, 0)
+        layers = self._layers(range(first, job.cuts[stage + 1]), types, to)
+        sketch = _Sketch(
+            layers,
+            first,
+            self._loss_fn if last else None,
+            job,
+            generator,
+            types=types,
+            recomputed=again,
+        )
+        weights = [*sketch.layers.parameters(), *sketch.layers.buffers()]
+        products = _Products(sketch.layers)
+        with _saved() as saved:
+            out = sketch.forward(0, value, target if last else None)
+            kept = _apart([*saved(), *sketch.kept_to_run_again(0)], weights)
+            if again:
+                products.forget_layers(sketch, again)
+                sketch.recompute(0)
+            afterwards = max(_apart(saved(), weights), products.num_bytes(weights))
+        sketch.drop()
+        kept = kept if again else afterwards
+        sent = [] if last else flatten(out)[1]
+        back = [tensor for tensor in sent if tensor.requires_grad]
+        sizes = StashBytes(kept, max(0, afterwards - kept), num_bytes(sent), num_bytes(back))
+        return sizes, None if last else out
+
+    def _types_on_device(self, types: Types) -> dict[int, torch.dtype]:
+        """The types that tensors of skeletons get, by identity. It builds all skeletons, and is not
+        to be asked for within a mode, where all tensors seem to be fake ones."""
+        found: dict[int, torch.dtype] = {}
+        for place in range(len(self._skeletons.layers)):
+            found.update(types_on_device(self._skeletons.layer(place), types))
+        return found
+
+    def _layers(
+        self, places: Iterable[int], types: Types, to: Mapping[int, torch.dtype]
+    ) -> list[nn.Module]:
+        """Copies of skeletons whose tensors are fake, in the types that they have on a device."""
+        layers, memo = [], dict[int, Any]()
+        for place in places:
+            skeleton = self._skeletons.layer(place)
+            if len(self._skeletons.key_of(place)) > 1:
+                memo = {}  # built layers share a skeleton, and no tensors
+            for tensor in _all_tensors(skeleton):
+                memo.setdefault(id(tensor), like(tensor, CPU, to.get(id(tensor))))
+            layers.append(copy.deepcopy(skeleton, memo))
+        if types.weights:
+            narrow = NarrowLayers(types)
+            for layer in layers:
+                narrow.add(layer)  # for its hooks: fake tensors it leaves as they are
+        return layers
+
+
+class _Sketch(Stage):
+    """A stage on fake tensors, which have no addresses."""
+
+    def _to_send(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+class _Products:
+    """The products of weight gradients that wait, where backwards are split: each reads the input
+    of its layer and the gradient of the output.
+
+    Args:
+        layers: layers of a stage, on fake tensors.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._of: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {}
+        for module in layers.modules():
+            if isinstance(module, Linear):
+                self._of[module] = []
+                module.register_forward_hook(self._note)
+
+    def forget_layers(self, stage: Stage, count: int) -> None:
+        """Forget what the first layers of a stage have done, which will run again."""
+        for layer in list(stage.layers.values())[:count]:
+            for module in layer.modules():
+                if module in self._of:
+                    self._of[module] = []
+
+    def num_bytes(self, weights: Iterable[Tensor]) -> int:
+        """The size of the memory that all products read."""
+        pairs = [pair for of_one in self._of.values() for pair in of_one]
+        gradients = sum(out.nbytes for _, out in pairs)
+        return _apart([x for x, _ in pairs], weights) + gradients
+
+    def _note(self, module: Linear, args: tuple[Any, ...], out: Any) -> None:
+        waits = module.weight.requires_grad and may_wait(args[0])
+        if waits and torch.is_grad_enabled() and not torch.is_autocast_enabled(CPU.type):
+            self._of[module].append((args[0].detach(), out.detach()))
+
+
+class _Saved:
+    """A tensor that a graph has saved; it lives as long as the graph."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@contextmanager
+def _saved() -> Iterator[Any]:
+    """Context that gives a function, which lists the tensors that living graphs have saved."""
+    living: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(tensor: Tensor) -> _Saved:
+        one = _Saved(tensor.detach())  # an output that knows its graph would keep it for ever
+        living.add(one)
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one.tensor):
+        yield lambda: [one.tensor for one in living]
+
+
+def _apart(tensors: Iterable[Tensor], weights: Iterable[Tensor]) -> int:
+    """The size of the memory that tensors are in, without that of weights."""
+    own = {tensor.untyped_storage()._cdata for tensor in weights}
+    dense = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    return num_bytes([one for one in dense if one.untyped_storage()._cdata not in own])
+
+
+def _all_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and tensors that are plain attributes."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for one in module.modules():
+        yield from (value for value in vars(one).values() if isinstance(value, Tensor))
+
+
+def _fake(payload: Any) -> Any:
+    """The payload with fake tensors, within a mode that makes them."""
+    skeleton, tensors = flatten(payload)
+    return unflatten(skeleton, [like(tensor, CPU) for tensor in tensors])

@@ -1,0 +1,145 @@
+"""Which key would help most where memory is short: each is tried, and the ledgers are compared."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+
+from .ledger import Tier, readable
+from .prediction import Prediction, Predictor
+
+_GB = 1e9
+_WORTH_IT = 0.01  # of what the fullest rank has
+_MOST_CHANGES = 4
+
+
+class Change(NamedTuple):
+    """Another value of a key.
+
+    Args:
+        text: key and value, as a file has them.
+        config: settings with that value.
+        size: number of ranks of the job.
+    """
+
+    text: str
+    config: Config
+    size: int
+
+
+class Advice(NamedTuple):
+    """What a change would save.
+
+    Args:
+        text: key and value to set.
+        saves: bytes by which the device of the fullest rank holds less.
+        then: prediction with the change.
+    """
+
+    text: str
+    saves: int
+    then: Prediction
+
+    def __str__(self) -> str:
+        fuller = self.then.of_rank(self.then.fullest)
+        beside = [
+            f"{readable(fuller.total(tier))} on the {tier.value}"
+            for tier in (Tier.HOST, Tier.DISK)
+            if fuller.total(tier)
+        ]
+        there = f" ({', '.join(beside)})" if beside else ""
+        return (
+            f"{self.text} would save {readable(self.saves)}: rank {self.then.fullest} would be the "
+            f"fullest, with {readable(self.then.most)}{there}"
+        )
+
+
+def advices(predictor: Predictor, now: Prediction) -> list[Advice]:
+    """What single changes would save on the fullest device, the best first; those that save less
+    than 1 % are left out."""
+    found = []
+    for change in _changes(now.config, now.size):
+        try:
+            then = predictor.predict(change.config, change.size)
+        except ConfigError:  # the model or the schedule does not go with it
+            continue
+        if set(then.unknown) - set(now.unknown):  # it would only know less
+            continue
+        found.append(Advice(change.text, now.most - then.most, then))
+    worth = [one for one in found if one.saves > _WORTH_IT * now.most]
+    return sorted(worth, key=lambda one: -one.saves)
+
+
+def check_fits(predictor: Predictor, config: Config, size: int) -> None:
+    """Check that every rank has room for what is predicted.
+
+    Args:
+        predictor: predictor of the model.
+        config: settings of the run; `memory.device_gb` is the room.
+        size: number of ranks of the job.
+    Raises:
+        ConfigError: a rank has not; the text says what would help.
+    """
+    now = predictor.predict(config, size)
+    if not fits(now):
+        raise ConfigError(refusal(predictor, now))
+
+
+def fits(prediction: Prediction) -> bool:
+    """The fullest device has room, as `memory.device_gb` says, or nothing is said."""
+    room = prediction.config.memory.device_gb
+    return not room or prediction.most <= room * _GB
+
+
+def refusal(predictor: Predictor, now: Prediction) -> str:
+    """A text that says what does not fit, and what would help."""
+    room, fullest = now.config.memory.device_gb, now.fullest
+    held = "; ".join([now.of_rank(fullest).told(), *now.unknown])
+    return (
+        f"memory.device_gb = {room:g}, but rank {fullest} will hold {readable(now.most)} on its "
+        f"device by prediction: {held}. {_what_to_do(predictor, now)}"
+    )
+
+
+def _what_to_do(predictor: Predictor, now: Prediction) -> str:
+    steps: list[Advice] = []
+    at = now
+    while not fits(at) and len(steps) < _MOST_CHANGES and (helpful := advices(predictor, at)):
+        steps.append(next((one for one in helpful if fits(one.then)), helpful[0]))
+        at = steps[-1].then
+    if not steps:
+        return "No key would help: start more ranks, or take a smaller model"
+    said = "; then ".join(map(str, steps))
+    if fits(at):
+        return f"{said}, which fits"
+    return f"{said}, which does not fit either: start more ranks, or take a smaller model"
+
+
+def _changes(config: Config, size: int) -> Iterator[Change]:
+    memory, precision, parallel = config.memory, config.precision, config.parallel
+    for section, values in (
+        ("memory", {"offload": "stream"} if memory.offload == "none" else {}),
+        ("memory", {"recompute": "full"} if memory.recompute != "full" else {}),
+        ("precision", {"weights": "bfloat16"} if precision.weights == "float32" else {}),
+        ("precision", {"gradients": "weights"} if precision.weights != "float32" else {}),
+        ("memory", {"bucket_mb": memory.bucket_mb / 4} if memory.bucket_mb > 1 else {}),
+    ):
+        for key, value in values.items():
+            changed = _with(config, section, key, value)
+            if changed is not None and changed != config:
+                yield Change(f"{section}.{key} = {value!r}", changed, size)
+    more = _with(config, "parallel", "pipe", 2 * (size // parallel.data))
+    if more is not None:
+        text = f"parallel.pipe = {more.parallel.pipe} on {2 * size} ranks"
+        yield Change(text, more, 2 * size)
+
+
+def _with(config: Config, section: str, key: str, value: Any) -> Config | None:
+    """The configuration with another value; None where it does not go with the others."""
+    try:
+        changed = replace(getattr(config, section), **{key: value})
+        return replace(config, **{section: changed})
+    except ConfigError:
+        return None

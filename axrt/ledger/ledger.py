@@ -1,0 +1,109 @@
+"""The ledger of a rank: every allocation that axrt decides, by purpose and tier."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+
+class Tier(Enum):
+    """A kind of memory."""
+
+    DEVICE = "device"  # what layers compute on; without an accelerator, the memory of the process
+    HOST = "host"
+    DISK = "disk"
+
+
+class Purpose(Enum):
+    """What memory is for."""
+
+    WEIGHTS = "weights"
+    FROZEN = "frozen"  # frozen parameters and buffers, as layers compute with them
+    ORIGINALS = "originals"  # the float32 values of frozen tensors that are narrow
+    MASTERS = "masters"
+    GRADIENTS = "gradients"  # over the microbatches of a step
+    TOTALS = "totals"  # over copies, where these are not the same memory
+    MOMENTS = "moments"
+    BEFORE = "before"  # weights of before a step that may be taken back
+    SLOTS = "slots"  # offloaded state that is on the device for its step
+    STASH = "stash"  # from a forward to its backward
+    MESSAGES = "messages"
+
+
+class Entry(NamedTuple):
+    """An amount of memory.
+
+    Args:
+        purpose: what it is for.
+        tier: where it is.
+        num_bytes: its size, in bytes.
+    """
+
+    purpose: Purpose
+    tier: Tier
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The memory of a rank.
+
+    Args:
+        entries: amounts of memory; several may have one purpose and tier.
+        unknown: for each purpose that could not be predicted, a text that says why.
+    """
+
+    entries: tuple[Entry, ...]
+    unknown: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry], unknown: Iterable[str] = ()) -> "Ledger":
+        """The ledger with one entry for each purpose and tier, without empty ones."""
+        sums: dict[tuple[Purpose, Tier], int] = {}
+        for purpose, tier, num_bytes in entries:
+            sums[purpose, tier] = sums.get((purpose, tier), 0) + num_bytes
+        listed = tuple(
+            Entry(purpose, tier, sums[purpose, tier])
+            for tier in Tier
+            for purpose in Purpose
+            if sums.get((purpose, tier))
+        )
+        return cls(listed, tuple(dict.fromkeys(unknown)))
+
+    def total(self, tier: Tier = Tier.DEVICE) -> int:
+        """Bytes on a tier."""
+        return sum(entry.num_bytes for entry in self.entries if entry.tier is tier)
+
+    def of_purpose(self, purpose: Purpose, tier: Tier = Tier.DEVICE) -> int:
+        """Bytes of a purpose on a tier."""
+        return sum(
+            entry.num_bytes
+            for entry in self.entries
+            if entry.purpose is purpose and entry.tier is tier
+        )
+
+    def told(self, tier: Tier = Tier.DEVICE) -> str:
+        """What is on a tier, the largest first, such as "moments 4.10 GB, weights 2.05 GB"."""
+        there = [entry for entry in self.entries if entry.tier is tier]
+        there.sort(key=lambda entry: -entry.num_bytes)
+        return ", ".join(f"{entry.purpose.value} {readable(entry.num_bytes)}" for entry in there)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The entries and sums, as JSON can hold them."""
+        return {
+            **{f"{tier.value}_bytes": self.total(tier) for tier in Tier},
+            "entries": [
+                {"purpose": purpose.value, "tier": tier.value, "bytes": num_bytes}
+                for purpose, tier, num_bytes in self.entries
+            ],
+        }
+
+
+def readable(num_bytes: float) -> str:
+    """A size with three digits, such as "12.3 MB" (10^6 bytes)."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= factor * 0.9995:
+            value = num_bytes / factor
+            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
+    return f"{num_bytes:.0f} B"

@@ -1,0 +1,84 @@
+"""What a rank really holds now, by purpose: the memory that its parameters, their gradients and
+their optimizers' state are in."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from axrt.local_model import LocalModel
+from axrt.store.flat import is_hollow
+
+from .ledger import Entry, Ledger, Purpose, Tier
+from .parameters import num_bytes
+
+_IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE)
+
+
+def measured(model: LocalModel) -> Ledger:
+    """The memory of a rank's parameters, as it is allocated now.
+
+    Args:
+        model: the part of the model that the rank holds.
+    """
+    return Ledger.of(_entries(model))
+
+
+def _entries(model: LocalModel) -> Iterator[Entry]:
+    weights = [parameter for bucket in model.all_buckets for _, parameter in bucket.named]
+    masters = [master for bucket in model.all_buckets for _, master in bucket.trained]
+    stepped = [master for master in masters if _stays(model, master)]
+    memories = [bucket.gradient_memory for bucket in model.all_buckets]
+    trained = set(map(id, weights))
+    rest = [
+        tensor
+        for _, layer in model.layers()
+        for tensor in (*layer.parameters(), *layer.buffers())
+        if id(tensor) not in trained
+    ]
+    originals = list(model.narrow.originals().values()) if model.narrow else []
+    held: tuple[tuple[Purpose, Tier, int], ...] = (
+        (Purpose.WEIGHTS, Tier.DEVICE, num_bytes(weights)),
+        (
+            Purpose.MASTERS,
+            Tier.DEVICE,
+            num_bytes([*weights, *stepped]) - num_bytes(weights),
+        ),
+        (
+            Purpose.GRADIENTS,
+            Tier.DEVICE,
+            num_bytes(flat for sums, _ in memories for flat in sums),
+        ),
+        (
+            Purpose.TOTALS,
+            Tier.DEVICE,
+            num_bytes(flat for _, of in memories for flat in of if _stays(model, flat)),
+        ),
+        (Purpose.MOMENTS, Tier.DEVICE, num_bytes(_moments(model))),
+        (Purpose.SLOTS, Tier.DEVICE, model.slots.num_bytes if model.slots else 0),
+        (Purpose.FROZEN, Tier.DEVICE, num_bytes(rest)),
+        (Purpose.ORIGINALS, Tier.HOST, num_bytes(originals)),
+    )
+    yield from (Entry(*one) for one in held)
+    for bucket in model.all_buckets:
+        for purpose, size in zip(_IN_SCRATCH, bucket.scratch_bytes, strict=True):
+            yield Entry(purpose, _tier_of(model), size)
+
+
+def _stays(model: LocalModel, tensor: Tensor) -> bool:
+    """The tensor has memory on the device that is no slot."""
+    return not is_hollow(tensor) and not (model.slots and model.slots.has(tensor))
+
+
+def _tier_of(model: LocalModel) -> Tier:
+    on_disk = model.scratch is not None and model.scratch.is_disk
+    return Tier.DISK if on_disk else Tier.HOST
+
+
+def _moments(model: LocalModel) -> Iterator[Tensor]:
+    for bucket in model.all_buckets:
+        state = bucket.optimizer.state if bucket.optimizer else {}
+        for parameter, of_one in state.items():
+            for value in of_one.values():
+                is_tensor = isinstance(value, Tensor) and value.dim() > 0
+                if is_tensor and value.shape == parameter.shape and _stays(model, value):
+                    yield value

@@ -1,0 +1,119 @@
+"""How much of their stash and messages ranks hold at one time, by a simulation of the schedule.
+
+The simulation has tasks of equal length on all ranks. A real run may hold less, and a policy's
+bound allows some of them more.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
+
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import FIXED
+from axrt.scheduler.simulator import Costs, simulate
+from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Timeline
+
+from .activations import StashBytes
+
+_SHORTER, _LONGER = 2, 4  # times the ranks; a longer step repeats its middle
+
+
+class Occupancy(NamedTuple):
+    """The most that a rank of a pipeline holds at one time, in bytes.
+
+    Args:
+        stash: what its microbatches keep.
+        messages: activations and gradients that have come and wait for their task.
+    """
+
+    stash: int
+    messages: int
+
+
+class _Arrival(NamedTuple):
+    """A time at which a rank has more bytes that wait, or less."""
+
+    time: float
+    is_less: bool
+    rank: int
+    num_bytes: int
+
+
+class Occupancies:
+    """Simulates schedules, each once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[tuple[object, ...], Timeline] = {}
+
+    def of_ranks(self, job: Job, sizes: Sequence[StashBytes]) -> list[Occupancy]:
+        """The most that each rank of a pipeline holds.
+
+        Steps of many microbatches are not simulated: what they hold lies on a straight line through
+        two shorter ones. A fixed order has its own number of microbatches, and is simulated.
+
+        Args:
+            job: schedule of the run.
+            sizes: sizes of a microbatch on each stage.
+        """
+        shorter, longer = _SHORTER * job.ranks, _LONGER * job.ranks
+        if job.microbatches <= longer or job.policy.name == FIXED:
+            return self._simulated(job, sizes, job.microbatches)
+        far = (job.microbatches - longer) / (longer - shorter)
+        return [
+            Occupancy(
+                ceil(more.stash + far * (more.stash - less.stash)),
+                ceil(more.messages + far * (more.messages - less.messages)),
+            )
+            for more, less in zip(
+                self._simulated(job, sizes, longer),
+                self._simulated(job, sizes, shorter),
+                strict=True,
+            )
+        ]
+
+    def _simulated(
+        self, job: Job, sizes: Sequence[StashBytes], microbatches: int
+    ) -> list[Occupancy]:
+        line = self._line(replace(job, replicas=1, microbatches=microbatches))
+        stash = line.stash(lambda stage: sizes[stage].kept, lambda stage: sizes[stage].again)
+        messages = _most_waiting(line, job, sizes)
+        return [Occupancy(int(kept), messages[rank]) for rank, kept in enumerate(stash)]
+
+    def _line(self, job: Job) -> Timeline:
+        key = (job.policy, job.placement, job.microbatches, *sorted(job.recomputed), job.votes)
+        if key not in self._lines:
+            self._lines[key] = simulate(job, Costs(pieces=1), steps=1)
+        return self._lines[key]
+
+
+def _most_waiting(line: Timeline, job: Job, sizes: Sequence[StashBytes]) -> dict[int, int]:
+    """By rank, the most bytes of activations and gradients that have come and wait."""
+    now: dict[int, int] = defaultdict(int)
+    most: dict[int, int] = defaultdict(int)
+    for _, is_less, rank, num_bytes in sorted(_arrivals(line, job, sizes)):
+        now[rank] += -num_bytes if is_less else num_bytes
+        most[rank] = max(most[rank], now[rank])
+    return most
+
+
+def _arrivals(line: Timeline, job: Job, sizes: Sequence[StashBytes]) -> Iterator[_Arrival]:
+    """What one rank sends to another: it waits from the end of a task to the start of the next."""
+    for span in line.computing():
+        kind, stage, number, _ = span.task
+        if kind is Kind.WEIGHT or kind is Kind.RECOMPUTE:
+            continue
+        pipe, step = number % job.placement.pipes, 1 if kind is Kind.FORWARD else -1
+        for other, time, is_less in (
+            (stage - step, span.start, True),
+            (stage + step, span.end, False),
+        ):
+            if not 0 <= other < job.stages:
+                continue
+            rank_of_other = job.placement.rank_of(other, pipe)
+            if rank_of_other != span.rank:
+                of_boundary = sizes[min(stage, other)]
+                num_bytes = of_boundary.sent if step == 1 else of_boundary.sent_back
+                yield _Arrival(time, is_less, span.rank if is_less else rank_of_other, num_bytes)

@@ -1,0 +1,66 @@
+"""What the state of an optimizer takes on each tier, with and without `memory.offload`."""
+
+from collections.abc import Iterator, Sequence
+
+from axrt.config import Config
+
+from .ledger import Entry, Purpose, Tier
+from .parameters import BucketBytes
+
+_PAGE = 4096
+
+
+def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]:
+    """Masters, moments, totals and slots of a rank.
+
+    Args:
+        config: settings of the run.
+        buckets: buckets of all stages of the rank.
+        at_once: True where each bucket waits with its whole gradient for the norm of all.
+    """
+    if config.memory.offload == "none":
+        yield from _on_device(buckets, at_once)
+        return
+    scratch = Tier.DISK if config.memory.scratch_directory else Tier.HOST
+
+    def tries(bucket: BucketBytes) -> bool:
+        """Its steps may be tried before the vote."""
+        return config.speculates and (config.optimizer.speculate == "always" or bucket.by_torch)
+
+    shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
+    slots = [_slot_bytes(bucket, tries(bucket)) for bucket in buckets if bucket.weights]
+    count = min(config.memory.slots, len(slots))
+    yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
+    yield Entry(Purpose.SLOTS, Tier.DEVICE, count * max(slots, default=0))
+    for bucket in buckets:
+        rooms = 1 + tries(bucket)
+        yield Entry(Purpose.MASTERS, scratch, rooms * _pages(bucket.masters))
+        yield Entry(Purpose.MOMENTS, scratch, rooms * _moments(bucket))
+        yield Entry(Purpose.BEFORE, scratch, tries(bucket) * _pages(bucket.in_place))
+
+
+def _on_device(buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]:
+    def waits(bucket: BucketBytes) -> bool:
+        """Its total is there before its step, along with others."""
+        return at_once or bucket.copies > 1
+
+    most = max((bucket.total for bucket in buckets if not waits(bucket)), default=0)
+    yield Entry(Purpose.TOTALS, Tier.DEVICE, sum(b.total for b in buckets if waits(b)) + most)
+    yield Entry(Purpose.MASTERS, Tier.DEVICE, sum(bucket.masters for bucket in buckets))
+    yield Entry(Purpose.MOMENTS, Tier.DEVICE, sum(sum(b.moments or ()) for b in buckets))
+
+
+def _slot_bytes(bucket: BucketBytes, tries: bool) -> int:
+    """What a bucket takes on the device for its step: masters, moments, weights of before where the
+    step may be taken back, and its total gradient where no copies are added up in one before."""
+    total = bucket.total if bucket.copies == 1 else 0
+    before = bucket.in_place if tries else 0
+    return _pages(bucket.masters) + _moments(bucket) + _pages(before) + _pages(total)
+
+
+def _moments(bucket: BucketBytes) -> int:
+    return sum(map(_pages, bucket.moments or ()))
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE) * _PAGE

@@ -1,0 +1,195 @@
+"""What the parameters of a stage take on a rank: the classes that hold them in a run hold skeletons
+here, and the sizes of their memory are read off.
+
+So alignment, the cut into buckets and the rules of narrow types are those of a run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from axrt.config import Config
+from axrt.model.precision import Types, types_of, types_on_device
+from axrt.scheduler.job import Job
+from axrt.store.assign import BucketSpec, buckets_of
+from axrt.store.flat import FlatBuffer, by_key
+from axrt.store.gradient import Gradient
+from axrt.store.masters import Masters
+from axrt.store.probe import Moments, Probed
+
+from .skeleton import META, Skeletons, like
+
+_MIB = 1024 * 1024
+Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketBytes:
+    """The sizes of a bucket's memory, in bytes.
+
+    Args:
+        weights: weights that layers compute with.
+        masters: float32 masters of those that are narrow.
+        in_place: weights that the optimizer steps as they are.
+        gradients: gradient over microbatches.
+        total: gradient over copies, where that is memory of its own.
+        moments: moments of the optimizer, by key and type; None: not known.
+        copies: number of places that hold the bucket.
+        by_torch: the optimizer is one of torch's own.
+    """
+
+    weights: int
+    masters: int
+    in_place: int
+    gradients: int
+    total: int
+    moments: tuple[int, ...] | None
+    copies: int
+    by_torch: bool
+
+
+class StageBytes(NamedTuple):
+    """The sizes of what a stage holds from step to step, in bytes.
+
+    Args:
+        buckets: its buckets.
+        frozen: frozen parameters and buffers.
+        originals: float32 values of those that are narrow.
+    """
+
+    buckets: tuple[BucketBytes, ...]
+    frozen: int
+    originals: int
+
+
+class _Named(NamedTuple):
+    """A trained parameter of a stage without memory, and the narrow type that it gets, if any."""
+
+    name: str
+    parameter: nn.Parameter
+    narrow: torch.dtype | None
+
+
+def of_stage(
+    skeletons: Skeletons, config: Config, job: Job, stage: int, probe: Probe
+) -> StageBytes:
+    """The sizes of what a stage holds.
+
+    Args:
+        skeletons: layers of the model.
+        config: settings of the run.
+        job: schedule that says where the model is cut.
+        stage: index of the stage.
+        probe: function that says what is known of a bucket's optimizer, from its spec and what is
+            stepped.
+    """
+    types = types_of(config.precision)
+    places = range(job.cuts[stage], job.cuts[stage + 1])
+    trained = list(_trained(skeletons, places, types))
+    narrow = {name: to for name, _, to in trained}
+    specs = buckets_of(
+        skeletons.layers,
+        job.cuts,
+        stage,
+        [(name, parameter) for name, parameter, _ in trained],
+        job.pipes,
+        config.memory.bucket_mb * _MIB,
+    )
+    in_float32 = config.precision.gradients == "float32"
+    buckets = tuple(
+        _of_bucket(spec, [narrow[name] for name, _ in spec.named], in_float32, types, probe)
+        for spec in specs
+    )
+    frozen = list(_frozen(skeletons, places, types))
+    return StageBytes(buckets, sum(size for size, _ in frozen), sum(size for _, size in frozen))
+
+
+def _of_bucket(
+    spec: BucketSpec,
+    narrow: Sequence[torch.dtype | None],
+    in_float32: bool,
+    types: Types,
+    probe: Probe,
+) -> BucketBytes:
+    parameters = [parameter for _, parameter in spec.named]
+    masters = Masters(parameters, narrow, META)
+    stepped = masters.parameters
+    gradient = Gradient(stepped if in_float32 else parameters, stepped, META, types.weights)
+    gradient.open()
+    gradient.show_total()  # which allocates it
+    weights = num_bytes(parameters)
+    known = probe(spec, stepped)
+    return BucketBytes(
+        weights,
+        num_bytes([*parameters, *stepped]) - weights,
+        num_bytes(one for one in stepped if not masters.is_master(one)),
+        num_bytes(gradient.sums),
+        num_bytes(gradient.own_totals),
+        None if known.moments is None else tuple(_flat_moments(stepped, known.moments)),
+        len(spec.copies),
+        known.is_torchs,
+    )
+
+
+def _flat_moments(stepped: Sequence[nn.Parameter], moments: Sequence[Moments]) -> Iterator[int]:
+    """The sizes of the flat memory of each moment, as a bucket lays it out."""
+    listed = [
+        ((key, dtype), parameter)
+        for parameter, of_one in zip(stepped, moments, strict=True)
+        for key, dtype in of_one.items()
+    ]
+    for group in by_key(which for which, _ in listed):
+        (_, dtype), _ = listed[group[0]]
+        of_key = [listed[place][1].to(dtype) for place in group]
+        yield FlatBuffer(of_key, META).num_bytes
+
+
+def _tensors(
+    skeletons: Skeletons, places: Iterable[int], types: Types
+) -> Iterator[tuple[str, Tensor, torch.dtype | None]]:
+    """Each parameter and buffer of a stage once, with its name and the type that it gets; None: it
+    stays as it is. Parameters come first, in model order."""
+    seen: set[tuple[int, int]] = set()
+    for of in (nn.Module.named_parameters, nn.Module.named_buffers):
+        for place in places:
+            layer, is_built = skeletons.layer(place), len(skeletons.key_of(place)) > 1
+            to = types_on_device(layer, types)
+            for name, tensor in of(layer):
+                # built layers share a skeleton, and no tensors
+                key = (place if is_built else -1, id(tensor))
+                if key not in seen:
+                    seen.add(key)
+                    yield f"{place}.{name}", tensor, to.get(id(tensor))
+
+
+def _trained(skeletons: Skeletons, places: Iterable[int], types: Types) -> Iterator[_Named]:
+    for name, tensor, to in _tensors(skeletons, places, types):
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            is_kept = to is torch.float32
+            parameter = like(tensor, META, torch.float32 if is_kept else None)
+            assert isinstance(parameter, nn.Parameter)
+            yield _Named(name, parameter, None if is_kept else to)
+
+
+def _frozen(skeletons: Skeletons, places: Iterable[int], types: Types) -> Iterator[tuple[int, int]]:
+    """The size of each frozen parameter or buffer on the device, and that of its original."""
+    for _, tensor, to in _tensors(skeletons, places, types):
+        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+            continue
+        if to is None:
+            yield num_bytes([tensor]), 0
+        else:
+            is_kept = to is torch.float32
+            yield tensor.numel() * to.itemsize, 0 if is_kept else tensor.numel() * 4
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """The size of the memory that tensors are in; memory that several share counts once."""
+    return sum(
+        {
+            tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors
+        }.values()
+    )

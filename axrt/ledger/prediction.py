@@ -1,0 +1,172 @@
+"""The ledgers of all ranks of a run, from its model and settings alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from axrt.autoschedule import settled
+from axrt.config import AUTO, Config, Schedule
+from axrt.mesh import Mesh
+from axrt.model.module import PipelineModule
+from axrt.scheduler.job import Job
+from axrt.store.assign import BucketSpec
+from axrt.store.bucket import OptimizerFactory
+from axrt.store.probe import Probed, probed
+
+from .activations import Stashes
+from .ledger import Entry, Ledger, Purpose, Tier
+from .occupancy import Occupancies, Occupancy
+from .offloaded import state_entries
+from .parameters import BucketBytes, StageBytes, of_stage
+from .skeleton import Skeletons
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The ledgers of a run.
+
+    Args:
+        config: settings of the run.
+        schedule: settings of its schedule, with the policy that it has.
+        mesh: numbers of pipelines and replicas.
+        ledgers: ledger of each rank of a pipeline; all replicas have the same.
+    """
+
+    config: Config
+    schedule: Schedule
+    mesh: Mesh
+    ledgers: tuple[Ledger, ...]
+
+    @property
+    def fullest(self) -> int:
+        """The first rank of the job whose device holds most."""
+        sizes = [ledger.total() for ledger in self.ledgers]
+        return self.mesh.rank_of(0, sizes.index(max(sizes)))
+
+    def of_rank(self, rank: int) -> Ledger:
+        """The ledger of a rank of the job."""
+        return self.ledgers[replace(self.mesh, rank=rank).pipe_rank]
+
+    @property
+    def most(self) -> int:
+        """Bytes on the device of the fullest rank."""
+        return self.of_rank(self.fullest).total()
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the job."""
+        return self.mesh.pipe * self.mesh.data
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What could not be predicted, one text each."""
+        return tuple(dict.fromkeys(text for one in self.ledgers for text in one.unknown))
+
+
+class Predictor:
+    """Predicts what ranks will hold. What several configurations have in common is found out once.
+
+    It is made before an engine, which changes modules that are given as they are.
+
+    Args:
+        model: layers and loss of the whole model.
+        factory: function that makes the optimizer of a bucket.
+        sample: a microbatch, (inputs, targets); None: what microbatches hold is not predicted.
+    """
+
+    def __init__(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
+        self._model, self._factory = model, factory
+        self._skeletons = Skeletons(model.layers)
+        self._stashes = (
+            Stashes(self._skeletons, model.loss_fn, sample) if sample is not None else None
+        )
+        self._occupancies = Occupancies()
+        self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
+        self._moments: dict[tuple[object, ...], Probed] = {}
+
+    def predict(self, config: Config, size: int) -> Prediction:
+        """The ledgers of a run.
+
+        Policy "auto" would measure; here it takes the schedule of a run that names no policy.
+
+        Args:
+            config: settings of the run.
+            size: number of ranks of the job.
+        Raises:
+            ConfigError: the ranks, the schedule and the model do not fit each other.
+        """
+        of = config.parallel
+        mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order)
+        schedule, job = self._settled(config, mesh)
+        stages = [
+            of_stage(self._skeletons, config, job, stage, self._probe)
+            for stage in range(job.stages)
+        ]
+        held, why = self._held(config, job)
+        ledgers = []
+        for rank in range(job.ranks):
+            mine = [stages[stage] for stage in job.placement.stages_of(rank)]
+            unknown = [*why, *_without_moments(mine)]
+            ledgers.append(Ledger.of(_entries(config, job, mine, held[rank]), unknown))
+        return Prediction(config, schedule, mesh, tuple(ledgers))
+
+    def _settled(self, config: Config, mesh: Mesh) -> tuple[Schedule, Job]:
+        if config.schedule.policy == AUTO:
+            config = replace(config, schedule=replace(config.schedule, policy=""))
+        key = (config.schedule, config.parallel, config.memory.recompute, config.votes, mesh)
+        if key not in self._jobs:
+            self._jobs[key] = settled(config, self._model, mesh)
+        return self._jobs[key]
+
+    def _held(self, config: Config, job: Job) -> tuple[list[Occupancy], list[str]]:
+        """What the microbatches of each rank hold, or texts that say why that is not known."""
+        nothing = [Occupancy(0, 0)] * job.ranks
+        if self._stashes is None:
+            return nothing, ["stash and messages: not known, since no sample was given"]
+        try:
+            sizes = self._stashes.of_stages(config, job)
+        except (Exception, SystemExit) as error:  # of the user's own layers, whatever it is
+            said = (str(error).splitlines() or [""])[0]
+            return nothing, [
+                "stash and messages: not known, since a layer cannot run on tensors without "
+                f"values ({type(error).__name__}: {said})"
+            ]
+        return self._occupancies.of_ranks(job, sizes), []
+
+    def _probe(self, spec: BucketSpec, stepped: Sequence[nn.Parameter]) -> Probed:
+        named = list(zip(spec.called, stepped, strict=True))
+        key = tuple((name, parameter.dim(), parameter.dtype) for name, parameter in named)
+        if key not in self._moments:
+            self._moments[key] = probed(self._factory, named)
+        return self._moments[key]
+
+
+def _without_moments(stages: Sequence[StageBytes]) -> Iterator[str]:
+    if any(bucket.moments is None for stage in stages for bucket in stage.buckets):
+        yield "moments: not known, since the optimizer cannot be stepped on tiny parameters"
+
+
+def _entries(
+    config: Config, job: Job, stages: Sequence[StageBytes], held: Occupancy
+) -> Iterator[Entry]:
+    buckets = [bucket for stage in stages for bucket in stage.buckets]
+    for purpose, tier, sizes in (
+        (Purpose.WEIGHTS, Tier.DEVICE, [bucket.weights for bucket in buckets]),
+        (Purpose.FROZEN, Tier.DEVICE, [stage.frozen for stage in stages]),
+        (Purpose.ORIGINALS, Tier.HOST, [stage.originals for stage in stages]),
+        (Purpose.GRADIENTS, Tier.DEVICE, [bucket.gradients for bucket in buckets]),
+        (Purpose.MESSAGES, Tier.DEVICE, [_parts(bucket, job) for bucket in buckets]),
+    ):
+        yield Entry(purpose, tier, sum(sizes))
+    yield from state_entries(config, buckets, job.votes)
+    yield Entry(Purpose.STASH, Tier.DEVICE, held.stash)
+    yield Entry(Purpose.MESSAGES, Tier.DEVICE, held.messages)
+
+
+def _parts(bucket: BucketBytes, job: Job) -> int:
+    """What other copies send for the shard that a copy owns."""
+    if bucket.copies == 1 or job.by_library:
+        return 0
+    return (bucket.copies - 1) * -(-bucket.gradients // bucket.copies)

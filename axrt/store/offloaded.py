@@ -1,0 +1,300 @@
+"""The state of a bucket that lives in scratch and comes to the device for its step: masters where
+weights are narrow, and the optimizer's moments.
+
+    fetch     scratch is copied to a slot
+    attach    masters and moments are views of the slot
+    detach    what the step has made is in the slot; masters and moments are hollow
+    store     the slot is copied to scratch
+    leave     the slot is free
+
+A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
+reads it by mistake sees that.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from axrt.errors import ModelError, ScratchError
+from axrt.offload import scratch_file
+from axrt.offload.arena import PAGE_BYTES, Stretch
+
+from .flat import FlatBuffer, Layout, by_key, hollow
+from .masters import Masters
+from .probe import Moments
+from .slots import Slots
+
+
+class _Section(NamedTuple):
+    """Flat memory of a slot that is copied as one.
+
+    Args:
+        layouts: stretches in it, each of one type.
+        start: offset from the slot's first byte.
+        stretch: where it lives in scratch; None where it has no bytes.
+    """
+
+    layouts: Sequence[Layout]
+    start: int
+    stretch: Stretch | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in scratch, and in a slot."""
+        return self.stretch.num_bytes if self.stretch else 0
+
+    @property
+    def end(self) -> int:
+        """Offset of what comes behind it in a slot."""
+        return self.start + self.num_bytes
+
+    def buffers(self, slot: Tensor) -> list[FlatBuffer]:
+        """The stretches, in a slot."""
+        return buffers_within(self.layouts, slot[self.start :])
+
+
+class _Room(NamedTuple):
+    """Where the state is in scratch."""
+
+    masters: _Section
+    moments: _Section
+
+
+class OffloadedState:
+    """Masters and moments of a bucket, in scratch.
+
+    Args:
+        slots: slots of the rank, with the tier that holds the state.
+        parameters: parameters that the optimizer steps.
+        masters: masters of the bucket, whose layout there is.
+        moments: type of each moment of a parameter, by key; None: the optimizer's state is not
+            known before, and stays on the device.
+        gradient: layouts of a gradient that is made in the slot for the step alone, behind what is
+            copied.
+        tries: True if steps may be taken back: scratch has two rooms for the state, and one for
+            weights that the optimizer steps where they are.
+    Attributes:
+        may_try: state of before a step is all in scratch, so that the step may be taken back.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        parameters: Sequence[nn.Parameter],
+        masters: Masters,
+        moments: Sequence[Moments] | None,
+        gradient: Sequence[Layout],
+        tries: bool = False,
+    ) -> None:
+        self._slots, self._parameters, self._masters = slots, list(parameters), masters
+        self._keys = _by_type(moments or ())
+        self._known: dict[tuple[Tensor, str], torch.dtype] = {
+            (self._parameters[place], key): dtype
+            for (key, dtype), places in self._keys.items()
+            for place in places
+        }
+        self._foreseen = moments is not None
+        layouts = [
+            Layout([parameters[place] for place in places], dtype)
+            for (_, dtype), places in self._keys.items()
+        ]
+        self._rooms = [self._room(masters.layouts, layouts) for _ in range(1 + tries)]
+        self._has_moments = False  # before the first step there are none
+        self._stepped_in_place = [p for p in parameters if tries and not masters.is_master(p)]
+        of_type = [
+            [self._stepped_in_place[place] for place in group]
+            for group in by_key(p.dtype for p in self._stepped_in_place)
+        ]
+        self._before = self._section(
+            [Layout(of) for of in of_type], self._rooms[0].moments.end, "weights of before a step"
+        )
+        self._weights = [p for of in of_type for p in of]
+        self._gradient = gradient
+        slots.reserve(self._before.end + sum(_page(of.num_bytes) for of in gradient))
+        self._slot: Tensor | None = None
+
+    def _room(self, masters: Sequence[Layout], moments: Sequence[Layout]) -> _Room:
+        of_masters = self._section(masters, 0, "masters")
+        return _Room(of_masters, self._section(moments, of_masters.end, "moments"))
+
+    def _section(self, layouts: Sequence[Layout], start: int, purpose: str) -> _Section:
+        num_bytes = sum(_page(layout.num_bytes) for layout in layouts)
+        stretch = self._slots.tier.cut(num_bytes, purpose) if num_bytes else None
+        return _Section(layouts, start, stretch)
+
+    # Copies. They may run on other threads, one a direction.
+
+    def begin(self) -> None:
+        """Take a slot without anything in it, for state that is not in scratch yet."""
+        self._slot = self._slots.take()
+
+    def fetch(self, weights: bool = False) -> None:
+        """Take a slot and copy the state there.
+
+        Args:
+            weights: True to bring the weights of before a step that was tried, too.
+
+        Raises:
+            ScratchError: the disk has not done what it was asked for.
+        """
+        self.begin()
+        with _as_ours():
+            for stretch, memory in self._copied(self._rooms[0], weights):
+                self._slots.tier.read(stretch, memory)
+
+    def store(self, tried: bool = False) -> None:
+        """Copy the state from the slot to scratch.
+
+        Args:
+            tried: True to put it beside that of before the step, whose weights are kept, too.
+        """
+        with _as_ours():
+            for stretch, memory in self._copied(self._rooms[tried], tried):
+                self._slots.tier.write(stretch, memory)
+
+    def leave(self) -> None:
+        """Give the slot back; its copy has ended."""
+        self._slots.give(self.memory)
+        self._slot = None
+
+    @property
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """Bytes in scratch: of masters, of moments, and of weights of before a step."""
+        masters = sum(room.masters.num_bytes for room in self._rooms)
+        return masters, sum(room.moments.num_bytes for room in self._rooms), self._before.num_bytes
+
+    def keep_tried(self) -> None:
+        """Let the state of the step that was tried be the state."""
+        self._rooms.reverse()
+
+    def _copied(self, room: _Room, weights: bool) -> list[tuple[Stretch, Tensor]]:
+        sections = [room.masters, *[room.moments] * self._has_moments, *[self._before] * weights]
+        return [(of.stretch, self.memory[of.start : of.end]) for of in sections if of.stretch]
+
+    @property
+    def memory(self) -> Tensor:
+        """The slot that the bucket has, uint8."""
+        assert self._slot is not None, "the state of a bucket is used while it is in scratch"
+        return self._slot
+
+    # Views.
+
+    @property
+    def present(self) -> bool:
+        """The bucket has a slot."""
+        return self._slot is not None
+
+    def attach(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
+        """Let masters and moments be what is in the slot.
+
+        Args:
+            state: the optimizer's state, by parameter.
+        """
+        self._masters.move_to(self._rooms[0].masters.buffers(self.memory))
+        for moment, view in self._both(state):
+            moment.data = view
+
+    def gradient(self) -> list[FlatBuffer]:
+        """Memory of the slot for the gradient of the step."""
+        return buffers_within(self._gradient, self.memory[self._before.end :])
+
+    @property
+    def may_try(self) -> bool:
+        return self._foreseen and (self._has_moments or not self._keys)
+
+    def is_moment(self, parameter: Tensor, key: str, value: object) -> bool:
+        """The entry of the optimizer's state lives in scratch."""
+        dtype = self._known.get((parameter, key))
+        return isinstance(value, Tensor) and value.dtype == dtype and value.shape == parameter.shape
+
+    def keep_weights(self) -> None:
+        """Copy weights that are stepped in place to the slot."""
+        for weight, view in self._both_weights():
+            view.copy_(weight)
+
+    def take_weights_back(self) -> None:
+        """Give these weights the values that `keep_weights` has kept."""
+        for weight, view in self._both_weights():
+            weight.copy_(view)
+
+    def _both_weights(self) -> list[tuple[Tensor, Tensor]]:
+        buffers = self._before.buffers(self.memory)
+        views = [view for buffer in buffers for view in buffer.views]
+        return [(weight.detach(), view) for weight, view in zip(self._weights, views, strict=True)]
+
+    def detach(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
+        """Put moments that the step has made elsewhere into the slot, and let masters and moments
+        go.
+
+        Args:
+            state: the optimizer's state, by parameter.
+        Raises:
+            ModelError: two moments of the optimizer are one tensor.
+        """
+        found = self._both(state)
+        if len({id(moment) for moment, _ in found}) < len(found):
+            raise ModelError(
+                "two entries of the optimizer's state are one tensor, which offloaded state cannot "
+                "keep; expected tensors of their own, or memory.offload = 'none'"
+            )
+        for moment, view in found:
+            if moment.data_ptr() != view.data_ptr():
+                view.copy_(moment)
+            moment.data = hollow(view)
+        self._has_moments = self._has_moments or bool(found)
+        self._masters.leave()
+
+    def _both(self, state: Mapping[Tensor, Mapping[str, object]]) -> list[tuple[Tensor, Tensor]]:
+        """Each moment that there is, with its view of the slot."""
+        buffers = self._rooms[0].moments.buffers(self.memory)
+        found = [
+            (state.get(self._parameters[place], {}).get(key), view)
+            for ((key, _), places), buffer in zip(self._keys.items(), buffers, strict=True)
+            for place, view in zip(places, buffer.views, strict=True)
+        ]
+        return [
+            (moment, view)
+            for moment, view in found
+            if isinstance(moment, Tensor) and _fits(moment, view)
+        ]
+
+
+def buffers_within(layouts: Sequence[Layout], memory: Tensor) -> list[FlatBuffer]:
+    """Stretches one behind the other in some memory, uint8, each from a page on."""
+    starts = [0, *accumulate(_page(layout.num_bytes) for layout in layouts)]
+    return [
+        FlatBuffer.within(layout, memory[start:])
+        for layout, start in zip(layouts, starts, strict=False)
+    ]
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Context in which a fault of scratch is no fault of whatever else is written then."""
+    try:
+        yield
+    except scratch_file.ScratchError as error:
+        raise ScratchError(str(error)) from None
+
+
+def _page(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def _by_type(moments: Sequence[Moments]) -> dict[tuple[str, torch.dtype], list[int]]:
+    """The indices of the parameters that have a moment of that key and type."""
+    known = [(key, dtype, place) for place, of in enumerate(moments) for key, dtype in of.items()]
+    return {
+        known[group[0]][:2]: [known[one][2] for one in group]
+        for group in by_key((key, dtype) for key, dtype, _ in known)
+    }
+
+
+def _fits(moment: Tensor, view: Tensor) -> bool:
+    return (
+        moment.shape == view.shape and moment.dtype == view.dtype and moment.device == view.device
+    )

@@ -1,0 +1,105 @@
+"""What is known of an optimizer before its first step: which moments it keeps for a parameter, and
+whether it is one of torch's own. It is found out on tiny parameters."""
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from axrt.errors import ModelError
+
+Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+Moments = dict[str, torch.dtype]  # the type of each moment of a parameter, by key
+_SIZES = (2, 3, 5, 7, 11, 13, 17, 19)  # all different, so that no other state has a tiny's shape
+
+
+class Probed(NamedTuple):
+    """What is known of an optimizer.
+
+    Args:
+        moments: types of the moments of each parameter, by the optimizer's own key; None where the
+            optimizer cannot be stepped on tiny parameters.
+        is_torchs: it is of `torch.optim`, and nobody has added to what a step does.
+    """
+
+    moments: list[Moments] | None
+    is_torchs: bool
+
+
+def made_by(
+    factory: Factory, named: Sequence[tuple[str, nn.Parameter]]
+) -> torch.optim.Optimizer | None:
+    """The optimizer that the user's factory makes for a bucket; None for a bucket without
+    parameters.
+
+    Raises:
+        ModelError: what it makes is no optimizer, or one whose step wants an argument.
+    """
+    if not named:
+        return None
+    made: object = factory(list(named))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise ModelError(
+            f"the optimizer's factory returned {made!r}; expected a torch.optim.Optimizer for the "
+            f"(name, parameter) pairs from {named[0][0]} to {named[-1][0]}"
+        )
+    wanted = inspect.signature(made.step).parameters.values()
+    if needed := [p.name for p in wanted if p.default is p.empty and p.kind in _BY_PLACE]:
+        raise ModelError(
+            f"{type(made).__name__}.step wants {', '.join(needed)}, which a pipeline cannot give, "
+            "since gradients are whole when it steps; expected an optimizer whose step takes no "
+            "argument, such as torch.optim.AdamW"
+        )
+    return made
+
+
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probed:
+    """Find out what is known of an optimizer. A moment of a parameter is state that has its shape.
+
+    The factory makes an optimizer of tiny parameters, which have the names, the types, the numbers
+    of dimensions and the marks of the given ones. It is stepped once with gradients of zero. State
+    without dimensions, such as a number of steps, is no moment.
+
+    Args:
+        factory: function that makes the optimizer of a bucket.
+        named: (name, parameter) pairs of one bucket, as the factory gets them; only looked at.
+    """
+    if not named:
+        return Probed([], False)
+    tinies = [(name, _tiny(parameter)) for name, parameter in named]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            optimizer = factory(tinies)
+            for _, tiny in tinies:
+                tiny.grad = torch.zeros_like(tiny)
+            optimizer.step()
+        except Exception:  # of the user's own code: whatever it is, nothing is known
+            return Probed(None, False)
+    moments = [
+        {key: value.dtype for key, value in of_one.items() if _is_moment(value, tiny)}
+        for _, tiny in tinies
+        for of_one in [optimizer.state.get(tiny, {})]
+    ]
+    return Probed(moments, _is_torchs(optimizer))
+
+
+def _tiny(parameter: nn.Parameter) -> nn.Parameter:
+    sizes = _SIZES[: parameter.dim()] + (1,) * (parameter.dim() - len(_SIZES))
+    tiny = nn.Parameter(torch.zeros(sizes, dtype=parameter.dtype))
+    tiny.__dict__.update(parameter.__dict__)  # marks that factories look at
+    return tiny
+
+
+def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
+    return is_of_torch and not any(hooks) and "step" not in vars(optimizer)
+
+
+def _is_moment(value: object, tiny: nn.Parameter) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == tiny.shape

@@ -1,0 +1,97 @@
+"""`axrt memory`: what it prints, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from axrt.cli import main
+
+TINY = """
+[model]
+layers = 2
+width = 8
+heads = 1
+context = 8
+[run]
+device = "cpu"
+"""
+OWN = """
+import torch
+from torch import nn
+from axrt import PipelineModule
+
+def of(config):
+    return PipelineModule([nn.Embedding(256, 4), nn.Linear(4, 256)], loss)
+
+def loss(logits, targets):
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+def looks_at_values(config):
+    return PipelineModule([nn.Embedding(256, 4), lambda x: x * float(x.sum())], loss)
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "own_of_memory.py").write_text(OWN)
+
+
+def axrt(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["memory", *arguments])
+
+
+def test_a_row_for_ranks_that_are_alike() -> None:
+    result = axrt("tiny.toml", "--ranks", "4", "parallel.data=2")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert "ranks in the pipeline: 2, replicas: 2" in lines[0]
+    rows = [line.split()[0] for line in lines[2:5]]
+    assert rows == ["ranks", "0,2", "1,3"]
+    assert "fullest: rank " in result.output
+    assert " would save " in result.output
+
+
+def test_json_says_the_same() -> None:
+    result = axrt("tiny.toml", "--ranks", "2", "--json", "precision.weights=bfloat16")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert [one["rank"] for one in told["ranks"]] == [0, 1]
+    fullest = told["ranks"][told["fullest"]]
+    on_device = [one["bytes"] for one in fullest["entries"] if one["tier"] == "device"]
+    assert fullest["device_bytes"] == sum(on_device)
+    assert fullest["device_bytes"] == max(one["device_bytes"] for one in told["ranks"])
+    assert any(one["host_bytes"] for one in told["ranks"]), "the originals of frozen buffers"
+    assert told["refused"] == ""
+    for one in told["advice"]:
+        assert one["saves_bytes"] == fullest["device_bytes"] - one["device_bytes"]
+
+
+def test_a_size_that_does_not_fit_leaves_with_a_code() -> None:
+    result = axrt("tiny.toml", "memory.device_gb=0.00001")
+    assert result.exit_code == 1
+    assert "memory.device_gb = 1e-05, but rank 0 will hold" in result.output
+    assert axrt("tiny.toml", "memory.device_gb=1").exit_code == 0
+
+
+def test_a_model_of_the_users_own() -> None:
+    result = axrt("tiny.toml", "model.factory=own_of_memory:of", "--json")
+    assert result.exit_code == 0, result.output
+    purposes = [one["purpose"] for one in json.loads(result.output)["ranks"][0]["entries"]]
+    assert purposes == ["weights", "gradients", "moments", "stash"]
+
+
+def test_a_layer_that_looks_at_values_leaves_the_stash_unknown() -> None:
+    result = axrt("tiny.toml", "model.factory=own_of_memory:looks_at_values")
+    assert result.exit_code == 0, result.output
+    assert "stash and messages: not known, since a layer cannot run" in result.output
+
+
+def test_a_mistake_is_refused_as_it_is_in_training() -> None:
+    result = axrt("tiny.toml", "--ranks", "3", "parallel.data=2")
+    assert result.exit_code == 2
+    assert "3 ranks do not factor" in result.output
+    assert axrt("missing.toml").exit_code == 2

@@ -1,0 +1,564 @@
+"""The ledger beside what ranks really allocate."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from axrt.autoschedule import settled
+from axrt.config import Config
+from axrt.ledger.activations import Stashes
+from axrt.ledger.advice import advices, check_fits
+from axrt.ledger.ledger import Entry, Ledger, Purpose, Tier, readable
+from axrt.ledger.measured import measured
+from axrt.ledger.prediction import Prediction, Predictor
+from axrt.ledger.skeleton import Skeletons
+from axrt.mesh import Mesh
+from axrt.model.stage import Stage
+from axrt.models.gpt import gpt
+from axrt.observe.observer import Observer
+from axrt.scheduler.task import Kind, Task
+from axrt.store.bucket import OptimizerFactory
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from ..engine.models import Block, motley, perceptron
+from ..engine.reference import adamw, configured, momentum, random_batches
+from ..engine.test_ties import VOCAB, WIDTH, FrozenEmbedding, three_times, tied
+from ..engine.test_ties import batches as tied_batches
+from ..sweeps import first
+
+MICROBATCHES = 4
+BFLOAT16 = {"weights": "bfloat16"}
+IN_WEIGHTS = {"weights": "bfloat16", "gradients": "weights"}
+SMALL = {"bucket_mb": 0.004}
+OFFLOADED = {"offload": "stream", "bucket_mb": 0.02}
+
+
+def for_perceptron(data: int) -> Any:
+    return random_batches((6, 16), classes=5, microbatches=MICROBATCHES * data)
+
+
+def for_motley(data: int) -> Any:
+    return random_batches((6, 12), classes=4, microbatches=MICROBATCHES * data)
+
+
+class Mixed(torch.optim.Optimizer):
+    """Matrices have two moments, and all else has one of another type."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__([parameter for _, parameter in named], {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            of_one = self.state[parameter]
+            if not of_one and parameter.dim() == 2:
+                of_one["first"], of_one["second"] = (torch.zeros_like(parameter) for _ in range(2))
+            elif not of_one:
+                of_one["only"] = torch.zeros_like(parameter, dtype=torch.float64)
+
+
+def tied_to_a_frozen_one() -> axrt.PipelineModule:
+    """The head's own weight would be trained."""
+    layers = [
+        axrt.TiedLayerSpec("tokens", FrozenEmbedding, VOCAB, WIDTH),
+        axrt.LayerSpec(Block, WIDTH),
+        axrt.TiedLayerSpec("tokens", nn.Linear, WIDTH, VOCAB, bias=False),
+    ]
+    return axrt.PipelineModule(layers, functional.cross_entropy)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run whose ledger is compared.
+
+    Args:
+        make: function that makes the model.
+        factory: function that makes optimizers.
+        batches: function of the number of replicas, which gives microbatches.
+        pipe, data: ranks of a pipeline, and replicas.
+        sections: sections of the configuration.
+    """
+
+    make: Callable[[], axrt.PipelineModule] = perceptron
+    factory: OptimizerFactory = adamw
+    batches: Callable[[int], Any] = for_perceptron
+    pipe: int = 2
+    data: int = 1
+    sections: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        parallel = {"data": self.data, **self.sections.get("parallel", {})}
+        return configured(MICROBATCHES, **{**self.sections, "parallel": parallel})
+
+    def predicted(self) -> Prediction:
+        predictor = Predictor(self.make(), self._looking(lambda *_: None), None)
+        return predictor.predict(Config.read(self.config), self.pipe * self.data)
+
+    def held(self) -> list[Ledger]:
+        """What each rank holds at most, purpose by purpose, while it trains two steps."""
+        return LocalWorld(self.pipe * self.data).run(self._on_a_rank)
+
+    def _looking(self, look: Callable[..., None]) -> OptimizerFactory:
+        """The factory, whose optimizers call a function before each step. They are not plain ones
+        of torch then, so `optimizer.speculate = "auto"` tries no step."""
+
+        def factory(named: Any) -> torch.optim.Optimizer:
+            optimizer = self.factory(named)
+            optimizer.register_step_pre_hook(look)
+            return optimizer
+
+        return factory
+
+    def _on_a_rank(self, transport: Transport) -> Ledger:
+        most: dict[tuple[Purpose, Tier], int] = {}
+        engines: list[axrt.Engine] = []
+
+        def look(*_: Any) -> None:
+            found = measured(engines[0]._model).entries if engines else ()
+            for purpose, tier, size in found:
+                most[purpose, tier] = max(most.get((purpose, tier), 0), size)
+
+        with axrt.initialize(
+            self.make(), self._looking(look), None, self.config, transport=transport
+        ) as engine:
+            engines.append(engine)
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            for step in range(2):
+                engine.train_batch(iter(self.batches(self.data)(step)[mine]))
+            look()
+        return Ledger.of(Entry(*which, size) for which, size in most.items())
+
+
+CASES = {
+    "float32": Case(),
+    "in-weights-in-buckets": Case(sections={"precision": IN_WEIGHTS, "memory": SMALL}),
+    "replicas-in-weights": Case(
+        factory=momentum,
+        data=2,
+        sections={"precision": IN_WEIGHTS, "memory": SMALL, "optimizer": {"clip": 0.5}},
+    ),
+    "tied-in-bfloat16": Case(
+        tied, batches=tied_batches, sections={"precision": BFLOAT16, "memory": SMALL}
+    ),
+    "frozen-in-bfloat16": Case(motley, batches=for_motley, sections={"precision": BFLOAT16}),
+    "several-optimizers": Case(factory=Mixed, sections={"memory": SMALL}),
+    "buckets": Case(sections={"memory": SMALL}),
+    "momentum": Case(factory=momentum, sections={"memory": {"bucket_mb": 0}}),
+    "bfloat16": Case(sections={"precision": BFLOAT16, "memory": SMALL}),
+    "clipped-in-weights": Case(
+        sections={"precision": IN_WEIGHTS, "memory": SMALL, "optimizer": {"clip": 0.5}}
+    ),
+    "scaled-in-weights": Case(
+        sections={
+            "precision": {"weights": "float16", "gradients": "weights", "loss_scale": 256.0},
+            "memory": SMALL,
+        }
+    ),
+    "kept": Case(sections={"precision": {**IN_WEIGHTS, "keep": ["LayerNorm"]}, "memory": SMALL}),
+    "frozen": Case(motley, batches=for_motley),
+    "tied-three-times-in-weights": Case(
+        three_times,
+        batches=tied_batches,
+        data=2,
+        sections={"precision": IN_WEIGHTS, "optimizer": {"clip": 0.5}},
+    ),
+    "tied-and-frozen": Case(
+        tied_to_a_frozen_one, batches=tied_batches, sections={"precision": BFLOAT16}
+    ),
+    "two-pipes": Case(sections={"schedule": {"policy": "dualpipe"}, "precision": IN_WEIGHTS}),
+    "one-rank": Case(pipe=1, sections={"precision": IN_WEIGHTS, "memory": SMALL}),
+    "offloaded-in-weights-and-tried": Case(
+        sections={
+            "precision": IN_WEIGHTS,
+            "memory": OFFLOADED,
+            "optimizer": {"clip": 0.5, "speculate": "always"},
+        }
+    ),
+    "offloaded": Case(sections={"memory": OFFLOADED}),
+    "offloaded-and-tried": Case(
+        sections={"memory": OFFLOADED, "optimizer": {"clip": 0.5, "speculate": "always"}}
+    ),
+    "offloaded-momentum": Case(
+        factory=momentum, sections={"precision": BFLOAT16, "memory": OFFLOADED}
+    ),
+    "offloaded-several-optimizers": Case(factory=Mixed, sections={"memory": OFFLOADED}),
+    "offloaded-replicas": Case(
+        data=2,
+        sections={"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}},
+    ),
+    "offloaded-ties": Case(
+        three_times, batches=tied_batches, sections={"precision": IN_WEIGHTS, "memory": OFFLOADED}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*first(list(CASES)[:17], quick=6), *first(list(CASES)[17:])])
+def test_each_purpose_is_within_a_hundredth_of_what_is_allocated(name: str) -> None:
+    case = CASES[name]
+    predicted, held = case.predicted(), case.held()
+    for rank, found in enumerate(held):
+        expected = {(purpose, tier): size for purpose, tier, size in found.entries}
+        told = {
+            (purpose, tier): size
+            for purpose, tier, size in predicted.of_rank(rank).entries
+            if purpose is not Purpose.MESSAGES
+        }
+        assert told == {which: pytest.approx(size, rel=0.01) for which, size in expected.items()}
+    assert all("moments" not in text for text in predicted.unknown)
+
+
+def test_scratch_has_two_rooms_where_steps_of_torchs_own_optimizers_may_be_tried() -> None:
+    sections = {"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}}
+    case = Case(pipe=1, sections=sections)
+    found = Predictor(perceptron(), adamw, None).predict(Config.read(case.config), 1).of_rank(0)
+    with axrt.initialize(perceptron(), adamw, None, case.config) as engine:
+        held = measured(engine._model)
+    for purpose in (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE):
+        assert found.of_purpose(purpose, Tier.HOST) == held.of_purpose(purpose, Tier.HOST)
+    assert found.of_purpose(Purpose.MOMENTS, Tier.HOST) == 2 * case.predicted().of_rank(
+        0
+    ).of_purpose(Purpose.MOMENTS, Tier.HOST)
+
+
+def test_totals_of_replicas_are_predicted_as_if_all_sums_came_last() -> None:
+    """Which of them are there at one time depends on which sums come first."""
+    case = Case(data=2, sections={"precision": IN_WEIGHTS, "memory": SMALL})
+    predicted = case.predicted()
+    for rank, found in enumerate(case.held()):
+        most = predicted.of_rank(rank).of_purpose(Purpose.TOTALS)
+        assert most / 4 < found.of_purpose(Purpose.TOTALS) <= most
+
+
+def test_an_optimizer_that_wants_a_closure_is_said_to_be_unknown() -> None:
+    def lbfgs(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS([parameter for _, parameter in named])
+
+    predictor = Predictor(perceptron(), lbfgs, None)
+    found = predictor.predict(Config.read(configured(MICROBATCHES)), 2)
+    assert any(text.startswith("moments: not known") for text in found.unknown)
+    assert any(text.startswith("stash and messages: not known") for text in found.unknown)
+
+
+def test_what_is_given_as_it_is_stays_as_it_is() -> None:
+    model = motley()
+    before = {name: tensor.clone() for name, tensor in model.sequential(0).state_dict().items()}
+    given = [layer for layer in model.layers if isinstance(layer, nn.Module)]
+    kinds = [type(module) for layer in given for module in layer.modules()]
+    config = Config.read(configured(MICROBATCHES, precision=BFLOAT16))
+    Predictor(model, adamw, for_motley(1)(0)[0]).predict(config, 2)
+    after = model.sequential(0).state_dict()
+    assert [type(module) for layer in given for module in layer.modules()] == kinds
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+# The stash.
+
+GPT = {"layers": 4, "width": 32, "heads": 2, "context": 16, "vocab": 256}
+TOKENS = torch.arange(32).view(2, 16) % 64
+
+
+class Living:
+    """Counts the memory that living graphs have saved, without that of weights."""
+
+    def __init__(self) -> None:
+        self._saved: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def hooks(self) -> Any:
+        class Saved:
+            def __init__(self, tensor: Tensor) -> None:
+                self.tensor = tensor.detach()
+
+        def pack(tensor: Tensor) -> Any:
+            saved = Saved(tensor)
+            self._saved.add(saved)
+            return saved
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor)
+
+    def num_bytes(self, stages: Any, also: Any = ()) -> int:
+        weights = {
+            tensor.untyped_storage().data_ptr()
+            for stage in stages
+            for tensor in (*stage.layers.parameters(), *stage.layers.buffers())
+        }
+        storages = [saved.tensor.untyped_storage() for saved in self._saved]
+        storages += [tensor.untyped_storage() for tensor in also]
+        sizes = {one.data_ptr(): one.nbytes() for one in storages}
+        return sum(size for address, size in sizes.items() if address not in weights)
+
+
+class MostLiving(Observer):
+    """The most that graphs of one rank have saved, when a task has ended."""
+
+    def __init__(self) -> None:
+        self.living, self.most = Living(), 0
+        self.stages: dict[int, Stage] = {}
+
+    def finished(self, task: Task) -> None:
+        also = [
+            tensor
+            for stage in self.stages.values()
+            for number in stage._stash
+            for tensor in stage.kept_to_run_again(number)
+        ]
+        self.most = max(self.most, self.living.num_bytes(self.stages.values(), also))
+
+
+STASHES: dict[str, Any] = {
+    "float32": {},
+    "bfloat16": {"precision": BFLOAT16},
+    "recomputed": {"memory": {"recompute": "full"}},
+    "split": {"schedule": {"policy": "zb-h1"}},
+    "autocast": {"precision": {"compute": "bfloat16"}},
+    "recomputed-in-bfloat16": {"precision": BFLOAT16, "memory": {"recompute": 2}},
+    "kept": {"precision": {**BFLOAT16, "keep": ["Norm"]}},
+    "dropout": {"model": {"dropout": 0.1}},
+}
+
+
+@pytest.mark.parametrize("name", first(list(STASHES), quick=3))
+def test_the_stash_is_within_a_hundredth_of_what_graphs_hold(name: str) -> None:
+    """One rank under gpipe: it holds every microbatch of a step, for nobody makes it wait."""
+    sections: dict[str, Any] = {"schedule": {"policy": "gpipe"}, **STASHES[name]}
+    sections["model"] = {**GPT, **sections.get("model", {})}
+    config = Config.read(configured(3, **sections))
+    batches = [(TOKENS.clone(), TOKENS.clone()) for _ in range(3)]
+    predicted = Predictor(gpt(config), adamw, batches[0]).predict(config, 1).of_rank(0)
+    assert not predicted.unknown
+    watch = MostLiving()
+    with (
+        watch.living.hooks(),
+        axrt.initialize(
+            gpt(config),
+            adamw,
+            None,
+            config,
+            transport=LocalWorld(1).alone(),
+            observers=[watch],
+        ) as engine,
+    ):
+        watch.stages = engine._model.stages
+        engine.train_batch(iter(batches))
+    assert predicted.of_purpose(Purpose.STASH) == pytest.approx(watch.most, rel=0.01)
+
+
+def linears_and_tanh(layers: int) -> axrt.PipelineModule:
+    body = [axrt.LayerSpec(nn.Linear, 32, 32) for _ in range(layers)]
+    both = [layer for one in body for layer in (one, axrt.LayerSpec(nn.Tanh))]
+    return axrt.PipelineModule([axrt.LayerSpec(nn.Linear, 8, 32), *both], functional.mse_loss)
+
+
+def test_weight_gradients_that_wait_read_more_than_graphs_keep() -> None:
+    """A layer keeps its input; a product reads the gradient of the output as well."""
+    model, batch = linears_and_tanh(3), (torch.ones(50, 8), torch.ones(50, 32))
+    config = Config.read(configured(1, schedule={"policy": "zb-h1"}))
+    found = Predictor(model, adamw, batch).predict(config, 1).of_rank(0)
+
+    class Waiting(Observer):
+        most = 0
+
+        def finished(self, task: Task) -> None:
+            if task.kind is Kind.INPUT:
+                self.most = engine._model.stages[0].waiting_bytes(task.microbatch)
+
+    watch, alone = Waiting(), LocalWorld(1).alone()
+    with axrt.initialize(model, adamw, None, config, transport=alone, observers=[watch]) as engine:
+        engine.train_batch(iter([batch]))
+    activation = 50 * 32 * 4
+    assert watch.most == 6 * activation
+    assert found.of_purpose(Purpose.STASH) == pytest.approx(watch.most, rel=0.01)
+
+
+def test_what_waits_after_recomputation_is_what_waits_without() -> None:
+    model, batch = linears_and_tanh(6), (torch.ones(50, 8), torch.ones(50, 32))
+    sizes = []
+    for recompute in ("none", "full"):
+        config = Config.read(
+            configured(4, schedule={"policy": "zb-h1"}, memory={"recompute": recompute})
+        )
+        stashes = Stashes(Skeletons(model.layers), model.loss_fn, batch)
+        _, job = settled(config, model, Mesh(0, 2, 1))
+        sizes.append(stashes.of_stages(config, job)[0])
+    without, with_it = sizes
+    assert with_it.kept < without.kept == with_it.kept + with_it.again
+
+
+def test_a_rank_under_1f1b_keeps_as_many_microbatches_as_ranks_follow() -> None:
+    config = Config.read(configured(8, model={**GPT, "layers": 6}, schedule={"policy": "1f1b"}))
+    found = Predictor(gpt(config), adamw, (TOKENS, TOKENS)).predict(config, 4)
+    alone = Predictor(gpt(config), adamw, (TOKENS, TOKENS)).predict(
+        Config.read(configured(1, model={**GPT, "layers": 6}, schedule={"policy": "1f1b"})), 4
+    )
+    for rank in range(4):
+        kept = alone.of_rank(rank).of_purpose(Purpose.STASH)
+        assert found.of_rank(rank).of_purpose(Purpose.STASH) == (4 - rank) * kept > 0
+
+
+def test_long_steps_lie_on_the_line_of_shorter_ones() -> None:
+    def stash(microbatches: int, policy: str, **of: str) -> int:
+        config = Config.read(configured(microbatches, model=GPT, schedule={"policy": policy, **of}))
+        found = Predictor(gpt(config), adamw, (TOKENS, TOKENS)).predict(config, 2)
+        return found.of_rank(0).of_purpose(Purpose.STASH)
+
+    assert stash(100, "gpipe") == 100 * stash(1, "gpipe")
+    assert stash(100, "1f1b") == 2 * stash(1, "1f1b")
+    assert stash(20, "fixed", order="gpipe") == stash(20, "gpipe"), "an order has one length"
+
+
+def test_a_message_waits_for_its_task() -> None:
+    config = Config.read(configured(4, model=GPT, schedule={"policy": "1f1b"}))
+    found = Predictor(gpt(config), adamw, (TOKENS, TOKENS)).predict(config, 2)
+    payload = 2 * 16 * 32 * 4  # samples, tokens, features, bytes
+    for rank in range(2):
+        waiting = found.of_rank(rank).of_purpose(Purpose.MESSAGES)
+        assert payload <= waiting <= 4 * payload
+        assert waiting % payload == 0
+
+
+# Offload.
+
+
+def linears(layers: int = 8, width: int = 64) -> axrt.PipelineModule:
+    body = [axrt.LayerSpec(nn.Linear, width, width, bias=False) for _ in range(layers)]
+    return axrt.PipelineModule(body, functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("precision", "of_all", "of_slot", "of_scratch"),
+    [({}, 8, 8, 8), (IN_WEIGHTS, 4, 16, 12), (BFLOAT16, 6, 12, 12)],
+)
+def test_offloaded_state_leaves_slots_on_the_device(
+    precision: dict[str, str], of_all: int, of_slot: int, of_scratch: int
+) -> None:
+    memory = {"offload": "stream", "slots": 3, "bucket_mb": 0.0}
+    config = Config.read(configured(1, precision=precision, memory=memory))
+    bucket, whole = 64 * 64, 8 * 64 * 64
+    ledger = Predictor(linears(), adamw, None).predict(config, 1).of_rank(0)
+    assert ledger.total() == of_all * whole + of_slot * bucket * 3
+    assert ledger.total(Tier.HOST) == of_scratch * whole
+    few = Predictor(linears(2), adamw, None).predict(config, 1).of_rank(0)
+    assert few.of_purpose(Purpose.SLOTS) == of_slot * bucket * 2
+
+
+def test_a_scratch_disk_has_whole_pages() -> None:
+    memory = {"offload": "stream", "scratch": "disk:/tmp", "bucket_mb": 0.0}
+    config = Config.read(configured(1, precision=BFLOAT16, memory=memory))
+    ledger = Predictor(linears(3, width=16), adamw, None).predict(config, 1).of_rank(0)
+    assert ledger.total(Tier.DISK) == 3 * 3 * 4096
+
+
+# What would help.
+
+LARGE = {"layers": 40, "width": 5120, "heads": 40, "context": 2048, "vocab": 50304}
+
+
+def test_thirteen_billion_parameters_on_32_ranks_take_no_memory() -> None:
+    before = psutil.Process().memory_info().rss
+    config = Config.read({"model": LARGE})
+    sample = torch.zeros(1, 2048, dtype=torch.int64)
+    found = Predictor(gpt(config), adamw, (sample, sample)).predict(config, 32)
+    # with the norms
+    parameters = 2 * 50304 * 5120 + 40 * (12 * 5120**2 + 2 * 5120) + 5120
+    weights = sum(found.of_rank(rank).of_purpose(Purpose.WEIGHTS) for rank in range(32))
+    moments = sum(found.of_rank(rank).of_purpose(Purpose.MOMENTS) for rank in range(32))
+    assert weights == 4 * parameters
+    assert moments == 8 * parameters
+    assert not found.unknown
+    assert psutil.Process().memory_info().rss - before < 1e9
+
+
+def test_advice_is_the_difference_of_two_ledgers() -> None:
+    config = Config.read(configured(4, model=GPT, schedule={"policy": "1f1b"}))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    now = predictor.predict(config, 2)
+    helpful = {one.text: one for one in advices(predictor, now)}
+    assert list(helpful.values()) == sorted(helpful.values(), key=lambda one: -one.saves)
+    for text, override in (
+        ("memory.recompute = 'full'", "memory.recompute=full"),
+        ("precision.weights = 'bfloat16'", "precision.weights=bfloat16"),
+    ):
+        then = Predictor(gpt(config), adamw, (TOKENS, TOKENS)).predict(
+            Config.read(config, [override]), 2
+        )
+        assert helpful[text].saves == now.most - then.most > 0
+        assert helpful[text].then.most == then.most
+    assert "memory.offload = 'stream'" not in helpful, "three slots hold all of so small a model"
+
+
+def test_a_key_under_which_less_is_known_is_not_advised() -> None:
+    def in_float32(value: Tensor) -> Tensor:
+        assert value.dtype == torch.float32
+        return value
+
+    layers: list[Any] = [axrt.LayerSpec(nn.Linear, 32, 32), in_float32]
+    model = axrt.PipelineModule(layers, functional.mse_loss)
+    predictor = Predictor(model, adamw, (torch.ones(500, 32), torch.ones(500, 32)))
+    config = Config.read(configured(4))
+    narrow = predictor.predict(Config.read(config, ["precision.weights=bfloat16"]), 1)
+    assert "a layer cannot run" in narrow.unknown[0]
+    assert all(
+        "bfloat16" not in one.text for one in advices(predictor, predictor.predict(config, 1))
+    )
+
+
+def test_what_cannot_fit_is_refused_on_every_rank_with_what_would_help() -> None:
+    sections: dict[str, Any] = {"model": GPT, "schedule": {"policy": "1f1b"}}
+    config = Config.read(configured(4, **sections))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    now = predictor.predict(config, 2)
+    best = advices(predictor, now)[0]
+    room = (best.then.most + now.most) / 2 / 1e9
+    refused: list[str] = []
+
+    def main(transport: Transport, room: float) -> None:
+        try:
+            axrt.initialize(
+                gpt(config),
+                adamw,
+                None,
+                configured(4, **sections, memory={"device_gb": room}),
+                transport=transport,
+                sample=(TOKENS, TOKENS) if transport.rank == 0 else None,
+            ).close()
+        except axrt.ConfigError as error:
+            refused.append(str(error))
+
+    LocalWorld(2).run(lambda transport: main(transport, room))
+    assert len(refused) == 2
+    assert refused[0] == refused[1]
+    assert f"rank {now.fullest} will hold {readable(now.most)}" in refused[0]
+    assert f"{best.text} would save {readable(best.saves)}" in refused[0]
+    assert refused[0].endswith(", which fits")
+    refused.clear()
+    LocalWorld(2).run(lambda transport: main(transport, now.most * 1.001 / 1e9))
+    assert refused == []
+
+
+def test_several_keys_are_advised_where_one_is_not_enough() -> None:
+    config = Config.read(configured(4, model=GPT, schedule={"policy": "1f1b"}))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    now = predictor.predict(config, 2)
+    single = advices(predictor, now)[0]
+    tight = Config.read(config, [f"memory.device_gb={single.then.most * 0.95 / 1e9}"])
+    with pytest.raises(axrt.ConfigError, match="; then .* would save .*, which fits$"):
+        check_fits(predictor, tight, 2)
+    none = Config.read(config, ["memory.device_gb=1e-9"])
+    with pytest.raises(axrt.ConfigError, match="does not fit either: start more ranks"):
+        check_fits(predictor, none, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (45_600_000, "45.6 MB"), (7.9996e9, "8.00 GB")],
+)
+def test_sizes_have_three_digits(size: float, text: str) -> None:
+    assert readable(size) == text
