@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, NoReturn, Self
@@ -30,7 +31,7 @@ from axrt.launch import World, join
 from axrt.ledger.advice import check_fits
 from axrt.ledger.peak import Peak
 from axrt.ledger.prediction import Predictor
-from axrt.local_model import local_model
+from axrt.local_model import LocalModel, local_model
 from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
 from axrt.model.layers import name_of
@@ -102,28 +103,14 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
-        if config.memory.device_gb:
+        if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
-        scratch = (
-            scratch_tier(config.memory, self._rank.device)
-            if config.memory.offload == "stream"
-            else None
-        )
-        self._model = local_model(
-            model,
-            self._job,
-            self._rank.mesh,
-            config,
-            self._rank.generator,
-            factory,
-            lr_schedule,
-            compiler,
-            scratch,
-        )
+        build = partial(self._build, model, factory, lr_schedule, compiler)
+        offloads = config.memory.offload == "stream"
+        self._model = self._exchange.made_by_all(build) if offloads else build()
         self._elsewhere = GivenElsewhere(model.layers, [p for p, _ in self._model.layers()])
-        if scratch:
-            self._tell_once(scratch.notes)
+        self._tell_once(self._model.notes(config.memory))
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
         self._trainer = Trainer(
@@ -483,6 +470,26 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         self._world.fail(error)
+
+    def _build(
+        self,
+        model: PipelineModule,
+        factory: OptimizerFactory,
+        lr_schedule: LrSchedule,
+        compiler: Compiler | None,
+    ) -> LocalModel:
+        memory, device = self.config.memory, self._rank.device
+        return local_model(
+            model,
+            self._job,
+            self._rank.mesh,
+            self.config,
+            self._rank.generator,
+            factory,
+            lr_schedule,
+            compiler,
+            scratch_tier(memory, device) if memory.offload == "stream" else None,
+        )
 
     def _check_memory(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
         settings = replace(self.config, schedule=self._schedule)

@@ -6,13 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from axrt.errors import ConfigError, SaveError
 from axrt.loop import Loop
 from axrt.note import MAIN, Note, Topic
 
 Key = tuple[Topic, int, int]  # generation, number
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -174,6 +175,26 @@ class Exchange:
             not_saved, text = refusal
             raise SaveError(text) if not_saved else ConfigError(text)
         return found
+
+    def made_by_all(self, make: Callable[[], Made]) -> Made:
+        """What `make` returns on this rank; every rank calls it, and may find another mistake of
+        the settings, such as a directory that its host does not have.
+
+        Raises:
+            ConfigError: `make` has raised it on some rank; raised on every rank, with the text of
+                the first one.
+        """
+        made: list[Made] = []
+        refusal = ""
+        try:
+            made = [make()]
+        except ConfigError as error:
+            refusal = f"rank {self._rank}: {error}"
+        refusals = self.gathered(refusal) or []
+        first = self.broadcast(next(filter(None, refusals), ""))
+        if first:
+            raise ConfigError(first)
+        return made[0]
 
     def _let_go(self, key: Key) -> None:
         if self._open[key].whole:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from axrt.config import Config
+from axrt.config import Config, Memory
 from axrt.loss_scale import LossScale
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
@@ -94,6 +94,27 @@ class LocalModel:
     def all_buckets(self) -> list[Bucket]:
         """The buckets of all stages."""
         return [bucket for buckets in self.buckets.values() for bucket in buckets]
+
+    def notes(self, memory: Memory) -> list[str]:
+        """What a person should know of offloaded state, in whole sentences.
+
+        Args:
+            memory: section `[memory]`.
+        """
+        notes = list(self.scratch.notes) if self.scratch else []
+        if any(bucket.keeps_moments for bucket in self.all_buckets):
+            notes.append(
+                "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
+                "device, and memory.offload takes masters alone."
+            )
+        gb = sum(bucket.bytes_each_way for bucket in self.all_buckets) / 1e9
+        rate = memory.scratch_gb_s
+        if rate and gb / rate >= 1.0:
+            notes.append(
+                f"memory.scratch_gb_s = {rate:g}: a step takes at least {gb / rate:.0f} s to copy "
+                f"{gb:.2g} GB in each direction."
+            )
+        return notes
 
     @property
     def lr(self) -> float:

@@ -25,12 +25,12 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
     another value:       axrt memory big.toml --ranks 32 memory.recompute=full
 
     Nothing is allocated, and no rank is started. Leaves with code 1 where a rank needs more than
-    memory.device_gb, 2 where the configuration is refused, and 0 otherwise.
+    memory.device_gb or memory.scratch_gb, 2 where the configuration is refused, and 0 otherwise.
     """
     from axrt.config import Config
     from axrt.errors import ConfigError
     from axrt.exit_codes import exit_code_of
-    from axrt.ledger.advice import advices, fits, refusal
+    from axrt.ledger.advice import advices, refusal
     from axrt.ledger.prediction import Predictor
     from axrt.models.registry import model_of
     from axrt.store.presets import optimizer_factory
@@ -45,7 +45,7 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
         )
         found = predictor.predict(config, size)
         helpful = advices(predictor, found)
-        refused = "" if fits(found) else refusal(predictor, found)
+        refused = refusal(predictor, found)
     except ConfigError as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
@@ -89,8 +89,10 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         f"{fullest.told()}",
         *found.unknown,
     ]
-    if found.config.memory.device_gb:
-        lines.append(refused or f"memory.device_gb = {found.config.memory.device_gb:g}: that fits")
+    of = found.config.memory
+    rooms = {"memory.device_gb": of.device_gb, "memory.scratch_gb": of.scratch_gb}
+    fit = [f"{key} = {room:g}: that fits" for key, room in rooms.items() if room]
+    lines += [refused] if refused else fit
     lines += [str(one) for one in helpful] or ["no key that was tried would save 1 % of that"]
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """Which key would help most where memory is short: each is tried, and the ledgers are compared."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -7,12 +8,13 @@ from typing import Any, NamedTuple
 from axrt.config import Config
 from axrt.errors import ConfigError
 
-from .ledger import Tier, readable
+from .ledger import Ledger, Tier, readable
 from .prediction import Prediction, Predictor
 
 _GB = 1e9
 _WORTH_IT = 0.01  # of what the fullest rank has
 _MOST_CHANGES = 4
+_FEWEST = "1f1b"  # the policy that holds fewest microbatches
 
 
 class Change(NamedTuple):
@@ -60,7 +62,7 @@ def advices(predictor: Predictor, now: Prediction) -> list[Advice]:
     """What single changes would save on the fullest device, the best first; those that save less
     than 1 % are left out."""
     found = []
-    for change in _changes(now.config, now.size):
+    for change in _changes(now, len(predictor.layers)):
         try:
             then = predictor.predict(change.config, change.size)
         except ConfigError:  # the model or the schedule does not go with it
@@ -77,14 +79,13 @@ def check_fits(predictor: Predictor, config: Config, size: int) -> None:
 
     Args:
         predictor: predictor of the model.
-        config: settings of the run; `memory.device_gb` is the room.
+        config: settings of the run; `memory.device_gb` and `memory.scratch_gb` are the room.
         size: number of ranks of the job.
     Raises:
         ConfigError: a rank has not; the text says what would help.
     """
-    now = predictor.predict(config, size)
-    if not fits(now):
-        raise ConfigError(refusal(predictor, now))
+    if refused := refusal(predictor, predictor.predict(config, size)):
+        raise ConfigError(refused)
 
 
 def fits(prediction: Prediction) -> bool:
@@ -94,13 +95,44 @@ def fits(prediction: Prediction) -> bool:
 
 
 def refusal(predictor: Predictor, now: Prediction) -> str:
-    """A text that says what does not fit, and what would help."""
+    """A text that says what does not fit, and what would help; empty if all fits."""
+    if fits(now):
+        return _refused_scratch(now)
     room, fullest = now.config.memory.device_gb, now.fullest
     held = "; ".join([now.of_rank(fullest).told(), *now.unknown])
     return (
         f"memory.device_gb = {room:g}, but rank {fullest} will hold {readable(now.most)} on its "
         f"device by prediction: {held}. {_what_to_do(predictor, now)}"
     )
+
+
+def _refused_scratch(now: Prediction) -> str:
+    memory = now.config.memory
+    needs = [now.of_rank(rank).scratch for rank in range(now.size)]
+    most = max(needs, key=_scratch_bytes)
+    if not memory.scratch_gb or _scratch_bytes(most) <= memory.scratch_gb * _GB:
+        return ""
+    twice = (
+        ". It is twice that of optimizer.speculate = 'never', since steps may be taken back"
+        if now.config.speculates
+        else ""
+    )
+    return (
+        f"memory.scratch_gb = {memory.scratch_gb:g}, but rank {needs.index(most)} will keep "
+        f"{readable(_scratch_bytes(most))} in memory.scratch = {memory.scratch!r}: "
+        f"{most.told(Tier.HOST, Tier.DISK)}; expected at least "
+        f"{_rounded_up(_scratch_bytes(most))}{twice}"
+    )
+
+
+def _rounded_up(num_bytes: int) -> str:
+    """GB with three digits, of which no more is lost."""
+    digits = 2 - math.floor(math.log10(num_bytes / _GB))
+    return f"{math.ceil(num_bytes / _GB * 10**digits) / 10**digits:.{max(0, digits)}f}"
+
+
+def _scratch_bytes(ledger: Ledger) -> int:
+    return ledger.total(Tier.HOST) + ledger.total(Tier.DISK)
 
 
 def _what_to_do(predictor: Predictor, now: Prediction) -> str:
@@ -110,30 +142,33 @@ def _what_to_do(predictor: Predictor, now: Prediction) -> str:
         steps.append(next((one for one in helpful if fits(one.then)), helpful[0]))
         at = steps[-1].then
     if not steps:
-        return "No key would help: start more ranks, or take a smaller model"
+        return "No key that was tried would help: take a smaller model, or devices with more memory"
     said = "; then ".join(map(str, steps))
     if fits(at):
         return f"{said}, which fits"
-    return f"{said}, which does not fit either: start more ranks, or take a smaller model"
+    return f"{said}, which does not fit either: take a smaller model, or devices with more memory"
 
 
-def _changes(config: Config, size: int) -> Iterator[Change]:
-    memory, precision, parallel = config.memory, config.precision, config.parallel
+def _changes(now: Prediction, layers: int) -> Iterator[Change]:
+    config, size, parallel = now.config, now.size, now.config.parallel
+    memory, precision = config.memory, config.precision
     for section, values in (
         ("memory", {"offload": "stream"} if memory.offload == "none" else {}),
         ("memory", {"recompute": "full"} if memory.recompute != "full" else {}),
         ("precision", {"weights": "bfloat16"} if precision.weights == "float32" else {}),
         ("precision", {"gradients": "weights"} if precision.weights != "float32" else {}),
         ("memory", {"bucket_mb": memory.bucket_mb / 4} if memory.bucket_mb > 1 else {}),
+        ("schedule", {"policy": _FEWEST} if now.schedule.policy != _FEWEST else {}),
     ):
         for key, value in values.items():
             changed = _with(config, section, key, value)
             if changed is not None and changed != config:
                 yield Change(f"{section}.{key} = {value!r}", changed, size)
-    more = _with(config, "parallel", "pipe", 2 * (size // parallel.data))
-    if more is not None:
-        text = f"parallel.pipe = {more.parallel.pipe} on {2 * size} ranks"
-        yield Change(text, more, 2 * size)
+    ranks = min(2 * now.mesh.pipe, layers)
+    more = _with(config, "parallel", "pipe", ranks)
+    if more is not None and ranks > now.mesh.pipe:
+        size = ranks * parallel.data
+        yield Change(f"parallel.pipe = {ranks} on {size} ranks", more, size)
 
 
 def _with(config: Config, section: str, key: str, value: Any) -> Config | None:

@@ -30,6 +30,10 @@ class Purpose(Enum):
     MESSAGES = "messages"
 
 
+IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE)
+_LOW = (Tier.HOST, Tier.DISK)
+
+
 class Entry(NamedTuple):
     """An amount of memory.
 
@@ -82,9 +86,18 @@ class Ledger:
             if entry.purpose is purpose and entry.tier is tier
         )
 
-    def told(self, tier: Tier = Tier.DEVICE) -> str:
-        """What is on a tier, the largest first, such as "moments 4.10 GB, weights 2.05 GB"."""
-        there = [entry for entry in self.entries if entry.tier is tier]
+    @property
+    def scratch(self) -> "Ledger":
+        """What is in `memory.scratch` alone."""
+        return Ledger(tuple(e for e in self.entries if e.purpose in IN_SCRATCH and e.tier in _LOW))
+
+    def told(self, *tiers: Tier) -> str:
+        """What is on some tiers, the largest first, such as "moments 4.10 GB, weights 2.05 GB".
+
+        Args:
+            tiers: the tiers; none: the device.
+        """
+        there = [entry for entry in self.entries if entry.tier in (tiers or (Tier.DEVICE,))]
         there.sort(key=lambda entry: -entry.num_bytes)
         return ", ".join(f"{entry.purpose.value} {readable(entry.num_bytes)}" for entry in there)
 

@@ -8,10 +8,8 @@ from torch import Tensor
 from axrt.local_model import LocalModel
 from axrt.store.flat import is_hollow
 
-from .ledger import Entry, Ledger, Purpose, Tier
+from .ledger import IN_SCRATCH, Entry, Ledger, Purpose, Tier
 from .parameters import num_bytes
-
-_IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE)
 
 
 def measured(model: LocalModel) -> Ledger:
@@ -60,7 +58,7 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
     )
     yield from (Entry(*one) for one in held)
     for bucket in model.all_buckets:
-        for purpose, size in zip(_IN_SCRATCH, bucket.scratch_bytes, strict=True):
+        for purpose, size in zip(IN_SCRATCH, bucket.scratch_bytes, strict=True):
             yield Entry(purpose, _tier_of(model), size)
 
 

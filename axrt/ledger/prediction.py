@@ -86,6 +86,11 @@ class Predictor:
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
 
+    @property
+    def layers(self) -> Sequence[object]:
+        """The layers of the model."""
+        return self._model.layers
+
     def predict(self, config: Config, size: int) -> Prediction:
         """The ledgers of a run.
 

@@ -494,6 +494,17 @@ class Bucket:
         taken back."""
         return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0)
 
+    @property
+    def bytes_each_way(self) -> int:
+        """Bytes that a step copies from scratch, and as many back."""
+        return self._offloaded.bytes_each_way if self._offloaded else 0
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Moments stay on the device, though the rest is offloaded, since they are not known before
+        the first step."""
+        return self._offloaded is not None and not self._offloaded.foreseen
+
     @contextmanager
     def present(self, changes: bool = False) -> Iterator[None]:
         """Context within which the optimizer's state and the masters are on the device. Outside it

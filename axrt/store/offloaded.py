@@ -78,6 +78,7 @@ class OffloadedState:
         tries: True if steps may be taken back: scratch has two rooms for the state, and one for
             weights that the optimizer steps where they are.
     Attributes:
+        foreseen: moments are known before the first step, so that they leave the device.
         may_try: state of before a step is all in scratch, so that the step may be taken back.
     """
 
@@ -97,7 +98,7 @@ class OffloadedState:
             for (key, dtype), places in self._keys.items()
             for place in places
         }
-        self._foreseen = moments is not None
+        self.foreseen = moments is not None
         layouts = [
             Layout([parameters[place] for place in places], dtype)
             for (_, dtype), places in self._keys.items()
@@ -167,6 +168,12 @@ class OffloadedState:
         masters = sum(room.masters.num_bytes for room in self._rooms)
         return masters, sum(room.moments.num_bytes for room in self._rooms), self._before.num_bytes
 
+    @property
+    def bytes_each_way(self) -> int:
+        """Bytes that a fetch copies, and a store."""
+        room = self._rooms[0]
+        return room.masters.num_bytes + room.moments.num_bytes
+
     def keep_tried(self) -> None:
         """Let the state of the step that was tried be the state."""
         self._rooms.reverse()
@@ -204,7 +211,7 @@ class OffloadedState:
 
     @property
     def may_try(self) -> bool:
-        return self._foreseen and (self._has_moments or not self._keys)
+        return self.foreseen and (self._has_moments or not self._keys)
 
     def is_moment(self, parameter: Tensor, key: str, value: object) -> bool:
         """The entry of the optimizer's state lives in scratch."""

@@ -1,7 +1,9 @@
 """Optimizer state that lives in scratch: the bits of plain torch, and the device's bytes."""
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import axrt
+from axrt import engine as engine_module
+from axrt.config import Memory
 from axrt.observe.observer import Observer
 from axrt.offload.arena import Stretch
-from axrt.offload.tier import DiskTier
+from axrt.offload.tier import DiskTier, Tier
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.task import Task
 from axrt.store.bucket import Bucket
+from axrt.store.scratch import scratch_tier
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -325,6 +330,35 @@ def test_a_gradient_that_the_optimizer_has_changed_is_not_used_again(disk: str) 
     assert run(1e3).losses
     with pytest.raises(axrt.ModelError, match="has changed the gradient"):
         run(0.3)
+
+
+class CountsItself(torch.optim.SGD):
+    """Its rate falls with the number of its steps, which is an attribute."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.taken, self.rates = 0, [0.1]
+
+    def step(self, closure: Any = None) -> Any:
+        self.taken += 1
+        self.rates.append(0.1 / (self.taken + len(self.rates)))
+        for group in self.param_groups:
+            group["lr"] = self.rates[-1]
+        return super().step(closure)
+
+
+def test_a_step_that_is_taken_back_counts_once_for_an_optimizer_that_counts(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = Tried(monkeypatch)
+    factory = lambda named: CountsItself([p for _, p in named])  # noqa: E731
+    clip = sorted(expected({}, factory=factory).norms)[STEPS // 2]  # some are above, some below
+    keys = {"clip": clip, "speculate": "always"}
+    assert on_ranks(1, offloaded(disk), {}, factory=factory, optimizer=keys) == expected(
+        {}, factory=factory, clip=clip
+    )
+    assert tried.counts["take_back"] > 0
+    assert tried.counts["keep_tried"] > 0
 
 
 class Turns(torch.optim.SGD):
@@ -670,3 +704,48 @@ def test_one_tensor_under_two_keys_is_refused() -> None:
     engine = axrt.initialize(wide(), factory, config=config, transport=LocalWorld(1).alone())
     with pytest.raises(axrt.ModelError, match="are one tensor"):
         engine.train_batch(iter(wide_batches(0)))
+
+
+def test_a_mistake_that_one_rank_finds_is_refused_on_all(
+    disk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    make = scratch_tier
+
+    def main(transport: Transport) -> None:
+        here.rank = transport.rank
+        try:
+            axrt.initialize(wide(), adamw, config=config, transport=transport).close()
+        except axrt.ConfigError as error:
+            refused.append(str(error))
+
+    def on_a_host(memory: Memory, device: torch.device) -> Tier:
+        missing = replace(memory, scratch="disk:/no/such/place")
+        return make(missing if here.rank == 1 else memory, device)
+
+    here, config = threading.local(), configured(2, memory=offloaded(disk))
+    monkeypatch.setattr(engine_module, "scratch_tier", on_a_host)
+    LocalWorld(3).run(main)
+    assert len(refused) == 3
+    assert len(set(refused)) == 1
+    assert refused[0].startswith("rank 1: memory.scratch: ")
+
+
+class Unsteppable(torch.optim.SGD):
+    """Wants parameters that are larger than tiny ones."""
+
+    def step(self, closure: Any = None) -> Any:
+        assert all(p.numel() > 10 for group in self.param_groups for p in group["params"])
+        return super().step(closure)
+
+
+def test_what_slows_down_or_stays_is_said_at_the_start(
+    disk: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factory = lambda named: Unsteppable([p for _, p in named], lr=0.1, momentum=0.5)  # noqa: E731
+    for of, memory in ((adamw, {"scratch_gb_s": 1e-8}), (factory, {})):
+        config = configured(2, memory=offloaded(disk, **memory))
+        axrt.initialize(wide(), of, config=config, transport=LocalWorld(1).alone()).close()
+    said = capsys.readouterr().err
+    assert "axrt: memory.scratch_gb_s = 1e-08: a step takes at least " in said
+    assert "what it keeps stays on the device" in said

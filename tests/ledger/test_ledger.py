@@ -229,6 +229,26 @@ def test_scratch_has_two_rooms_where_steps_of_torchs_own_optimizers_may_be_tried
     ).of_purpose(Purpose.MOMENTS, Tier.HOST)
 
 
+@pytest.mark.parametrize("speculate", ["auto", "never"])
+def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold(speculate: str) -> None:
+    sections: dict[str, Any] = {
+        "model": GPT,
+        "memory": {**OFFLOADED, "scratch_gb": 1e-4},
+        "optimizer": {"clip": 0.5, "speculate": speculate},
+    }
+    config = Config.read(configured(MICROBATCHES, **sections))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    needs = [predictor.predict(config, 2).of_rank(rank).scratch for rank in range(2)]
+    most = max(needs, key=lambda ledger: ledger.total(Tier.HOST))
+    with pytest.raises(axrt.ConfigError, match=r"memory.scratch_gb = 0.0001, but rank ") as found:
+        check_fits(predictor, config, 2)
+    assert most.told(Tier.HOST) in str(found.value)
+    assert ("twice that of" in str(found.value)) == (speculate == "auto")
+    enough = float(str(found.value).partition("expected at least ")[2].split(". ")[0])
+    assert most.total(Tier.HOST) <= enough * 1e9 <= 1.01 * most.total(Tier.HOST)
+    check_fits(predictor, Config.read(config, [f"memory.scratch_gb={enough}"]), 2)
+
+
 def test_totals_of_replicas_are_predicted_as_if_all_sums_came_last() -> None:
     """Which of them are there at one time depends on which sums come first."""
     case = Case(data=2, sections={"precision": IN_WEIGHTS, "memory": SMALL})
@@ -552,7 +572,7 @@ def test_several_keys_are_advised_where_one_is_not_enough() -> None:
     with pytest.raises(axrt.ConfigError, match="; then .* would save .*, which fits$"):
         check_fits(predictor, tight, 2)
     none = Config.read(config, ["memory.device_gb=1e-9"])
-    with pytest.raises(axrt.ConfigError, match="does not fit either: start more ranks"):
+    with pytest.raises(axrt.ConfigError, match="does not fit either: take a smaller model, or devices"):
         check_fits(predictor, none, 2)
 
 
