@@ -5,7 +5,7 @@ memory. A file system that has no direct access keeps what passes in its cache; 
 waits for the disk and lets go of the cached pages behind it.
 
 What comes back is checked by a digest, and everything that a disk may do wrong ends in a
-`ScratchError`.
+`DiskError`.
 """
 
 import errno
@@ -24,7 +24,7 @@ from .arena import PAGE_BYTES, Stretch
 _MOST_BYTES = 1 << 30  # of one call: Linux moves a little less than 2 GiB at most
 
 
-class ScratchError(OSError):
+class DiskError(OSError):
     """The disk has not done what it was asked for; the text says where, and what to do."""
 
 
@@ -43,7 +43,7 @@ class ScratchFile:
         is_direct: True if bytes go past the page cache.
         notes: what a person should know, in whole sentences.
     Raises:
-        ScratchError: there is no such directory, it cannot be written to, or it has no room.
+        DiskError: there is no such directory, it cannot be written to, or it has no room.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ScratchFile:
             stretch: where they go.
             of: as many bytes, uint8, on the host, from a page on.
         Raises:
-            ScratchError: they could not be written.
+            DiskError: they could not be written.
         """
         data = self._view(stretch, of)
         if self._checks:
@@ -93,7 +93,7 @@ class ScratchFile:
             stretch: one that was written to, as a whole.
             into: memory for as many bytes, uint8, on the host, from a page on.
         Raises:
-            ScratchError: the bytes could not be read, or are not those that were written.
+            DiskError: the bytes could not be read, or are not those that were written.
         """
         data = self._view(stretch, into)
         self._check_whole()
@@ -101,7 +101,8 @@ class ScratchFile:
         self._let_go(stretch, after_writing=False)
         if self._checks and zlib.crc32(data) != self._digests.get(stretch):
             raise self._error(
-                f"other bytes came back from {stretch} than were written; expected a disk that "
+                f"other bytes came back from bytes {stretch.start} to "
+                f"{stretch.start + stretch.num_bytes} than were written; expected a disk that "
                 "keeps them. Look at the system's log, and take another disk"
             )
 
@@ -111,7 +112,7 @@ class ScratchFile:
         Args:
             num_bytes: number of bytes, a multiple of `PAGE_BYTES`.
         Raises:
-            ScratchError: the disk has no room.
+            DiskError: the disk has no room.
         """
         self._take_room(self._num_bytes, num_bytes)
 
@@ -215,8 +216,8 @@ class ScratchFile:
             )
         return tensor.numpy().data
 
-    def _error(self, text: str) -> ScratchError:
-        return ScratchError(f"the scratch file in {self._directory}: {text}")
+    def _error(self, text: str) -> DiskError:
+        return DiskError(f"the scratch file in {self._directory}: {text}")
 
 
 def _unnamed(directory: Path) -> int:
@@ -234,8 +235,8 @@ def _unnamed(directory: Path) -> int:
     return descriptor
 
 
-def _cannot_be_made(directory: Path, error: OSError) -> ScratchError:
-    return ScratchError(
+def _cannot_be_made(directory: Path, error: OSError) -> DiskError:
+    return DiskError(
         f"no scratch file can be made in {directory} ({error.strerror}); expected a directory that "
         "exists and can be written to"
     )

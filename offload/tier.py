@@ -41,7 +41,7 @@ class Tier(Protocol):
 
         Raises:
             BudgetError: the tier's budget does not hold it.
-            ScratchError: the disk has no room.
+            DiskError: the disk has no room.
         """
         ...
 
@@ -123,7 +123,7 @@ class DiskTier:
         budget_bytes: most that may be used.
         checks: False to trust what comes back.
     Raises:
-        ScratchError: there is no such directory, or it cannot be written to.
+        DiskError: there is no such directory, or it cannot be written to.
     """
 
     is_disk = True

@@ -44,7 +44,8 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg]
             numbers = ()
         if len(numbers) != self._count or min(numbers) < 0 or not all(map(isfinite, numbers)):
             self.fail(
-                f"{value!r}; expected {self._count} numbers with {self._mark!r} between them",
+                f"{value!r}; expected {self._count} numbers with {self._mark!r} between them, none "
+                "below 0",
                 param,
                 ctx,
             )
@@ -156,13 +157,15 @@ _COSTS = (
     "--slots",
     default=0,
     type=click.IntRange(0),
-    help="buckets whose offloaded state a rank has on the device at a time; 0: state stays there",
+    help="buckets whose offloaded state a rank has on the device at a time, in a run at least 3; "
+    "0: state stays there",
 )
 @click.option(
     "--copy-costs",
     default=(0.0, 0.0),
     type=_Numbers(2, ","),
-    help="with --slots: bringing a bucket's state to the device, and taking it back",
+    help="with --slots: bringing a bucket's state to the device, and taking it back, in the unit "
+    "of --costs",
 )
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
@@ -410,6 +413,11 @@ def _check(options: dict[str, Any]) -> None:
         _refuse(
             "--copy-costs are of state that is offloaded, and without --slots it stays on the "
             "device; expected --slots 3, or another number of buckets"
+        )
+    if options["slots"] and not any(options["copy_costs"]):
+        _refuse(
+            "--slots alone changes nothing, since copies that take no time are never waited for; "
+            "expected --copy-costs too, such as 1,1.5"
         )
     try:
         most_recomputed(options["recompute"])

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from axrt.errors import ModelError, ScratchError
-from axrt.offload import scratch_file
 from axrt.offload.arena import PAGE_BYTES, Stretch
+from axrt.offload.scratch_file import DiskError
 
 from .flat import FlatBuffer, Layout, by_key, hollow
 from .masters import Masters
@@ -284,7 +284,7 @@ def _as_ours() -> Iterator[None]:
     """Context in which a fault of scratch is no fault of whatever else is written then."""
     try:
         yield
-    except scratch_file.ScratchError as error:
+    except DiskError as error:
         raise ScratchError(str(error)) from None
 
 

@@ -13,7 +13,7 @@ from axrt.config import Memory
 from axrt.errors import ConfigError
 from axrt.offload.arena import BudgetError
 from axrt.offload.numa import cpus_near
-from axrt.offload.scratch_file import ScratchError
+from axrt.offload.scratch_file import DiskError
 from axrt.offload.tier import DiskTier, HostTier, PacedTier, Tier
 
 _GB = 1e9
@@ -46,7 +46,7 @@ def refused_as_setting() -> Iterator[None]:
         yield
     except BudgetError as error:
         raise ConfigError(f"memory.scratch_gb: {error}") from None
-    except ScratchError as error:
+    except DiskError as error:
         raise ConfigError(f"memory.scratch: {error}") from None
 
 

@@ -572,7 +572,9 @@ def test_several_keys_are_advised_where_one_is_not_enough() -> None:
     with pytest.raises(axrt.ConfigError, match="; then .* would save .*, which fits$"):
         check_fits(predictor, tight, 2)
     none = Config.read(config, ["memory.device_gb=1e-9"])
-    with pytest.raises(axrt.ConfigError, match="does not fit either: take a smaller model, or devices"):
+    with pytest.raises(
+        axrt.ConfigError, match="does not fit either: take a smaller model, or devices"
+    ):
         check_fits(predictor, none, 2)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from axrt.offload.arena import PAGE_BYTES, Cut, Stretch
 from axrt.offload.memory import MemoryArena
-from axrt.offload.scratch_file import ScratchError, ScratchFile
+from axrt.offload.scratch_file import DiskError, ScratchFile
 
 from ..disks import small_disk
 
@@ -139,7 +139,7 @@ def test_nothing_is_left_of_a_process_that_was_killed(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_or_not_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for where in (tmp_path / "none", tmp_path / "file", Path("/proc")):
-        with pytest.raises(ScratchError, match="expected a directory that exists and can be"):
+        with pytest.raises(DiskError, match="expected a directory that exists and can be"):
             ScratchFile(where, PAGE_BYTES)
 
 
@@ -151,7 +151,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_disk_without_room_is_told_before_anything_is_written(disk: Path) -> None:
     with pytest.raises(
-        ScratchError,
+        DiskError,
         match=r"2097152 bytes could not be taken from the disk, which has 1048576 free",
     ):
         ScratchFile(disk, 2 << 20)
@@ -160,7 +160,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(disk: Path) -> N
 
 def test_a_directory_that_is_only_read_is_refused(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(ScratchError, match=r"no scratch file can be made in .*Read-only"):
+    with pytest.raises(DiskError, match=r"no scratch file can be made in .*Read-only"):
         ScratchFile(disk, PAGE_BYTES)
 
 
@@ -179,7 +179,7 @@ def test_a_flipped_bit_does_not_come_back_unseen(file: ScratchFile) -> None:
         file.write(place, random_bytes(place.num_bytes, seed))
     spoiled(file, places[1].start + 5000)
     file.read(places[0], memory(places[0].num_bytes))
-    with pytest.raises(ScratchError, match=r"other bytes came back from Stretch\(start=4096"):
+    with pytest.raises(DiskError, match=r"other bytes came back from bytes 4096 to 16384"):
         file.read(places[1], memory(places[1].num_bytes))
     file.read(places[2], memory(places[2].num_bytes))
 
@@ -206,13 +206,13 @@ def test_a_file_that_somebody_shortens_is_noticed(
     os.truncate(f"/proc/self/fd/{file._file}", PAGE_BYTES)
     if then_longer:
         os.truncate(f"/proc/self/fd/{file._file}", num_bytes)
-    with pytest.raises(ScratchError, match="somebody else has shortened it"):
+    with pytest.raises(DiskError, match="somebody else has shortened it"):
         file.read(places[2], memory(places[2].num_bytes))
     file.close()
 
 
 def test_what_was_never_written_is_not_taken(file: ScratchFile) -> None:
-    with pytest.raises(ScratchError, match="other bytes came back"):
+    with pytest.raises(DiskError, match="other bytes came back"):
         file.read(stretches()[0][0], memory(PAGE_BYTES))
 
 
@@ -222,13 +222,13 @@ def test_errors_of_the_disk_say_how_far_it_came(file: ScratchFile, tmp_path: Pat
     file.write(place, data)
     only_read = os.open("/dev/zero", os.O_RDONLY)
     os.dup2(only_read, file._file)
-    with pytest.raises(ScratchError, match=r"writing Stretch\(start=0, .* failed after 0 bytes"):
+    with pytest.raises(DiskError, match=r"writing Stretch\(start=0, .* failed after 0 bytes"):
         file.write(place, data)
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, file._file)
-    with pytest.raises(ScratchError, match="No space left on device"):
+    with pytest.raises(DiskError, match="No space left on device"):
         file.write(place, data)
-    with pytest.raises(ScratchError, match="shortened"):
+    with pytest.raises(DiskError, match="shortened"):
         file.read(place, data)
     os.close(only_read)
     os.close(full)

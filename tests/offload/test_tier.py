@@ -11,7 +11,7 @@ from torch import Tensor
 
 from axrt.offload.arena import PAGE_BYTES, BudgetError, Stretch
 from axrt.offload.memory import MemoryArena
-from axrt.offload.scratch_file import ScratchError
+from axrt.offload.scratch_file import DiskError
 from axrt.offload.tier import DiskTier, HostTier, PacedTier, Tier
 
 from ..disks import small_disk
@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_is_told_when_room_is_taken(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "1m") as directory:
         tier = DiskTier(directory)
         tier.cut(512 * 1024, "masters")
-        with pytest.raises(ScratchError, match="could not be taken from the disk"):
+        with pytest.raises(DiskError, match="could not be taken from the disk"):
             tier.cut(1024 * 1024, "moments")
         tier.close()
 
