@@ -13,11 +13,11 @@ import fcntl
 import os
 import tempfile
 import weakref
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 from .arena import PAGE_BYTES, Stretch
 
@@ -82,7 +82,7 @@ class ScratchFile:
         """
         data = self._view(stretch, of)
         if self._checks:
-            self._digests[stretch] = zlib.crc32(data)
+            self._digests[stretch] = xxh3_64_intdigest(data)
         self._move(stretch, data, os.pwritev, "writing")
         self._let_go(stretch, after_writing=True)
 
@@ -99,7 +99,7 @@ class ScratchFile:
         self._check_whole()
         self._move(stretch, data, os.preadv, "reading")
         self._let_go(stretch, after_writing=False)
-        if self._checks and zlib.crc32(data) != self._digests.get(stretch):
+        if self._checks and xxh3_64_intdigest(data) != self._digests.get(stretch):
             raise self._error(
                 f"other bytes came back from bytes {stretch.start} to "
                 f"{stretch.start + stretch.num_bytes} than were written; expected a disk that "

@@ -33,9 +33,9 @@ def test_the_brain_imports_the_standard_library_and_itself() -> None:
         assert not climbs_out(path, ROOT / "scheduler"), path
 
 
-def test_offload_imports_torch_numpy_and_the_brains_vocabulary_at_most() -> None:
+def test_offload_imports_torch_numpy_and_a_digest_at_most() -> None:
     for path in (ROOT / "offload").rglob("*.py"):
-        assert imports(path) <= set(sys.stdlib_module_names) | {"torch", "numpy"}, path
+        assert imports(path) <= set(sys.stdlib_module_names) | {"torch", "numpy", "xxhash"}, path
 
 
 @pytest.mark.parametrize("name", ["scheduler", "offload"])
