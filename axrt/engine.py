@@ -110,12 +110,13 @@ class Engine:
         offloads = config.memory.offload == "stream"
         self._model = self._exchange.made_by_all(build) if offloads else build()
         self._elsewhere = GivenElsewhere(model.layers, [p for p, _ in self._model.layers()])
-        self._tell_once(self._model.notes(config.memory))
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
         self._trainer = Trainer(
             self._rank, self._job, self._model, config.optimizer, self._await_later
         )
+        # Not before: another rank may be training, and while this one listens it hears of that.
+        self._tell_once(self._model.notes(config.memory))
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._job.pipes > 1:
