@@ -6,7 +6,7 @@ has a budget, what does not fit is refused when it is cut.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from .arena import Cut, Stretch
 from .memory import MemoryArena
 from .scratch_file import ScratchFile
+
+_MADE_UP_S = 5e-3  # most that passes between two copies on end, about
 
 
 class Tier(Protocol):
@@ -176,6 +178,9 @@ class DiskTier:
 class PacedTier:
     """A tier whose copies take at least as long as a bandwidth allows, in each direction.
 
+    A copy that begins a moment after the one before has ended may make up for that moment, so that
+    copies on end have the bandwidth and not a little less.
+
     Args:
         tier: tier that holds the bytes.
         bytes_per_s: bandwidth of a direction.
@@ -183,6 +188,7 @@ class PacedTier:
 
     def __init__(self, tier: Tier, bytes_per_s: float) -> None:
         self._tier, self._bytes_per_s = tier, bytes_per_s
+        self._read_until_s = self._written_until_s = 0.0
 
     @property
     def is_disk(self) -> bool:
@@ -200,17 +206,26 @@ class PacedTier:
         return self._tier.cut(num_bytes, purpose)
 
     def read(self, stretch: Stretch, into: Tensor) -> None:
-        self._pace(stretch, into, lambda: self._tier.read(stretch, into))
+        until_s = self._read_until_s = self._end_s(self._read_until_s, stretch)
+        self._tier.read(stretch, into)
+        _wait_until(until_s, into)
 
     def write(self, stretch: Stretch, of: Tensor) -> None:
-        self._pace(stretch, of, lambda: self._tier.write(stretch, of))
+        until_s = self._written_until_s = self._end_s(self._written_until_s, stretch)
+        self._tier.write(stretch, of)
+        _wait_until(until_s, of)
 
     def close(self) -> None:
         self._tier.close()
 
-    def _pace(self, stretch: Stretch, memory: Tensor, copy: Callable[[], None]) -> None:
-        until_s = time.perf_counter() + stretch.num_bytes / self._bytes_per_s
-        copy()
-        if memory.device.type != "cpu":  # the copy was only launched
-            torch.accelerator.current_stream(memory.device).synchronize()
-        time.sleep(max(0.0, until_s - time.perf_counter()))
+    def _end_s(self, before_s: float, stretch: Stretch) -> float:
+        """When a copy that begins now may end, after one that might end at `before_s`."""
+        now_s = time.perf_counter()
+        begins_s = before_s if now_s - before_s < _MADE_UP_S else now_s
+        return begins_s + stretch.num_bytes / self._bytes_per_s
+
+
+def _wait_until(until_s: float, memory: Tensor) -> None:
+    if memory.device.type != "cpu":  # the copy was only launched
+        torch.accelerator.current_stream(memory.device).synchronize()
+    time.sleep(max(0.0, until_s - time.perf_counter()))

@@ -78,6 +78,22 @@ def test_a_bandwidth_is_not_exceeded(tmp_path: Path) -> None:
     assert time.perf_counter() - began_s >= 0.04
 
 
+def test_copies_on_end_have_the_bandwidth_and_those_after_a_pause_no_more() -> None:
+    tier = PacedTier(HostTier(CPU), bytes_per_s=PAGE_BYTES / 0.02)
+    stretch = tier.cut(PAGE_BYTES, "moments")
+
+    def taken_s(copies: int) -> float:
+        began_s = time.perf_counter()
+        for _ in range(copies):
+            tier.write(stretch, memory(PAGE_BYTES))
+            time.sleep(0.001)
+        return time.perf_counter() - began_s
+
+    assert taken_s(10) >= 0.2
+    time.sleep(0.02)
+    assert taken_s(1) >= 0.02
+
+
 def test_a_tier_that_is_let_go_gives_its_room_back(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     tier = DiskTier(tmp_path)
