@@ -106,7 +106,7 @@ def resolve(
     schedule, job = _of(
         replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
     )
-    return schedule, replace(job, replicas=mesh.data), candidates
+    return schedule, _with_replicas(job, mesh, config), candidates
 
 
 def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:
@@ -124,7 +124,7 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
         if config.schedule.policy == ""
         else _of(config.schedule, config, model, mesh.pipe)
     )
-    return schedule, replace(job, replicas=mesh.data)
+    return schedule, _with_replicas(job, mesh, config)
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
@@ -224,6 +224,11 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
                 found[1].pipes == 1 or asked.placement
             ):  # two pipes hold all weights twice, which is for the user to want
                 yield found
+
+
+def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
+    job = replace(job, replicas=mesh.data)
+    return replace(job, shards=config.memory.zero > 0 and job.pipes > 1)
 
 
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:

@@ -367,6 +367,13 @@ class Memory(_Section):
         "others; 0 = no bound",
         least=0,
     )
+    zero: int = _key(
+        0,
+        "what the replicas of a bucket share out (ZeRO): 0 = nothing; 1 = masters and the "
+        "optimizer's state",
+        least=0,
+        most=1,
+    )
     device_gb: float = _key(
         0.0,
         "GB that a rank may have on its device (10^9 bytes; without an accelerator, in its own "
@@ -761,6 +768,11 @@ def _of_sections(config: Config) -> Iterator[str]:
         yield (
             f"data.source = {source!r} and data.validation = {validation!r}: one is a token file "
             "and the other is text; expected the same"
+        )
+    if config.memory.zero and config.parallel.collectives == "library":
+        yield (
+            f"memory.zero = {config.memory.zero} with parallel.collectives = 'library': shards are "
+            "added up by messages alone; expected parallel.collectives = 'parts'"
         )
     if len(config.optimizer.betas) != 2:
         yield (

@@ -1,7 +1,7 @@
 """The engine: what a user calls. Every rank makes the same calls in the same order."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Never, NoReturn, Self
 
 import torch
-from torch import nn
 
 from axrt.autoschedule import resolve
 from axrt.checkpoint.job import JobCheckpoints
-from axrt.checkpoint.manifest import Manifest
+from axrt.checkpoint.layers import save_layers, save_shards
+from axrt.checkpoint.manifest import FileRecord, Manifest
 from axrt.config import Config, Schedule
 from axrt.device import CPU, choose
 from axrt.errors import (
@@ -26,6 +26,7 @@ from axrt.errors import (
     SaveError,
 )
 from axrt.exchange import Collected
+from axrt.given_weights import share_given_weights
 from axrt.groups import neighbours
 from axrt.launch import World, join
 from axrt.ledger.advice import check_fits
@@ -52,9 +53,11 @@ from axrt.rank import Rank
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
 from axrt.scheduler.timeline import Timeline
+from axrt.shard_exchange import ShardExchange
 from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
+from axrt.store.saved_piece import wholes_of
 from axrt.store.scratch import scratch_tier
 from axrt.trainer import Trainer
 from axrt.transport import Transport
@@ -106,9 +109,13 @@ class Engine:
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
+        if self._job.pipes > 1:
+            share_given_weights(self._rank, self._job, model.layers)
         build = partial(self._build, model, factory, lr_schedule, compiler)
         offloads = config.memory.offload == "stream"
         self._model = self._exchange.made_by_all(build) if offloads else build()
+        pipes = self._model.pipes
+        self._shards = ShardExchange(self._exchange, self._job, self._rank.mesh, pipes)
         self._elsewhere = GivenElsewhere(model.layers, [p for p, _ in self._model.layers()])
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
@@ -119,11 +126,6 @@ class Engine:
         self._tell_once(self._model.notes(config.memory))
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
-        if self._job.pipes > 1:
-            given = [
-                place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)
-            ]
-            self._trainer.share_given_weights(given)
         if self._model.narrow is not None and config.precision.keep:
             found = self._exchange.gathered(sorted(self._model.narrow.classes))
             classes = {name for of_rank in found or () for name in of_rank}
@@ -195,6 +197,9 @@ class Engine:
         holds a copy, by the name of its first layer. The parameters are the engine's own, not
         copies. Where `precision.weights` is narrow they are the float32 masters, and what is
         written to them in place counts from the next call on.
+
+        With `memory.zero` they are the weights as layers have them. Narrow ones may not be written
+        to then.
 
         Of masters that are offloaded these are copies on the CPU. What is written to them before
         the next call counts, and after it they are copies of the past.
@@ -320,6 +325,7 @@ class Engine:
             "clips": job.votes,
             "recompute": self.config.memory.recompute,
             "slots": job.slots,
+            "zero": int(job.shards),
         }
 
     @one_at_a_time
@@ -369,8 +375,6 @@ class Engine:
         with self._agreeing():
             self._trainer.settle()
             self._publish()
-            # Replicas but the first hold the same, and so do pipes but the first.
-            mine = self._model.of_pipe(0) if self.data_rank == 0 else None
             scale = self._model.loss_scale.saved(self.step) if self._model.loss_scale else None
             of = (
                 self.step,
@@ -382,7 +386,10 @@ class Engine:
                 scale,
             )
             self._checkpoints.save(
-                path, lambda: Manifest.of(*of), mine, self._trainer.ranks_of_replica(0)
+                path,
+                lambda: Manifest.of(*of),
+                self._writer(),
+                self._trainer.ranks_of_replica(0),
             )
 
     @one_at_a_time
@@ -451,6 +458,8 @@ class Engine:
         with self._ending_the_job_on_failure():
             self._trainer.settle()
             self._publish()
+            if self._job.shards and self._model.narrow is not None:
+                self._gather_masters()
             self._rank.leave()
         self._model.release()
         self._world.left()
@@ -492,6 +501,25 @@ class Engine:
             scratch_tier(memory, device) if memory.offload == "stream" else None,
         )
 
+    def _writer(self) -> Callable[[Path], dict[str, FileRecord]] | None:
+        """What writes the layers of this rank into a checkpoint."""
+        if self._job.shards:
+            return lambda directory: save_shards(directory, self._model, self._shards)
+        # Replicas but the first hold the same, and so do pipes but the first.
+        mine = self._model.of_pipe(0)
+        return (lambda directory: save_layers(directory, mine)) if self.data_rank == 0 else None
+
+    def _gather_masters(self) -> None:
+        """Bring the masters of all layers here, where each rank keeps a shard of them: the modules
+        will have them when they are given back."""
+        for stage, of in sorted(self._model.stages.items()):
+            for place, layer in sorted((int(place), layer) for place, layer in of.layers.items()):
+                mine = self._model.pieces_of(layer, with_state=False)
+                parts = self._shards.for_all(stage, place, mine)
+                wholes = wholes_of(self._model.shapes_of(layer), parts)
+                for bucket in self._model.buckets_with(layer):
+                    bucket.give_back_as({name: of.master for name, of in wholes.items()})
+
     def _check_memory(self, model: PipelineModule, factory: OptimizerFactory, sample: Any) -> None:
         settings = replace(self.config, schedule=self._schedule)
         self._exchange.agreed(
@@ -531,6 +559,9 @@ class Engine:
 
     def _publish(self) -> None:
         """Let layers have what the user has written to masters between two calls."""
+        if self._job.shards:
+            with self._rank.loop.computing():
+                self._model.keep_memory()
         if self.config.precision.weights != "float32":
             if self._model.shown:
                 self._trainer.settle()

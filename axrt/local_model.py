@@ -1,7 +1,7 @@
 """The part of the model that a rank holds: its stages, and their parameters in buckets."""
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,7 +22,9 @@ from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
+from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
+from axrt.store.shards import Cut
 from axrt.store.slots import Slots
 
 _MIB = 1024 * 1024
@@ -125,7 +127,8 @@ class LocalModel:
         )
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """The trained parameters here as plain torch lists them; masters where weights are narrow.
+        """The trained parameters here as plain torch lists them; masters where weights are narrow
+        and not in shards.
 
         A tied weight is listed once, by the name that the first of its layers gives it.
         """
@@ -148,13 +151,13 @@ class LocalModel:
         tensor itself.
 
         What is written there counts when it is published. The values of masters count while their
-        bucket is present.
+        bucket is present; those of sharded masters never do.
         """
         if self.narrow is None:
             return lambda tensor: tensor
         wide: dict[Place, Tensor] = self.narrow.originals()
         for bucket in self.all_buckets:
-            for (_, parameter), (_, master) in zip(bucket.named, bucket.trained, strict=True):
+            for (_, parameter), master in zip(bucket.named, bucket.whole, strict=True):
                 wide[place_of(parameter)] = master
         return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
 
@@ -162,7 +165,8 @@ class LocalModel:
         """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU. What
         is written to a copy counts when it is published."""
         shown: dict[nn.Parameter, nn.Parameter] = {}
-        for bucket in self.all_buckets if self.scratch and self.narrow else ():
+        elsewhere = self.scratch and self.narrow and not self.is_sharded
+        for bucket in self.all_buckets if elsewhere else ():
             with bucket.present():
                 for _, master in bucket.trained:
                     copy = nn.Parameter(master.detach().to("cpu", copy=True))
@@ -170,15 +174,32 @@ class LocalModel:
                     self.shown.append(_Shown(copy, copy._version, master, bucket))
         return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
 
-    @contextmanager
-    def present(self, layer: nn.Module, changes: bool = False) -> Iterator[None]:
-        """Context within which the masters of a layer are on the device, see `Bucket.present`."""
+    @property
+    def is_sharded(self) -> bool:
+        """Each rank keeps a shard of the state (ZeRO)."""
+        return any(bucket.shard for bucket in self.all_buckets)
+
+    def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
+        """What this rank keeps of a layer where state is sharded; see `Bucket.pieces_of`."""
+        found: list[SavedPiece] = []
+        for bucket in self.buckets_with(layer):
+            with bucket.present():
+                found += bucket.pieces_of(layer, with_state)
+        return found
+
+    def shapes_of(self, layer: nn.Module) -> dict[str, torch.Size]:
+        """The shape of each parameter in the buckets of a layer, by name."""
+        buckets = self.buckets_with(layer)
+        return {name: one.shape for bucket in buckets for name, one in bucket.named}
+
+    def buckets_with(self, layer: nn.Module) -> list[Bucket]:
+        """The buckets with parameters of a layer here."""
         mine = set(layer.parameters())
-        with ExitStack() as all_of:
-            for bucket in self.all_buckets:
-                if any(parameter in mine for _, parameter in bucket.named):
-                    all_of.enter_context(bucket.present(changes))
-            yield
+        return [
+            bucket
+            for bucket in self.all_buckets
+            if any(parameter in mine for _, parameter in bucket.named)
+        ]
 
     def bucket_of(self) -> Callable[[Tensor], Bucket | None]:
         """A function that gives, for a tensor of a layer, the bucket that steps it; None for a
@@ -189,6 +210,11 @@ class LocalModel:
             for _, parameter in bucket.named
         }
         return lambda tensor: places.get(place_of(tensor))
+
+    def keep_memory(self) -> None:
+        """Take what the user has done to weights between calls, see `Bucket.keep_memory`."""
+        for bucket in self.all_buckets:
+            bucket.keep_memory()
 
     def publish_masters(self) -> None:
         """Give layers what was written to masters, in the layers' type."""
@@ -301,6 +327,7 @@ def local_model(
                     types.weights,
                     slots,
                     config.optimizer.speculate if job.speculates else "never",
+                    Cut(job.pipes, pipes[stage], config.optimizer.clip > 0) if job.shards else None,
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(

@@ -20,9 +20,11 @@ class Topic(Vocabulary):
     EXCHANGED = (
         "exchanged"  # what a rank gives in an exchange; about: the rank, number: the exchange
     )
-    SAVED = (
-        "saved"  # the sender has written its part of a checkpoint; about: a stage, number: the save
-    )
+    # the sender has written its part of a checkpoint; about: the rank, number: the save
+    SAVED = "saved"
+    # what a copy keeps of a layer; about: the pipe, number: the visit and the layer
+    SHARD = "shard"
+    TAKEN = "taken"  # the writer has taken that; about 0, number: the same
     WAITS = "waits"  # the sender has waited long for something that this rank owes it
     LEAVES = "leaves"  # the sender has closed its engine and sends nothing more
 
@@ -32,7 +34,7 @@ class Note(NamedTuple):
 
     Args:
         topic: topic of the note.
-        about: index of a stage, replica or rank, as the topic says.
+        about: index of a stage, pipe, replica or rank, as the topic says.
         number: number of a layer, step, exchange or save, as the topic says.
     """
 

@@ -5,11 +5,8 @@ Every rank counts sessions alike. Parcels that are still under way for an old se
 a new one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
-
-import torch
-from torch import nn
 
 from axrt.config import Optimizer
 from axrt.exchange import Collected
@@ -22,10 +19,11 @@ from axrt.preflight import warn_of_equal_readers
 from axrt.rank import Rank
 from axrt.reader import BatchReader
 from axrt.results import EvalResult, StepResult
-from axrt.scheduler.job import Job
+from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
+from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.state import RankState
-from axrt.store.bucket import Norms, total_norm
+from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker
 from axrt.workers.expectation import Expectation
@@ -111,7 +109,7 @@ class Trainer:
             norms = rank.exchange.claim(
                 Topic.STEPPED,
                 step,
-                [self._rank_of(0, stage) for stage in range(self._job.stages)],
+                [self._rank_of(*seat) for seat in voters_of(self._job)],
                 generation=self._generation,
             )
             norm = lambda: float(total_norm(self._wait(norms, f"the gradient norm of step {step}")))  # noqa: E731
@@ -176,7 +174,9 @@ class Trainer:
             self._model.stages[stage].recall_buffers()
 
     def _tell_norms(self, step: int, stage: int, norms: Norms) -> None:
-        self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, stage, step), norms, self._generation)
+        seat = Seat(self._model.pipes[stage], stage)
+        about = voters_of(self._job).index(seat)
+        self._rank.exchange.tell(MAIN, Note(Topic.STEPPED, about, step), norms, self._generation)
 
     # An evaluation.
 
@@ -223,48 +223,6 @@ class Trainer:
     def _hear_first_read(self, note: Note, digest: str) -> None:
         self._read_first[note.about] = digest
         warn_of_equal_readers(self._read_first, note.about)
-
-    # Before the first session.
-
-    def share_given_weights(self, given: Sequence[int]) -> None:
-        """Give every pipe the first pipe's weights of layers that are modules: they may differ
-        between processes.
-
-        Args:
-            given: indices of these layers in the model.
-        """
-        exchange, pipes = self._rank.exchange, self._model.pipes
-        mine = [
-            (stage, int(place), layer)
-            for stage, of in self._model.stages.items()
-            for place, layer in of.layers.items()
-            if int(place) in given
-        ]
-        for stage, place, layer in mine:
-            for pipe in range(1, self._job.pipes) if pipes[stage] == 0 else ():
-                # Copies: a forward may change buffers while the network still reads them.
-                with self._model.present(layer):
-                    copies = [value.detach().clone() for value in self._values(layer)]
-                exchange.tell(self._rank_of(pipe, stage), Note(Topic.VALUES, 0, place), copies)
-        self._rank.loop.flush()
-        for stage, place, layer in mine:
-            if pipes[stage] > 0:
-                from_first = exchange.claim(Topic.VALUES, place, [self._rank_of(0, stage)])
-                (theirs,) = exchange.awaited(from_first, f"the weights of layer {place}")
-                with (
-                    self._rank.loop.computing(),
-                    torch.no_grad(),
-                    self._model.present(layer, changes=True),
-                ):
-                    for value, its in zip(self._values(layer), theirs, strict=True):
-                        value.copy_(its)
-        if self._model.narrow is not None:
-            with self._rank.loop.computing():
-                self._model.publish()
-
-    def _values(self, layer: nn.Module) -> list[torch.Tensor]:
-        full = self._model.full()
-        return [full(tensor) for tensor in (*layer.parameters(), *layer.buffers())]
 
     def ranks_of_replica(self, replica: int) -> list[int]:
         """The ranks of the job that form one replica's pipeline."""

@@ -60,8 +60,9 @@ class Run:
             line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            slots = of.pop("slots", 0)
+            slots, zero = of.pop("slots", 0), of.pop("zero", 0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
+            job = replace(job, shards=zero > 0)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
@@ -94,6 +95,7 @@ class Run:
             replicas=self.job.replicas,
             votes=self.job.votes,
             slots=self.job.slots,
+            shards=self.job.shards and self.job.replicas * job.placement.pipes > 1,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         seeds = range(_SEEDS if costs.jitter else 1)

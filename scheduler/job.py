@@ -42,6 +42,8 @@ class Job:
         slots: number of buckets whose offloaded state a rank may have on the device at a time; 0:
             state stays on the device.
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
+        shards: True if each copy of a bucket keeps and steps a shard of its own (ZeRO); then there
+            are several pipes, so every bucket has several copies.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -57,10 +59,13 @@ class Job:
     by_library: bool = False
     slots: int = 0
     speculates: bool = False
+    shards: bool = False
     trains: bool = True
 
     def __post_init__(self) -> None:
         pipes = self.placement.pipes
+        if self.shards and self.pipes == 1:
+            raise ValueError("shards of one copy; expected several pipes or replicas")
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "
@@ -113,6 +118,7 @@ class Job:
             by_library=False,
             slots=0,
             speculates=False,
+            shards=False,
             trains=False,
         )
 

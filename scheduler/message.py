@@ -42,6 +42,8 @@ class Meaning(Vocabulary):
     PART = "part", Counts.STEPS, Load.SHARD
     # A copy has added up its shard (all-gather).
     SUM = "sum", Counts.STEPS, Load.SHARD
+    # A copy has stepped its shard (all-gather of sharded state).
+    WEIGHTS = "weights", Counts.STEPS, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True
     # A copy of the bucket has its own gradient, for the library to add up.

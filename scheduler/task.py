@@ -94,6 +94,7 @@ class Kind(AnyKind):
     FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
     STORE = "store", "state taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to scratch
+    GATHER = "gather", "weights of all shards", Counts.STEPS, Part.BUCKET
     # Where a step was taken before its vote:
     REFETCH = "refetch", "state brought again", Counts.STEPS, Part.BUCKET, Place.BESIDE
     COMMIT = "commit", "end of a step that was tried", Counts.STEPS, Part.BUCKET

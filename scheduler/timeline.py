@@ -48,7 +48,7 @@ class Timeline:
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
         schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips,
-            recompute and slots; {} for a simulation.
+            recompute, slots and zero; {} for a simulation.
         spans: tasks that ran, by start.
         pauses: times in which a rank could run nothing.
     """

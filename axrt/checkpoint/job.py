@@ -27,7 +27,7 @@ from .folder import (
     set_aside,
     under_way,
 )
-from .layers import check_layers, fault_in, files_of, save_layers, take_layers
+from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
 
@@ -74,7 +74,7 @@ class JobCheckpoints:
         self,
         checkpoint: Path,
         make_manifest: Callable[[], Manifest],
-        mine: LocalModel | None,
+        write: Callable[[Path], dict[str, FileRecord]] | None,
         writers: Sequence[int],
     ) -> None:
         """Write a checkpoint.
@@ -83,7 +83,8 @@ class JobCheckpoints:
             checkpoint: directory that the checkpoint will have.
             make_manifest: function that makes its manifest, without files; called on the main rank
                 before anything is written.
-            mine: layers that this rank writes; None where other ranks write the same.
+            write: function that writes the layers of this rank into a directory, and returns the
+                records of the files; None where other ranks write the same.
             writers: ranks of the job that write.
         Raises:
             ConfigError: the name means something else or is taken, another run writes to that
@@ -99,14 +100,14 @@ class JobCheckpoints:
 
         self._exchange.agreed(prepared)
         self._saves += 1
-        if mine is not None:
+        if write is not None:
             told = _outcome(
                 lambda: {
-                    name: asdict(record)
-                    for name, record in save_layers(under_way(checkpoint), mine).items()
+                    name: asdict(record) for name, record in write(under_way(checkpoint)).items()
                 }
             )
-            self._exchange.tell(MAIN, Note(Topic.SAVED, next(iter(mine.stages)), self._saves), told)
+            if self._rank in writers:
+                self._exchange.tell(MAIN, Note(Topic.SAVED, self._rank, self._saves), told)
         verdict = None
         if self._rank == MAIN:
             saved = self._exchange.claim(Topic.SAVED, self._saves, writers)

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError, SaveError
 from axrt.local_model import LocalModel
+from axrt.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
+from axrt.store.saved_piece import WholeParameter, wholes_of
 from axrt.store.state import ParameterState
 
 from .manifest import FileRecord, Manifest
@@ -99,6 +101,48 @@ def files_of(layers: int) -> set[str]:
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}
 
 
+def save_shards(directory: Path, model: LocalModel, shards: ShardExchange) -> dict[str, FileRecord]:
+    """Write the layers of this rank of which each rank keeps a shard; all ranks call it, and the
+    first pipe's write. Arguments and results are those of `save_layers`."""
+    records: dict[str, FileRecord] = {}
+    faults: list[Exception] = []
+    stage_of = {int(place): number for number, of in model.stages.items() for place in of.layers}
+    mine = _all_weights(model)
+    for place, layer in sorted(model.layers()):
+        shapes = model.shapes_of(layer)
+
+        def write(
+            parts: Sequence[Any], place: int = place, layer: nn.Module = layer, shapes: Any = shapes
+        ) -> None:
+            if faults:
+                return  # others go on all the same
+            try:
+                wholes = wholes_of(shapes, parts)
+                records.update(_write(directory, _whole_files(place, layer, mine[place], wholes)))
+            except (SaveError, DataError) as error:
+                faults.append(error)
+
+        shards.for_writer(stage_of[place], place, model.pieces_of(layer), write)
+    if faults:
+        raise faults[0]
+    return records
+
+
+def _whole_files(
+    place: int, layer: nn.Module, weights: _LiveTensors, wholes: Mapping[str, WholeParameter]
+) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
+    here = {}
+    for name, (value, bucket) in weights.items():
+        number = bucket.shard.place_of(value) if bucket and bucket.shard else None
+        found = None
+        if bucket and number is not None:
+            found = wholes[bucket.named[number][0]].master
+        here[name] = _Live(value if found is None else found, None)
+    mine = {name: of for name, of in wholes.items() if _layer_of(name) == place}
+    states = {name: (of.state, None) for name, of in mine.items()}
+    yield from _files_of(place, layer, here, states)
+
+
 def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
     """Write the layers of this rank.
 
@@ -112,9 +156,15 @@ def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
         DataError: there is state that is neither a tensor nor a plain value, or a tensor of a type
             that no file can hold.
     """
+    return _write(directory, _files(model))
+
+
+def _write(
+    directory: Path, files: Iterator[tuple[str, dict[str, str], _LiveTensors]]
+) -> dict[str, FileRecord]:
     records = {}
     with _Presence() as presence:
-        for name, metadata, tensors in _files(model):
+        for name, metadata, tensors in files:
             path = directory / name
             like = {key: live.value for key, live in tensors.items()}
             try:
@@ -133,17 +183,26 @@ def _files(model: LocalModel) -> Iterator[tuple[str, dict[str, str], _LiveTensor
         name: (state, bucket) for bucket in model.all_buckets for name, state in bucket.saved()
     }
     for place, layer in model.layers():
-        parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
-        yield weights_file(place), {"parameters": json.dumps(parameters)}, weights[place]
-        frozen = [name for name in parameters if name not in states]
         of_layer = {name: of for name, of in states.items() if _layer_of(name) == place}
-        told = _told({name: state for name, (state, _) in of_layer.items()}, frozen)
-        tensors = {
-            f"{name}/{key}": _Live(value, bucket)
-            for name, (state, bucket) in of_layer.items()
-            for key, value in state.tensors.items()
-        }
-        yield optimizer_file(place), told, tensors
+        yield from _files_of(place, layer, weights[place], of_layer)
+
+
+def _files_of(
+    place: int,
+    layer: nn.Module,
+    weights: _LiveTensors,
+    states: Mapping[str, tuple[ParameterState, Bucket | None]],
+) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
+    parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
+    yield weights_file(place), {"parameters": json.dumps(parameters)}, weights
+    frozen = [name for name in parameters if name not in states]
+    told = _told({name: state for name, (state, _) in states.items()}, frozen)
+    tensors = {
+        f"{name}/{key}": _Live(value, bucket)
+        for name, (state, bucket) in states.items()
+        for key, value in state.tensors.items()
+    }
+    yield optimizer_file(place), told, tensors
 
 
 def _by_bucket(tensors: _LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
@@ -209,7 +268,13 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
     mine = _all_weights(model)
     for bucket in model.all_buckets:
         with bucket.present(changes=True):
-            take_weights(checked.weights, _values(_within(bucket, mine)))
+            of_bucket = _values(_within(bucket, mine))
+            if bucket.shard:
+                for place, tensors in of_bucket.items():
+                    for name, whole in tensors.items():
+                        bucket.shard.take_whole(whole, checked.weights[place].tensor(name))
+            else:
+                take_weights(checked.weights, of_bucket)
             bucket.publish_if_changed()
             bucket.restore(checked.states_of(bucket))
     take_weights(checked.weights, _values(_within(None, mine)))
@@ -225,7 +290,8 @@ def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
     with torch.no_grad():
         for place, mine in layers.items():
             for name, value in mine.items():
-                value.copy_(checked[place].tensor(name))
+                if value.numel():  # else a narrow one would seem to be changed by somebody
+                    value.copy_(checked[place].tensor(name))
 
 
 def fault_in(checkpoint: Path) -> str:

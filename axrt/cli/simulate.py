@@ -67,6 +67,7 @@ _COSTS = (
     ),
     *(
         "--replicas",
+        "--zero",
         "--reduce-cost",
         "--reduce-transfer",
         "--jitter",
@@ -169,6 +170,13 @@ _COSTS = (
 )
 @click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
+)
+@click.option(
+    "--zero",
+    default=0,
+    type=click.IntRange(0, 1),
+    help="as memory.zero: 1 = each copy of a bucket steps a shard and sends its weights; costs of "
+    "a step and of copies are those of a shard",
 )
 @click.option(
     "--reduce-cost",
@@ -476,6 +484,7 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         votes=options["clip"],
         slots=options["slots"],
     )
+    job = replace(job, shards=options["zero"] > 0 and job.pipes > 1)
     return simulate(
         job,
         costs,

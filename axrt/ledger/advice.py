@@ -158,6 +158,7 @@ def _changes(now: Prediction, layers: int) -> Iterator[Change]:
         ("precision", {"weights": "bfloat16"} if precision.weights == "float32" else {}),
         ("precision", {"gradients": "weights"} if precision.weights != "float32" else {}),
         ("memory", {"bucket_mb": memory.bucket_mb / 4} if memory.bucket_mb > 1 else {}),
+        ("memory", {"zero": 1} if memory.zero == 0 else {}),
         ("schedule", {"policy": _FEWEST} if now.schedule.policy != _FEWEST else {}),
     ):
         for key, value in values.items():

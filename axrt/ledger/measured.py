@@ -23,7 +23,7 @@ def measured(model: LocalModel) -> Ledger:
 
 def _entries(model: LocalModel) -> Iterator[Entry]:
     weights = [parameter for bucket in model.all_buckets for _, parameter in bucket.named]
-    masters = [master for bucket in model.all_buckets for _, master in bucket.trained]
+    masters = [master for bucket in model.all_buckets for master in bucket.stepped]
     stepped = [master for master in masters if _stays(model, master)]
     memories = [bucket.gradient_memory for bucket in model.all_buckets]
     trained = set(map(id, weights))

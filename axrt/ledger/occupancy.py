@@ -77,7 +77,7 @@ class Occupancies:
     def _simulated(
         self, job: Job, sizes: Sequence[StashBytes], microbatches: int
     ) -> list[Occupancy]:
-        line = self._line(replace(job, replicas=1, microbatches=microbatches))
+        line = self._line(replace(job, replicas=1, microbatches=microbatches, shards=False))
         stash = line.stash(lambda stage: sizes[stage].kept, lambda stage: sizes[stage].again)
         messages = _most_waiting(line, job, sizes)
         return [Occupancy(int(kept), messages[rank]) for rank, kept in enumerate(stash)]

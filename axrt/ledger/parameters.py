@@ -15,10 +15,12 @@ from axrt.config import Config
 from axrt.model.precision import Types, types_of, types_on_device
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec, buckets_of
-from axrt.store.flat import FlatBuffer, by_key
+from axrt.store.bucket import gradient_of
+from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
 from axrt.store.probe import Moments, Probed
+from axrt.store.shards import Cut
 
 from .skeleton import META, Skeletons, like
 
@@ -39,6 +41,7 @@ class BucketBytes:
         moments: moments of the optimizer, by key and type; None: not known.
         copies: number of places that hold the bucket.
         by_torch: the optimizer is one of torch's own.
+        part: what one other copy sends of its gradient for the shard that this one adds up.
     """
 
     weights: int
@@ -49,6 +52,7 @@ class BucketBytes:
     moments: tuple[int, ...] | None
     copies: int
     by_torch: bool
+    part: int
 
 
 class StageBytes(NamedTuple):
@@ -74,14 +78,15 @@ class _Named(NamedTuple):
 
 
 def of_stage(
-    skeletons: Skeletons, config: Config, job: Job, stage: int, probe: Probe
+    skeletons: Skeletons, config: Config, job: Job, pipe: int, stage: int, probe: Probe
 ) -> StageBytes:
-    """The sizes of what a stage holds.
+    """The sizes of what a copy of a stage holds.
 
     Args:
         skeletons: layers of the model.
         config: settings of the run.
         job: schedule that says where the model is cut.
+        pipe: pipe that the copy belongs to.
         stage: index of the stage.
         probe: function that says what is known of a bucket's optimizer, from its spec and what is
             stepped.
@@ -99,8 +104,9 @@ def of_stage(
         config.memory.bucket_mb * _MIB,
     )
     in_float32 = config.precision.gradients == "float32"
+    cut = Cut(job.pipes, pipe, config.optimizer.clip > 0) if job.shards else None
     buckets = tuple(
-        _of_bucket(spec, [narrow[name] for name, _ in spec.named], in_float32, types, probe)
+        _of_bucket(spec, [narrow[name] for name, _ in spec.named], in_float32, types, probe, cut)
         for spec in specs
     )
     frozen = list(_frozen(skeletons, places, types))
@@ -113,25 +119,38 @@ def _of_bucket(
     in_float32: bool,
     types: Types,
     probe: Probe,
+    cut: Cut | None,
 ) -> BucketBytes:
     parameters = [parameter for _, parameter in spec.named]
-    masters = Masters(parameters, narrow, META)
-    stepped = masters.parameters
-    gradient = Gradient(stepped if in_float32 else parameters, stepped, META, types.weights)
+    if cut:
+        cut = cut._replace(whole=cut.whole or not probe(spec, parameters).elementwise)
+    masters = Masters(parameters, narrow, META, cut, types.weights)
+    gradient = gradient_of(spec, masters, in_float32, META, types.weights, cut)
     gradient.open()
     gradient.show_total()  # which allocates it
-    weights = num_bytes(parameters)
-    known = probe(spec, stepped)
+    weights, stepped = num_bytes(parameters), masters.parameters
+    in_place = [one for one in stepped if not masters.is_master(one)]
+    of_type = [[in_place[place] for place in of] for of in by_key(one.dtype for one in in_place)]
+    known = probe(spec, masters.whole)
+    moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
     return BucketBytes(
         weights,
         num_bytes([*parameters, *stepped]) - weights,
-        num_bytes(one for one in stepped if not masters.is_master(one)),
+        sum(Layout(of).num_bytes for of in of_type),
         num_bytes(gradient.sums),
         num_bytes(gradient.own_totals),
-        None if known.moments is None else tuple(_flat_moments(stepped, known.moments)),
+        None if moments is None else tuple(_flat_moments(stepped, moments)),
         len(spec.copies),
         known.is_torchs,
+        _part_bytes(spec, gradient, cut),
     )
+
+
+def _part_bytes(spec: BucketSpec, gradient: Gradient, cut: Cut | None) -> int:
+    copies = len(spec.copies)
+    if cut is None:
+        return -(-num_bytes(gradient.sums) // copies) if copies > 1 else 0
+    return sum(part.nbytes for part in gradient.part(cut.mine, copies))
 
 
 def _flat_moments(stepped: Sequence[nn.Parameter], moments: Sequence[Moments]) -> Iterator[int]:

@@ -31,23 +31,24 @@ class Prediction:
         config: settings of the run.
         schedule: settings of its schedule, with the policy that it has.
         mesh: numbers of pipelines and replicas.
-        ledgers: ledger of each rank of a pipeline; all replicas have the same.
+        ledgers: ledger of each rank of a pipeline, by replica; where all replicas have the same,
+            that of the first.
     """
 
     config: Config
     schedule: Schedule
     mesh: Mesh
-    ledgers: tuple[Ledger, ...]
+    ledgers: tuple[tuple[Ledger, ...], ...]
 
     @property
     def fullest(self) -> int:
         """The first rank of the job whose device holds most."""
-        sizes = [ledger.total() for ledger in self.ledgers]
-        return self.mesh.rank_of(0, sizes.index(max(sizes)))
+        return max(range(self.size), key=lambda rank: self.of_rank(rank).total())
 
     def of_rank(self, rank: int) -> Ledger:
         """The ledger of a rank of the job."""
-        return self.ledgers[replace(self.mesh, rank=rank).pipe_rank]
+        of = replace(self.mesh, rank=rank)
+        return self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
 
     @property
     def most(self) -> int:
@@ -62,7 +63,8 @@ class Prediction:
     @property
     def unknown(self) -> tuple[str, ...]:
         """What could not be predicted, one text each."""
-        return tuple(dict.fromkeys(text for one in self.ledgers for text in one.unknown))
+        every = [one for of_replica in self.ledgers for one in of_replica]
+        return tuple(dict.fromkeys(text for one in every for text in one.unknown))
 
 
 class Predictor:
@@ -105,22 +107,27 @@ class Predictor:
         of = config.parallel
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order)
         schedule, job = self._settled(config, mesh)
-        stages = [
-            of_stage(self._skeletons, config, job, stage, self._probe)
-            for stage in range(job.stages)
-        ]
         held, why = self._held(config, job)
-        ledgers = []
-        for rank in range(job.ranks):
-            mine = [stages[stage] for stage in job.placement.stages_of(rank)]
+
+        def ledger(replica: int, rank: int) -> Ledger:
+            seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
+            mine = [of_stage(self._skeletons, config, job, *seat, self._probe) for seat in seats]
             unknown = [*why, *_without_moments(mine)]
-            ledgers.append(Ledger.of(_entries(config, job, mine, held[rank]), unknown))
-        return Prediction(config, schedule, mesh, tuple(ledgers))
+            return Ledger.of(_entries(config, job, mine, held[rank]), unknown)
+
+        replicas = range(job.replicas if job.shards else 1)
+        return Prediction(
+            config,
+            schedule,
+            mesh,
+            tuple(tuple(ledger(one, rank) for rank in range(job.ranks)) for one in replicas),
+        )
 
     def _settled(self, config: Config, mesh: Mesh) -> tuple[Schedule, Job]:
         if config.schedule.policy == AUTO:
             config = replace(config, schedule=replace(config.schedule, policy=""))
-        key = (config.schedule, config.parallel, config.memory.recompute, config.votes, mesh)
+        of = config.memory
+        key = (config.schedule, config.parallel, of.recompute, of.zero, config.votes, mesh)
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
         return self._jobs[key]
@@ -172,6 +179,4 @@ def _entries(
 
 def _parts(bucket: BucketBytes, job: Job) -> int:
     """What other copies send for the shard that a copy owns."""
-    if bucket.copies == 1 or job.by_library:
-        return 0
-    return (bucket.copies - 1) * -(-bucket.gradients // bucket.copies)
+    return 0 if job.by_library else (bucket.copies - 1) * bucket.part

@@ -18,33 +18,36 @@ bucket has moved to other memory (`move_gradient`).
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from axrt.device import is_on_host
 from axrt.errors import AxrtError, ModelError
 from axrt.model.accumulator import Accumulator
 from axrt.queues import moment_of, wait_for
 from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
+from .bucket_shard import BucketShard, shard_of_copy
 from .flat import adopt, can_be_flat
 from .gradient import Gradient, Shards, Used, used_by_any
+from .gradient_shard import GradientShard
 from .masters import Masters
+from .norms import Norms, norms_of
 from .offloaded import OffloadedState
 from .probe import made_by, probed
-from .resident import ResidentState
+from .saved_piece import SavedPiece, cut_state
+from .sharded_optimizer import give_pieces
+from .shards import Cut
 from .slots import Slots
 from .state import ParameterState, restore_state, saved_state
+from .tried_step import TriedStep
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
 Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
-# places of parameters in the model, int64; the norms of their gradients; each shape (number,)
-Norms = tuple[Tensor, Tensor]
 
 
 def constant(step: int) -> float:
@@ -74,9 +77,11 @@ class Bucket:
             they stay on the device.
         speculate: "never" if steps of offloaded state are never tried before their vote; "auto" if
             they are with optimizers of torch, "always" if they are with any.
+        cut: shards of the bucket, of which this rank steps one (ZeRO); None: it steps all of it.
     Attributes:
         trained: parameters that the optimizer steps, by the names of the module's: masters where
-            there are any.
+            there are any; the module's own where this rank steps a shard alone.
+        shard: the shard that this rank steps; None: it steps all.
     """
 
     def __init__(
@@ -92,39 +97,51 @@ class Bucket:
         narrowest: torch.dtype | None = None,
         slots: Slots | None = None,
         speculate: str = "never",
+        cut: Cut | None = None,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
         self._counts = spec.counts
-        self._places = torch.tensor(places, dtype=torch.int64)
+        if cut and not cut.whole:
+            cut = cut._replace(whole=not probed(factory, _called(spec)).elementwise)
         self._schedule, self._device = schedule, device
-        parameters = [parameter for _, parameter in spec.named]
-        self._masters = Masters(parameters, narrow or [None] * len(parameters), device)
-        self._parameters = self._masters.parameters
-        self.trained = list(zip([name for name, _ in spec.named], self._parameters, strict=True))
-        self._handles = _accumulating(parameters, self._parameters) if in_float32 else []
-        self._gradient = Gradient(
-            self._parameters if in_float32 else parameters, self._parameters, device, narrowest
+        names, parameters = [name for name, _ in spec.named], [one for _, one in spec.named]
+        masters = Masters(parameters, narrow or [None] * len(parameters), device, cut, narrowest)
+        self._masters, self._parameters = masters, masters.parameters
+        of_stepped = [piece.place for piece in masters.pieces]
+        self._places = torch.tensor([places[place] for place in of_stepped], dtype=torch.int64)
+        name_of_stepped = [names[place] for place in of_stepped]
+        self._name_of = dict(zip(self._parameters, name_of_stepped, strict=True))
+        self.trained = list(zip(names, parameters if cut else self._parameters, strict=True))
+        self._handles = _accumulating(parameters, masters.whole) if in_float32 else []
+        self._gradient = gradient_of(spec, masters, in_float32, device, narrowest, cut)
+        self.shard = (
+            BucketShard(spec.copies, me, masters, self._gradient)
+            if isinstance(self._gradient, GradientShard)
+            else None
         )
-        self.optimizer = made_by(factory, list(zip(spec.called, self._parameters, strict=True)))
+        self.optimizer = made_by(factory, list(zip(spec.called, masters.whole, strict=True)))
+        if cut and self.optimizer:
+            give_pieces(self.optimizer, masters)
         self.initial_groups = [dict(group, params=None) for group in self.groups]
         self._with_moments = 0
         self._factors: list[float | Tensor] = []  # on a total that is made for the step alone
         self._offloaded: OffloadedState | None = None
         self._tries = self._attached = False
-        self._tried: _Tried | None = None
+        self._tried: TriedStep | None = None
+        self._given_back: dict[str, Tensor] = {}
         if slots and self.optimizer:
             self._offload(slots, factory, speculate)
 
     def _offload(self, slots: Slots, factory: OptimizerFactory, speculate: str) -> None:
         """Put the state into scratch, where it lives from now on."""
-        known = probed(factory, list(zip(self.called, self._parameters, strict=True)))
+        known = probed(factory, list(zip(self.called, self._masters.whole, strict=True)))
         tries = speculate == "always" or (speculate == "auto" and known.is_torchs)
         self._offloaded = OffloadedState(
             slots,
             self._parameters,
             self._masters,
-            known.moments,
+            known.moments and [known.moments[piece.place] for piece in self._masters.pieces],
             () if self.shared else self._gradient.layouts_of_own_totals,
             tries,
         )
@@ -210,7 +227,8 @@ class Bucket:
             Views of the gradient, lent until the sums of copy `to` have come; and the parameters
             that have a gradient, None where all do.
         """
-        return self._gradient.part(self.copies.index(to), len(self.copies)), self.used
+        copy = shard_of_copy(to) if self.shard else self.copies.index(to)
+        return self._gradient.part(copy, len(self.copies)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
@@ -293,6 +311,50 @@ class Bucket:
         """Go on in other memory, with the same gradient, since this memory is still read."""
         self._gradient.move_total()
 
+    # Shards.
+
+    @property
+    def stepped(self) -> list[nn.Parameter]:
+        """What the optimizer steps here: parameters, masters, or pieces of them."""
+        return self._parameters
+
+    @property
+    def whole(self) -> list[nn.Parameter]:
+        """A parameter for each of `named`, of its shape and of the type that is stepped; it is
+        hollow where this rank steps only a piece of it in other memory."""
+        return self._masters.whole
+
+    def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
+        """What this rank keeps of a layer's parameters, on the CPU, while the bucket is present.
+
+        Args:
+            layer: the layer.
+            with_state: False to leave the optimizer's state out.
+        Raises:
+            DataError: some of the state is neither a tensor nor a plain value.
+        """
+        assert self.optimizer is not None
+        wanted = set(layer.parameters())
+        states = (
+            dict(saved_state(self.optimizer, self.initial_groups, self._name_of))
+            if with_state
+            else {}
+        )
+        nothing = ParameterState(type(self.optimizer).__name__)
+        return [
+            SavedPiece.of(name, piece, one, self._masters.is_master(one), states.get(name, nothing))
+            for piece, (one, name) in zip(self._masters.pieces, self._name_of.items(), strict=True)
+            if self.named[piece.place][1] in wanted
+        ]
+
+    def give_back_as(self, values: Mapping[str, Tensor | None]) -> None:
+        """Note what parameters will be when the modules are given back, by name; None and other
+        names are left out."""
+        mine = {name for name, _ in self.named}
+        self._given_back |= {
+            name: value for name, value in values.items() if name in mine and value is not None
+        }
+
     # Norms, factors and the step.
 
     def norms(self) -> Norms:
@@ -314,7 +376,7 @@ class Bucket:
             for place, p in zip(self._places, self._parameters, strict=True)
             if p.grad is not None
         ]
-        norms = _norms_of([gradient for _, gradient in found])
+        norms = norms_of([gradient for _, gradient in found])
         return list(zip([place for place, _ in found], norms, strict=True))
 
     def _late_gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -325,7 +387,7 @@ class Bucket:
             if gradient is not None:
                 for factor in self._factors:
                     gradient.mul_(factor)
-                yield number, _norms_of([gradient])[0]
+                yield number, norms_of([gradient])[0]
 
     def scale(self, factor: float | Tensor) -> None:
         """Multiply the gradient by a number, in place."""
@@ -359,7 +421,8 @@ class Bucket:
             group["lr"] = initial["lr"] * factor
         self._attach()
         self._make_total()
-        self.optimizer.step()
+        if self._parameters:  # a shard may have none
+            self.optimizer.step()
         self._masters.publish()
         self._detach()
 
@@ -391,10 +454,8 @@ class Bucket:
         """
         assert self._offloaded is not None
         assert self.optimizer is not None
-        self._tried = _Tried(
-            ResidentState(self.optimizer, self._offloaded.is_moment),
-            self._gradient.versions(),
-        )
+        gradient = None if self._makes_total_late else self._gradient
+        self._tried = TriedStep(self.optimizer, self._offloaded.is_moment, gradient)
         self._offloaded.keep_weights()
         self._run_optimizer(step)
 
@@ -413,15 +474,8 @@ class Bucket:
         """
         assert self._offloaded is not None
         assert self._tried is not None
-        assert self.optimizer is not None
         tried, self._tried = self._tried, None
-        if not self._makes_total_late and tried.versions != self._gradient.versions():
-            raise ModelError(
-                f"a step of {type(self.optimizer).__name__} was taken before the norm of all "
-                "gradients was known and has to be taken again, but the optimizer has changed the "
-                "gradient; expected optimizer.speculate = 'never'"
-            )
-        tried.state.restore(self.optimizer)
+        tried.take_back()
         self._attach()
         self._offloaded.take_weights_back()
         self._masters.publish()
@@ -565,6 +619,15 @@ class Bucket:
 
     # Masters.
 
+    def keep_memory(self) -> None:
+        """Take what the user has done to weights between calls, where this rank steps a shard.
+
+        Raises:
+            ModelError: he has written to narrow weights, whose masters are elsewhere.
+        """
+        if self.shard:
+            self._masters.keep_memory()
+
     def publish_if_changed(self) -> None:
         """Give layers the weights that the masters have, where somebody else has written to
         those."""
@@ -583,6 +646,10 @@ class Bucket:
         self.forget()  # weights get wider below, in the room that gradients leave
         with nullcontext() if failed else self.present():
             self._masters.give_back()
+        for name, parameter in self.named:
+            if name in self._given_back:
+                value = self._given_back.pop(name)
+                parameter.data = value.to(parameter.device, parameter.dtype)
         self._offloaded = None
 
     # Saving and loading.
@@ -604,26 +671,41 @@ class Bucket:
             states: states, by the name of the parameter; a parameter without one begins anew.
         """
         if self.optimizer is not None:
+            pieces = zip(self._name_of.values(), self._masters.pieces, strict=True)
+            mine = {
+                name: cut_state(states[name], piece, self._masters.whole[piece.place].shape)
+                for name, piece in pieces
+                if name in states
+            }
             with self.present(changes=True):
-                restore_state(self.optimizer, self.initial_groups, self._name_of, states)
+                restore_state(self.optimizer, self.initial_groups, self._name_of, mine)
             self._with_moments = 0
             self._flatten_moments()
 
-    @property
-    def _name_of(self) -> dict[nn.Parameter, str]:
-        return {parameter: name for name, parameter in self.trained}
 
-
-class _Tried(NamedTuple):
-    """What there was before a step that may be taken back, besides what is in scratch.
+def gradient_of(
+    spec: BucketSpec,
+    masters: Masters,
+    in_float32: bool,
+    device: torch.device,
+    narrowest: torch.dtype | None,
+    cut: Cut | None,
+) -> Gradient:
+    """The gradient of a bucket; arguments are those of `Bucket`.
 
     Args:
-        state: the optimizer's state that stays on the device.
-        versions: versions of the gradient.
+        masters: parameters of the bucket that are stepped.
     """
+    parameters = [parameter for _, parameter in spec.named]
+    if cut is None:
+        to = masters.parameters if in_float32 else parameters
+        return Gradient(to, masters.parameters, device, narrowest)
+    alone = len(spec.copies) == cut.shards
+    return GradientShard(parameters, in_float32, masters, device, narrowest, cut, alone)
 
-    state: ResidentState
-    versions: list[int]
+
+def _called(spec: BucketSpec) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, (_, parameter) in zip(spec.called, spec.named, strict=True)]
 
 
 def _accumulating(
@@ -642,14 +724,6 @@ def _start(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _norms_of(gradients: list[Tensor]) -> list[Tensor]:
-    """The 2-norm of each gradient, as torch's own clipping takes it on their device: the order of
-    its sums, and so the last bits, differ."""
-    if all(map(is_on_host, gradients)):
-        return [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    return list(torch._foreach_norm(gradients))
-
-
 def _is_moment(value: object, parameter: nn.Parameter) -> bool:
     if (
         not isinstance(value, Tensor)
@@ -658,32 +732,3 @@ def _is_moment(value: object, parameter: nn.Parameter) -> bool:
     ):
         return False
     return can_be_flat(value)
-
-
-def joined(parts: Iterable[Norms]) -> Norms:
-    """The norms of several buckets or stages as one pair of tensors, of the widest type among
-    them."""
-    places, norms = zip(*parts, strict=True)
-    # Without those that have none, whose type says nothing.
-    return torch.cat(places), torch.cat([of_part for of_part in norms if len(of_part)] or norms[:1])
-
-
-def total_norm(parts: Iterable[Norms]) -> Tensor:
-    """The 2-norm of all gradients from the norms of each, shape ().
-
-    It is taken in model order, as `torch.nn.utils.clip_grad_norm_` takes it.
-    """
-    places, norms = joined(parts)
-    norm: Tensor = torch.linalg.vector_norm(norms[places.argsort()])
-    return norm
-
-
-def clip_factor(norm: Tensor, most: float) -> Tensor:
-    """The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients: at most 1, shape
-    ().
-
-    Args:
-        norm: 2-norm of all gradients, shape ().
-        most: largest norm that is wanted.
-    """
-    return torch.clamp(most / (norm + 1e-6), max=1.0)

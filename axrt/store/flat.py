@@ -7,6 +7,7 @@ last bits of a matrix product may depend on that.
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Self
 
@@ -28,6 +29,9 @@ class Layout:
         dtype: type of the memory.
         unit: views and shards begin at multiples of so many elements.
         elements: size of the stretch, in elements.
+        offsets: element at which each view begins.
+        sizes: number of elements of each view; the gap behind it does not count.
+        is_contiguous: for each view, whether its elements are in memory in the order of its shape.
     """
 
     def __init__(
@@ -39,9 +43,14 @@ class Layout:
         own = like[0].dtype if like else torch.float32
         self.dtype = dtype or own
         self.unit = max(1, _ALIGNMENT_BYTES // (narrowest or own).itemsize)
-        sizes = [-(-tensor.numel() // self.unit) * self.unit for tensor in like]
-        *self._offsets, self.elements = 0, *accumulate(sizes)
+        self.sizes = [tensor.numel() for tensor in like]
+        with_gaps = [-(-size // self.unit) * self.unit for size in self.sizes]
+        *self.offsets, self.elements = 0, *accumulate(with_gaps)
         self._shapes = [(tensor.shape, _dense_strides(tensor)) for tensor in like]
+
+    @cached_property
+    def is_contiguous(self) -> list[bool]:
+        return [strides == _strides(shape) for shape, strides in self._shapes]
 
     @property
     def num_bytes(self) -> int:
@@ -54,7 +63,7 @@ class Layout:
             # `.data`: views share one version counter otherwise, and nobody could tell which was
             # written to.
             flat.as_strided(shape, strides, flat.storage_offset() + offset).data
-            for (shape, strides), offset in zip(self._shapes, self._offsets, strict=True)
+            for (shape, strides), offset in zip(self._shapes, self.offsets, strict=True)
         ]
 
 
@@ -70,6 +79,7 @@ class FlatBuffer:
             Views and shards begin at the same elements in each of these types.
         filled: True to begin with zeros; False where all of it is about to be written.
     Attributes:
+        layout: where views begin.
         flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros.
         views: one view for each of `like`, in order; each has a version counter of its own.
     """
@@ -94,7 +104,7 @@ class FlatBuffer:
         return made
 
     def _take(self, layout: Layout, flat: Tensor) -> None:
-        self.dtype, self._unit = layout.dtype, layout.unit
+        self.layout, self.dtype = layout, layout.dtype
         self.flat, self.views = flat, layout.views_of(flat)
 
     @property
@@ -105,8 +115,8 @@ class FlatBuffer:
     def shard(self, index: int, count: int) -> Tensor:
         """View `index` of the stretch cut into `count` consecutive ones, as equal as alignment lets
         them be."""
-        units = self.flat.numel() // self._unit
-        begin, end = (units * one // count * self._unit for one in (index, index + 1))
+        units = self.flat.numel() // self.layout.unit
+        begin, end = (units * one // count * self.layout.unit for one in (index, index + 1))
         return self.flat[begin:end]
 
     def adopt(self, tensors: Sequence[Tensor]) -> None:
@@ -117,10 +127,16 @@ class FlatBuffer:
                 tensor.data = view
 
 
-def hollow(like: Tensor) -> Tensor:
-    """A tensor without memory, of the same shape, type and device: all elements are one nan."""
-    number = math.nan if like.is_floating_point() or like.is_complex() else 0
-    return torch.full((), number, dtype=like.dtype, device=like.device).expand(like.shape)
+def hollow(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor without memory, of the same shape, type and device: all elements are one nan.
+
+    Args:
+        like: tensor with that shape.
+        dtype: another type.
+    """
+    dtype = dtype or like.dtype
+    number = math.nan if dtype.is_floating_point or dtype.is_complex else 0
+    return torch.full((), number, dtype=dtype, device=like.device).expand(like.shape)
 
 
 def is_hollow(tensor: Tensor) -> bool:
@@ -154,6 +170,10 @@ def by_key(keys: Iterable[Hashable]) -> list[list[int]]:
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
     return list(places.values())
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:

@@ -28,6 +28,9 @@ class Gradient:
         device: device of both.
         narrowest: narrowest type in which some copy adds up, so that all cut alike; None: that of
             `parameters`.
+        groups: indices of the parameters that share flat memory, each of one type of each; (): as
+            types ask for.
+        like: tensors that have the strides of the memory; (): `parameters`.
     Attributes:
         has_own_total: some of the total is not where microbatches add up.
     """
@@ -38,15 +41,19 @@ class Gradient:
         stepped: Sequence[nn.Parameter],
         device: torch.device,
         narrowest: torch.dtype | None = None,
+        groups: Sequence[list[int]] = (),
+        like: Sequence[Tensor] = (),
     ) -> None:
         self._parameters, self._stepped = list(parameters), list(stepped)
         self._device = device
         types = [(one.dtype, other.dtype) for one, other in zip(parameters, stepped, strict=True)]
-        self._groups = by_key(types)
+        self._groups = list(groups) or by_key(types)
         self.has_own_total = any(one != other for one, other in types)
         # Now, while parameters have their strides: masters that are elsewhere have none.
         self._layouts = {
-            (group[0], dtype): Layout([parameters[place] for place in group], dtype, narrowest)
+            (group[0], dtype): Layout(
+                [(like or parameters)[place] for place in group], dtype, narrowest
+            )
             for group in self._groups
             for dtype in types[group[0]]
         }

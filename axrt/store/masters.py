@@ -3,17 +3,22 @@ steps, and narrow copies of them, which layers compute with.
 
 A parameter of a module becomes the narrow copy and stays the same object, with its hooks. Its
 master is a parameter of its own. A parameter that is not narrow is its own master.
+
+Where state is sharded there are masters of the pieces in this rank's shard alone, and pieces of a
+parameter that is not narrow are views of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from axrt.errors import ModelError
 
 from .flat import FlatBuffer, Layout, adopt, by_key, hollow
+from .shards import Cut, Piece
 
 
 @dataclass(slots=True)
@@ -22,8 +27,9 @@ class _Narrow:
 
     Args:
         parameters: the module's.
-        masters: their masters.
+        masters: their masters, or those of their pieces.
         narrow: memory of the module's.
+        mine: what masters are of in it.
         layout: where each master begins in its memory.
         wide: memory of the masters; None while they are elsewhere.
         before: type that the module's had.
@@ -32,6 +38,7 @@ class _Narrow:
     parameters: list[nn.Parameter]
     masters: list[nn.Parameter]
     narrow: FlatBuffer
+    mine: Tensor
     layout: Layout
     wide: FlatBuffer | None
     before: torch.dtype
@@ -44,8 +51,16 @@ class Masters:
         parameters: trained parameters of modules, on their device.
         narrow: type that each is to have on the device; None: it stays as it is.
         device: device of the parameters.
+        cut: shards of the bucket; None: this rank steps all of it.
+        narrowest: narrowest type of any copy's parameters, by which all cut alike; None: that of
+            these.
     Attributes:
-        parameters: parameter that the optimizer steps for each of them.
+        parameters: what the optimizer steps: a parameter for each of them, or for each piece.
+        pieces: for each of `parameters` what it is of those that are given.
+        whole: a parameter of the shape of each of those that are given, in the type that is
+            stepped. It is what is stepped where that is all of it. Else it is the parameter itself,
+            or hollow where weights are narrow.
+        groups: indices of the parameters that share flat memory.
     """
 
     def __init__(
@@ -53,22 +68,95 @@ class Masters:
         parameters: Sequence[nn.Parameter],
         narrow: Sequence[torch.dtype | None],
         device: torch.device,
+        cut: Cut | None = None,
+        narrowest: torch.dtype | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        self._given, self.whole = list(parameters), list(parameters)
         self._narrow: list[_Narrow] = []
+        self._cut, self._narrowest, self._device = cut, narrowest, device
+        self._shards: list[list[Tensor]] = []  # of the weights, in each group's memory
+        # memory of parameters that are stepped in place, where there are shards
+        self._in_place: list[tuple[list[nn.Parameter], FlatBuffer] | None] = []
         both = zip(parameters, narrow, strict=True)
-        for group in by_key([(parameter.dtype, to) for parameter, to in both]):
+        self.groups = by_key([(parameter.dtype, to) for parameter, to in both])
+        stepped: list[tuple[Piece, nn.Parameter]] = []
+        for group in self.groups:
             of_type, to = [parameters[place] for place in group], narrow[group[0]]
-            if to is None:
-                adopt(of_type, device)
-                continue
-            made = _narrowed(of_type, to, device)
-            self._narrow.append(made)
-            for place, master in zip(group, made.masters, strict=True):
-                self.parameters[place] = master
+            stepped += [
+                (piece._replace(place=group[piece.place]), parameter)
+                for piece, parameter in self._take(of_type, to)
+            ]
+            for place, master in zip(group, self._whole_of(of_type, to), strict=True):
+                self.whole[place] = master
+        stepped.sort(key=lambda one: one[0].place)
+        for piece, parameter in stepped:
+            if piece.is_whole:
+                self.whole[piece.place] = parameter
+        self.pieces = [piece for piece, _ in stepped]
+        self.parameters = [parameter for _, parameter in stepped]
         self._published, self._untouched = self._versions(), self._narrow_versions()
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
+
+    def _take(
+        self, parameters: list[nn.Parameter], to: torch.dtype | None
+    ) -> Iterator[tuple[Piece, nn.Parameter]]:
+        """Put parameters of one type into flat memory, and give what is stepped of each."""
+        cut, device, narrowest = self._cut, self._device, self._narrowest
+        pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
+        if to is not None:
+            made = _narrowed(parameters, to, device, cut, pieces)
+            self._narrow.append(made)
+            self._shards.append(_shards(made.narrow, cut))
+            self._in_place.append(None)
+            yield from zip(pieces, made.masters, strict=True)
+        elif cut is None:
+            adopt(parameters, device)
+            yield from zip(pieces, parameters, strict=True)
+        else:
+            memory = FlatBuffer(parameters, device, narrowest=narrowest)
+            memory.adopt(parameters)
+            self._shards.append(_shards(memory, cut))
+            self._in_place.append((parameters, memory))
+            for piece in pieces:
+                yield piece, _stepped_in_place(parameters[piece.place], piece)
+
+    def _whole_of(
+        self, parameters: list[nn.Parameter], to: torch.dtype | None
+    ) -> list[nn.Parameter]:
+        if to is None:
+            return parameters
+        is_cut = self._cut is not None
+        return [_hollow_master(one) for one in parameters] if is_cut else self._narrow[-1].masters
+
+    def weights(self, shard: int) -> tuple[Tensor, ...]:
+        """The weights of a shard as layers have them, one stretch for each type of parameters."""
+        return tuple([shards[shard] for shards in self._shards])
+
+    def weights_to_send(self) -> tuple[Tensor, ...]:
+        """The weights of the own shard; copies of those that the user or a layer may write to while
+        they are sent."""
+        assert self._cut is not None
+        return tuple(
+            [
+                own if in_place is None else own.clone()
+                for own, in_place in zip(self.weights(self._cut.mine), self._in_place, strict=True)
+            ]
+        )
+
+    def keep_memory(self) -> None:
+        """Let parameters of which pieces are stepped be in their flat memory again, with the values
+        that they have, where the user has given them other memory (`p.data = ...`).
+
+        Raises:
+            ModelError: somebody has written to a narrow parameter.
+        """
+        self._check_narrow()
+        for in_place in self._in_place:
+            for parameter, view in zip(*_pairs(in_place), strict=True):
+                if parameter.data_ptr() != view.data_ptr():
+                    view.copy_(parameter.detach())
+                    parameter.data = view
 
     @property
     def layouts(self) -> list[Layout]:
@@ -103,20 +191,42 @@ class Masters:
         Raises:
             ModelError: somebody has written to a narrow parameter, which would be undone.
         """
-        if self._narrow_versions() != self._untouched:
-            raise ModelError(
-                "a weight that layers compute with was changed beside the optimizer, by a layer or "
-                "by the user, and its float32 master was not; expected changes of "
-                "engine.named_parameters() alone, or precision.weights = 'float32'"
-            )
+        self._check_narrow()
         for group in self._narrow:
             assert group.wide is not None, "masters are published while they are elsewhere"
             for master, view in zip(group.masters, group.wide.views, strict=True):
                 if master.data_ptr() != view.data_ptr():  # somebody has put another tensor there
                     view.copy_(master.detach())
                     master.data = view
-            group.narrow.flat.copy_(group.wide.flat)
+            group.mine.copy_(group.wide.flat)
         self._published = self._versions()
+
+    def take_whole(self, place: int, value: Tensor) -> None:
+        """Let a parameter have a value, and the master of its piece here, if there is one.
+
+        Args:
+            place: index of the parameter.
+            value: the whole of it, in the type of masters.
+        """
+        given = self._given[place]
+        given.data.copy_(value)  # `.data`: it is no change by a layer or by the user
+        for piece, stepped in zip(self.pieces, self.parameters, strict=True):
+            if piece.place == place and stepped is not given and self.is_master(stepped):
+                stepped.detach().copy_(piece.of(value))
+
+    def _check_narrow(self) -> None:
+        if self._narrow_versions() == self._untouched:
+            return
+        instead = (
+            "no changes of them with memory.zero"
+            if self._cut
+            else "changes of engine.named_parameters() alone"
+        )
+        raise ModelError(
+            "a weight that layers compute with was changed beside the optimizer, by a layer or by "
+            f"the user, and its float32 master was not; expected {instead}, or precision.weights = "
+            "'float32'"
+        )
 
     def have_changed(self) -> bool:
         """A master was written to since `publish`, by somebody who has not published it."""
@@ -126,12 +236,16 @@ class Masters:
         """Give the modules' parameters the type that they had, with the weights of the masters, or
         with their own where masters are elsewhere. Masters are the same tensors then."""
         for group in self._narrow:
-            for parameter, master in zip(group.parameters, group.masters, strict=True):
+            # Where there are shards, whoever wants all masters has them from the other ranks.
+            are_here = group.wide is not None and self._cut is None
+            found = group.masters if are_here else group.parameters
+            for parameter, weights in zip(group.parameters, found, strict=True):
                 parameter.grad = None  # of the narrow type
-                found = parameter if group.wide is None else master
                 # A copy where the memory of masters is a slot, which others use.
-                parameter.data = found.detach().to(group.before, copy=self._have_moved)
-                master.data = parameter.data
+                parameter.data = weights.detach().to(group.before, copy=self._have_moved)
+            if self._cut is None:
+                for parameter, master in zip(group.parameters, group.masters, strict=True):
+                    master.data = parameter.data
         # The flat memory goes with its bucket, so a rank never has all weights in both types.
         self._narrow, self._published, self._untouched = [], [], []
 
@@ -142,17 +256,64 @@ class Masters:
         return [master._version for group in self._narrow for master in group.masters]
 
 
-def _narrowed(parameters: list[nn.Parameter], to: torch.dtype, device: torch.device) -> _Narrow:
+def _narrowed(
+    parameters: list[nn.Parameter],
+    to: torch.dtype,
+    device: torch.device,
+    cut: Cut | None,
+    pieces: Sequence[Piece],
+) -> _Narrow:
     narrow = FlatBuffer(parameters, device, to, narrowest=to)
-    wide = FlatBuffer(parameters, device, torch.float32, narrowest=to)
-    masters = []
     before = parameters[0].dtype
-    for parameter, copy, view in zip(parameters, narrow.views, wide.views, strict=True):
-        view.copy_(parameter.detach())
+    of_pieces = [piece.of(_dense(parameters[piece.place])) for piece in pieces]
+    wide = FlatBuffer(of_pieces, device, torch.float32, narrowest=to)
+    layout = Layout(of_pieces, torch.float32, narrowest=to)
+    masters = []
+    for piece, its, view in zip(pieces, of_pieces, wide.views, strict=True):
+        view.copy_(its)
+        masters.append(nn.Parameter(view))
+        marks = parameters[piece.place].__dict__  # for the user's factory
+        masters[-1].__dict__.update(marks)
+    for parameter, copy in zip(parameters, narrow.views, strict=True):
+        copy.copy_(parameter.detach())
         parameter.grad = None
         parameter.data = copy
-        masters.append(nn.Parameter(view))
-        masters[-1].__dict__.update(parameter.__dict__)  # marks for the user's factory
-    narrow.flat.copy_(wide.flat)
-    layout = Layout(parameters, torch.float32, narrowest=to)
-    return _Narrow(parameters, masters, narrow, layout, wide, before)
+    mine = _shards(narrow, cut)[cut.mine] if cut else narrow.flat
+    return _Narrow(parameters, masters, narrow, mine, layout, wide, before)
+
+
+def _dense(parameter: nn.Parameter) -> Tensor:
+    """The values of a parameter without gaps between them."""
+    value = parameter.detach()
+    return value if value.is_contiguous() else value.clone()
+
+
+def _all(parameters: Sequence[nn.Parameter]) -> list[Piece]:
+    return [Piece(place, 0, one.numel(), True) for place, one in enumerate(parameters)]
+
+
+def _shards(memory: FlatBuffer, cut: Cut | None) -> list[Tensor]:
+    if cut is None:
+        return [memory.flat]
+    bounds = cut.bounds(memory.layout)
+    return [memory.flat[first:end] for first, end in pairwise(bounds)]
+
+
+def _pairs(
+    in_place: tuple[list[nn.Parameter], FlatBuffer] | None,
+) -> tuple[Sequence[nn.Parameter], Sequence[Tensor]]:
+    return (in_place[0], in_place[1].views) if in_place else ((), ())
+
+
+def _stepped_in_place(parameter: nn.Parameter, piece: Piece) -> nn.Parameter:
+    if piece.is_whole:
+        return parameter
+    made = nn.Parameter(piece.of(parameter.detach()))
+    made.__dict__.update(parameter.__dict__)
+    return made
+
+
+def _hollow_master(parameter: nn.Parameter) -> nn.Parameter:
+    made = nn.Parameter(hollow(parameter.detach(), torch.float32))
+    made.__dict__.update(parameter.__dict__)
+    return made

@@ -22,10 +22,13 @@ class Probed(NamedTuple):
         moments: types of the moments of each parameter, by the optimizer's own key; None where the
             optimizer cannot be stepped on tiny parameters.
         is_torchs: it is of `torch.optim`, and nobody has added to what a step does.
+        elementwise: what a step does to an element follows from that element's own numbers, so that
+            parameters may be cut anywhere.
     """
 
     moments: list[Moments] | None
     is_torchs: bool
+    elementwise: bool = False
 
 
 def made_by(
@@ -85,7 +88,8 @@ def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probe
         for _, tiny in tinies
         for of_one in [optimizer.state.get(tiny, {})]
     ]
-    return Probed(moments, _is_torchs(optimizer))
+    is_torchs = _is_torchs(optimizer)
+    return Probed(moments, is_torchs, is_torchs and type(optimizer).__name__ in _ELEMENTWISE)
 
 
 def _tiny(parameter: nn.Parameter) -> nn.Parameter:
@@ -93,6 +97,24 @@ def _tiny(parameter: nn.Parameter) -> nn.Parameter:
     tiny = nn.Parameter(torch.zeros(sizes, dtype=parameter.dtype))
     tiny.__dict__.update(parameter.__dict__)  # marks that factories look at
     return tiny
+
+
+# The others of torch look at whole parameters: Adafactor, Muon.
+_ELEMENTWISE = frozenset(
+    [
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "ASGD",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+    ]
+)
 
 
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from axrt.store.bucket import clip_factor
+from axrt.store.norms import clip_factor
 
 
 class Expectation:

@@ -17,7 +17,7 @@ from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 
-from .worker import Made, Mail, Worker
+from .worker import Made, Mail, Worker, nothing
 
 Land = Callable[[Message, Sequence[Tensor]], None]
 StillReads = Callable[[Tensor, float], bool]
@@ -40,7 +40,7 @@ class GradientWorker(Worker):
         leaving_in_parts: stages with a bucket that may leave before others are complete.
     """
 
-    kinds = (Kind.REDUCE,)
+    kinds = (Kind.REDUCE, Kind.GATHER)
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class GradientWorker(Worker):
                 bucket.close()
                 closed.add(number)
                 if (stage, number) not in self._by_library:
-                    self._await_sums(bucket, step)
+                    self._await(bucket, step)
         if completed is None:
             for bucket in self._buckets[stage]:
                 bucket.check_unchanged()
@@ -145,16 +145,28 @@ class GradientWorker(Worker):
         bucket = self._senders[to, copy]
         return bucket.part_for(to) if message.meaning is Meaning.PART else bucket.used
 
-    def _await_sums(self, bucket: Bucket, step: int) -> None:
-        """Let sums from other ranks arrive in the memory of the gradient."""
+    def _await(self, bucket: Bucket, step: int) -> None:
+        """Let sums from other ranks arrive in the memory of the gradient; where there are shards,
+        their weights in that of the weights, which no backward of the step reads any more."""
         pipe, stage, number = bucket.me
         numbers = numbers_of(step, len(bucket.copies))
-        for copy, rooms in bucket.rooms_for_sums():
+        meaning, expected = (
+            (Meaning.WEIGHTS, bucket.shard.rooms_for_weights())
+            if bucket.shard
+            else (Meaning.SUM, bucket.rooms_for_sums())
+        )
+        for copy, rooms in expected:
             if bucket.copies[copy] not in self._here:  # what stays here never passes the transport
-                self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
+                self._land(Message(meaning, stage, numbers[copy], pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
         bucket = self._buckets[task.stage][task.part]
+        if bucket.shard:
+            if task.kind is Kind.GATHER:
+                bucket.shard.take_weights(self._from_copies(Meaning.WEIGHTS, task))
+            else:
+                bucket.shard.add_up(self._from_copies(Meaning.PART, task))
+            return nothing
         total = bucket.add_up(self._from_copies(Meaning.PART, task))
         self._reducing.add((task.stage, task.part))
 
@@ -168,11 +180,13 @@ class GradientWorker(Worker):
         return made
 
     def posted(self, task: Task) -> None:
-        self._reducing.remove((task.stage, task.part))
+        self._reducing.discard((task.stage, task.part))
 
     def take_sums(self, task: Task) -> None:
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
         bucket = self._buckets[task.stage][task.part]
+        if bucket.shard:
+            return  # nobody else has the shard that was added up
         if (task.stage, task.part) in self._by_library:
             bucket.show_total()
         elif bucket.shared:

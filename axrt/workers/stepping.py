@@ -11,10 +11,13 @@ from torch import Tensor
 
 from axrt.loss_scale import LossScale
 from axrt.losses import Losses, mean_loss, total_weight
-from axrt.scheduler.job import Job
+from axrt.scheduler.bucket import BucketCopy
+from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
+from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.task import Kind, Task
-from axrt.store.bucket import Bucket, Norms, clip_factor, joined, total_norm
+from axrt.store.bucket import Bucket
+from axrt.store.norms import Norms, clip_factor, joined, total_norm
 
 from .expectation import Expectation
 from .worker import Made, Mail, Worker, nothing
@@ -66,8 +69,8 @@ class SteppingWorker(Worker):
         take_sums: function that puts the sums that have come into the bucket of a task.
         mail: payloads of the session.
         clip: largest 2-norm of all gradients; 0: no limit.
-        tell_norms: function that is called with (step, stage, norms) when all buckets of a stage of
-            pipe 0 have stepped without a vote; those of other pipes are the same.
+        tell_norms: function that is called with (step, stage, norms) when all buckets of a stage
+            whose norms count have stepped without a vote.
         loss_scale: scale of the losses of each step; None: they are as they are.
         skip: function that is called with the index of a stage whose buckets do not step.
         expectation: what the rank expects of votes; None where no step is tried before its vote.
@@ -92,11 +95,12 @@ class SteppingWorker(Worker):
         self._take_sums, self._mail = take_sums, mail
         self._clip, self._tell_norms = clip, tell_norms
         self._loss_scale, self._skip, self._expectation = loss_scale, skip, expectation
+        self._voters = voters_of(job)
         self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.NORM: self._norm,
             Kind.VOTE: self._vote,
-            Kind.STEP: self._step if expectation is None else self._try,
+            Kind.STEP: self._step_and_send if expectation is None else self._try,
             Kind.COMMIT: self._commit,
         }
 
@@ -126,7 +130,7 @@ class SteppingWorker(Worker):
         return self._run[task.kind](task)
 
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is Kind.STEP and not self._job.votes and self._pipe_of[task.stage] == 0:
+        if task.kind is Kind.STEP and not self._job.votes and self._counts(task.stage):
             record = self._records[task.microbatch]
             # Of those that have ended: others may have started, and their norms are not there yet.
             record.ended[task.stage] += 1
@@ -135,14 +139,17 @@ class SteppingWorker(Worker):
                 self._tell_norms(task.microbatch, task.stage, joined(norms))
         return made
 
+    def _counts(self, stage: int) -> bool:
+        """The norms of a stage here are some of those that make the norm of all gradients."""
+        return Seat(self._pipe_of[stage], stage) in self._voters
+
     def _norm(self, task: Task) -> Made:
         buckets = range(len(self._buckets[task.stage]))
         norms = [self._complete(task._replace(part=bucket)).norms() for bucket in buckets]
         return lambda message: joined(norms)
 
     def _vote(self, task: Task) -> Made:
-        stages = self._job.stages
-        numbers = numbers_of(task.microbatch, stages)
+        numbers = numbers_of(task.microbatch, len(self._voters))
         norm = total_norm([self._mail.take(Meaning.NORM, 0, number) for number in numbers])
         pipes = self._records[task.microbatch].in_order()
         if not all(math.isfinite(value) for losses in pipes for value in losses.values):
@@ -150,20 +157,31 @@ class SteppingWorker(Worker):
             norm = torch.full_like(norm, math.nan)
         return lambda message: norm
 
-    def _step(self, task: Task) -> Made:
+    def _step(self, task: Task) -> None:
         bucket, record = self._complete(task), self._records[task.microbatch]
         if self._job.votes:
             assert record.norm is not None
             if not record.norm.isfinite():
                 bucket.forget_gradients()
                 self._skip(task.stage)
-                return nothing
+                return
             if self._clip:
                 bucket.scale(clip_factor(record.norm, self._clip))
-        elif self._pipe_of[task.stage] == 0:
+        elif self._counts(task.stage):
             record.norms[task.stage][task.part] = bucket.norms()
         bucket.step(task.microbatch)
-        return nothing
+
+    def _step_and_send(self, task: Task) -> Made:
+        self._step(task)
+        return self._new_weights(task)
+
+    def _new_weights(self, task: Task) -> Made:
+        """What each copy gets of the weights that were stepped here, where there are shards."""
+        shard = self._buckets[task.stage][task.part].shard
+        if shard is None:
+            return nothing
+        weights_for = shard.new_weights()
+        return lambda message: weights_for(BucketCopy(message.pipe, message.stage, message.bucket))
 
     def _try(self, task: Task) -> Made:
         """Step on the expectation that the vote changes nothing, where that can be taken back."""
@@ -179,10 +197,10 @@ class SteppingWorker(Worker):
         assert self._expectation is not None
         if bucket.is_tried and self._expectation.is_plain(task.microbatch):
             bucket.keep_tried()
-            return nothing
+            return self._new_weights(task)
         if bucket.is_tried:
             bucket.take_back()
-        return self._step(task)
+        return self._step_and_send(task)
 
     def _complete(self, task: Task) -> Bucket:
         """The bucket of a task, with the gradient of all microbatches of all copies."""

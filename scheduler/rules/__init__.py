@@ -12,6 +12,7 @@ from .pipeline import pipeline
 from .recomputation import recomputation
 from .replicas import replicas
 from .row import Need, OnDevice, Queue, Row, StageHere
+from .sharding import sharding
 from .speculation import speculation
 
 __all__ = ["Feature", "Need", "OnDevice", "Queue", "Row", "StageHere", "features_of"]
@@ -26,4 +27,5 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     by_library = (collectives,) if job.by_library else ()
     offloaded = (offload,) if job.slots else ()
     tried = (speculation,) if job.speculates else ()
-    return (pipeline, recomputation, replicas, *by_library, clipping, *offloaded, *tried)
+    sharded = (sharding,) if job.shards else ()
+    return (pipeline, recomputation, replicas, *by_library, clipping, *offloaded, *tried, *sharded)

@@ -22,15 +22,16 @@ from ..lane import Gate
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
 from .collectives import by_library, ready
-from .row import Need, Row, StageHere, urgent
+from .row import Need, Row, StageHere, nothing, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:
-    """The rows of each bucket of a stage; every copy keeps all of the optimizer's state."""
+    """The rows of each bucket of a stage."""
     for bucket, copies in enumerate(here.buckets):
         if len(copies) > 1 and not by_library(here.job, copies):
             parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
-            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), sums(here), bucket=bucket)
+            then = nothing if here.job.shards else sums(here)
+            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket)
         # Buckets may leave and step before their stage's backward is done; the next step may not
         # begin before. One of them waits for it.
         backward = (Need(here.completes),) if bucket == 0 else ()
@@ -38,8 +39,32 @@ def replicas(here: StageHere) -> Iterator[Row]:
         vote = () if tried else voted(here)
         needs = (whole(here, bucket), *backward, losses_of_all(here), *vote)
         all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
-        opens = None if tried else Gate.WEIGHTS
-        yield Row(Kind.STEP, all_needs, urgent(3), bucket=bucket, opens=opens)
+        yield Row(
+            Kind.STEP,
+            all_needs,
+            urgent(3),
+            new_weights(here, tried),
+            bucket=bucket,
+            opens=opened(here, tried),
+        )
+
+
+def opened(here: StageHere, tried: bool = False) -> Gate | None:
+    """The gate that the end of a step opens.
+
+    Args:
+        here: the stage.
+        tried: True if the step may be taken back, so that it opens none.
+    """
+    return None if tried or here.job.shards else Gate.WEIGHTS
+
+
+def new_weights(here: StageHere, tried: bool = False) -> Callable[[Task], list[Message]]:
+    """After a step, a message to each copy that its new weights are there, where there are shards;
+    see `opened`."""
+    if tried or not here.job.shards:
+        return lambda task: []
+    return lambda task: to_copies(Meaning.WEIGHTS, here, task.part, task.microbatch)
 
 
 def seats_of(copies: Copies) -> tuple[Seat, ...]:
@@ -48,12 +73,15 @@ def seats_of(copies: Copies) -> tuple[Seat, ...]:
 
 
 def whole(here: StageHere, bucket: int) -> Need:
-    """The bucket has the gradient of all microbatches of all its copies."""
+    """The bucket has the gradient of all microbatches of all its copies; of its shard alone where
+    there are shards."""
     copies = here.buckets[bucket]
     if len(copies) == 1:
         return Need(here.completes)
     if by_library(here.job, copies):
         return Need(Meaning.SUM, (here.seat,), bucket)
+    if here.job.shards:
+        return Need(Kind.REDUCE, bucket=bucket)
     return Need(Meaning.SUM, seats_of(copies), bucket)
 
 

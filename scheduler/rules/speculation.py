@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ..lane import Gate
 from ..task import Kind
-from .replicas import voted
+from .replicas import new_weights, opened, voted
 from .row import Need, OnDevice, Row, StageHere, urgent
 
 
@@ -43,8 +43,9 @@ def speculation(here: StageHere) -> Iterator[Row]:
             Kind.COMMIT,
             (Need(Kind.REFETCH, bucket=bucket),),
             urgent(3),
+            new_weights(here),
             bucket=bucket,
-            opens=Gate.WEIGHTS,
+            opens=opened(here),
         )
         yield Row(
             Kind.RESTORE,

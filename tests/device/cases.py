@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 import axrt
 from axrt.compute import compute_on
@@ -96,7 +97,10 @@ def case_memory_that_changes_hands_is_recorded(comm: "MPI.Comm") -> None:
     check = accelerator().check_clocks
     batches = random_batches((600, 12), classes=4, microbatches=MICROBATCHES * comm.size)
     mine = slice(comm.rank * MICROBATCHES, (comm.rank + 1) * MICROBATCHES)
-    with _engine(comm, motley(), parallel={"data": comm.size}) as engine:
+    model = motley()
+    for layer in (layer for layer in model.layers if isinstance(layer, nn.Module)):
+        layer.to(DEVICE)
+    with _engine(comm, model, parallel={"data": comm.size}) as engine:
         check()  # the first pipe's weights of modules went to the others
         engine.train_batch(iter(batches(0)[mine]))
         check()

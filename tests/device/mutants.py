@@ -174,9 +174,9 @@ MUTANTS = [
     ),
     Mutant(
         "given weights are taken over on the user's stream",
-        "axrt/trainer.py",
-        "                    self._rank.loop.computing(),\n",
-        "",
+        "axrt/given_weights.py",
+        "with rank.loop.computing(), torch.no_grad():",
+        "with torch.no_grad():",
         OURS,
         HANDS,
     ),

@@ -264,6 +264,47 @@ def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -
                 assert found == plain, f"{scratch} {precision}"
 
 
+def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
+    """Optimizer state in shards (ZeRO), also offloaded; large and small weights travel. A run goes
+    on from what shards have saved."""
+    if comm.size == 1:
+        return
+    batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
+
+    def trained(memory: dict[str, Any], load: Path | None = None, **sections: Any) -> Outcome:
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        parallel = {"data": comm.size}
+        config = _configured(parallel=parallel, memory={"bucket_mb": 0.1, **memory}, **sections)
+        model = perceptron(width=96)
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            if load:
+                engine.load_checkpoint(load)
+            losses = [engine.train_batch(iter(batches(step)[mine])).loss for step in range(STEPS)]
+            if not load:
+                engine.save_checkpoint(folder / f"{len(memory)}{len(sections)}" / "saved")
+            found = {name: p.detach().cpu().clone() for name, p in engine.named_parameters()}
+        return together(comm.allgather(Outcome(losses, [], found)), pipes=comm.size)
+
+    with _repeatable():
+        for sections in (
+            {},
+            {"optimizer": {"clip": 0.5}},
+            {"precision": {"weights": "bfloat16", "gradients": "weights"}},
+        ):
+            folder = _folder(comm)
+            plain = trained({}, **sections)
+            for memory in ({"zero": 1}, {"zero": 1, "offload": "stream"}):
+                found = trained(memory, **sections)
+                assert found.losses == plain.losses, (memory, sections)
+                for name, value in found.parameters.items():  # shown in the layers' type
+                    assert torch.equal(plain.parameters[name].to(value.dtype), value), name
+                saved = folder / f"{len(memory)}{len(sections)}" / "saved"
+                assert trained({}, saved, **sections) == trained(
+                    memory | {"zero": 0}, saved, **sections
+                )
+
+
 def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
     """A run that saves while stores are under way, and goes on without offload and with it."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)

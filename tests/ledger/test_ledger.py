@@ -195,6 +195,54 @@ CASES = {
         data=2,
         sections={"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}},
     ),
+    "shards": Case(data=2, sections={"memory": {**SMALL, "zero": 1}}),
+    "shards-in-weights": Case(  # clipped, so that all totals are there at one time
+        data=3,
+        sections={
+            "precision": IN_WEIGHTS,
+            "memory": {**SMALL, "zero": 1},
+            "optimizer": {"clip": 0.5},
+        },
+    ),
+    "shards-clipped": Case(
+        data=2,
+        sections={
+            "precision": BFLOAT16,
+            "memory": {**SMALL, "zero": 1},
+            "optimizer": {"clip": 0.5},
+        },
+    ),
+    "shards-of-ties": Case(
+        three_times,
+        batches=tied_batches,
+        data=2,
+        sections={
+            "precision": IN_WEIGHTS,
+            "memory": {**SMALL, "zero": 1},
+            "optimizer": {"clip": 0.5},
+        },
+    ),
+    "shards-of-several-optimizers": Case(
+        factory=Mixed, data=2, sections={"memory": {**SMALL, "zero": 1}}
+    ),
+    "shards-of-two-pipes": Case(
+        sections={
+            "schedule": {"policy": "dualpipe"},
+            "precision": IN_WEIGHTS,
+            "memory": {"zero": 1},
+            "optimizer": {"clip": 0.5},
+        }
+    ),
+    "offloaded-shards": Case(
+        data=2, sections={"precision": BFLOAT16, "memory": {**OFFLOADED, "zero": 1}}
+    ),
+    "offloaded-shards-tried": Case(
+        data=2,
+        sections={
+            "memory": {**OFFLOADED, "zero": 1},
+            "optimizer": {"clip": 0.5, "speculate": "always"},
+        },
+    ),
     "offloaded-ties": Case(
         three_times, batches=tied_batches, sections={"precision": IN_WEIGHTS, "memory": OFFLOADED}
     ),
@@ -247,6 +295,21 @@ def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold(specul
     enough = float(str(found.value).partition("expected at least ")[2].split(". ")[0])
     assert most.total(Tier.HOST) <= enough * 1e9 <= 1.01 * most.total(Tier.HOST)
     check_fits(predictor, Config.read(config, [f"memory.scratch_gb={enough}"]), 2)
+
+
+def test_who_steps_a_parameter_that_is_not_cut_gets_the_parts_of_all_others() -> None:
+    model = axrt.PipelineModule(
+        [axrt.LayerSpec(nn.Linear, 64, 64, bias=False)], functional.mse_loss
+    )
+    sections: dict[str, Any] = {
+        "memory": {"zero": 1},
+        "optimizer": {"clip": 0.5},
+        "parallel": {"data": 4},
+    }
+    predictor = Predictor(model, adamw, (torch.ones(1, 64), torch.ones(1, 64)))
+    found = predictor.predict(Config.read(configured(MICROBATCHES, **sections)), 4)
+    parts = [found.of_rank(rank).of_purpose(Purpose.MESSAGES) for rank in range(4)]
+    assert sorted(parts) == [0, 0, 0, 3 * 4 * 64 * 64]
 
 
 def test_totals_of_replicas_are_predicted_as_if_all_sums_came_last() -> None:

@@ -52,6 +52,7 @@ class Pipeline:
         leaves: buckets leave one by one where backwards are whole.
         slots: buckets whose offloaded state a rank may have on the device; 0: state stays there.
         speculates: steps do not wait for the vote, where there are slots and a vote.
+        shards: each copy steps a shard of its own, where there are several pipes.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Pipeline:
         by_library: bool = False,
         slots: int = 0,
         speculates: bool = False,
+        shards: bool = False,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -89,6 +91,7 @@ class Pipeline:
             by_library=by_library,
             slots=slots if trains else 0,
             speculates=bool(speculates and trains and slots and clips),
+            shards=bool(shards and trains and replicas * self.placement.pipes > 1),
             trains=trains,
         )
         stages, pipes = self.placement.stages, self.job.pipes
@@ -183,8 +186,8 @@ _TRIED = (Kind.FETCH, Kind.STEP, Kind.STORE, Kind.REFETCH, Kind.COMMIT, Kind.RES
 
 
 class SlotWatch:
-    """What offloaded state promises of a rank, counted from its tasks alone: no more buckets on the
-    device than slots, and never older weights or state than those of the step before."""
+    """What sharded and offloaded state promise of a rank, counted from its tasks alone: never older
+    weights or state than those of the step before, and no more buckets on the device than slots."""
 
     def __init__(self, job: Job, buckets: Mapping[int, Sequence[Copies]]) -> None:
         self._job, self._buckets = job, buckets
@@ -194,7 +197,11 @@ class SlotWatch:
 
     def started(self, task: Task) -> None:
         kind, stage, number, part = task
+        if kind is Kind.FORWARD and self._job.shards:
+            step, _ = self._job.step_of(number)
+            assert self._of_all_buckets(self._started, Kind.GATHER, stage) >= step, task
         if not self._job.slots:
+            self._started[kind, stage, part] += 1
             return
         last, end = (Kind.STEP, Kind.STORE)
         if self._job.speculates:

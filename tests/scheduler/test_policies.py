@@ -164,16 +164,17 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
                 *[(Kind.WEIGHT, piece) for piece in range(PIECES)],
             ]
         for stage, pipe in state.pipe_of.items():
-            votes = state.job.votes and pipe == 0
+            votes = state.job.votes and (pipe == 0 or state.job.shards)
             pipes = state.placement.pipes
             kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._lanes[stage].needs)
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
             of_step = {(Kind.NORM, 0)} if votes else set()
-            of_step |= {(Kind.VOTE, 0)} if votes and stage == 0 else set()
+            of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
                 tried = (Kind.REFETCH, Kind.COMMIT, Kind.RESTORE) if state.job.speculates else ()
                 of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *tried)}
+                of_step |= {(Kind.GATHER, bucket)} if state.job.shards else set()
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):
@@ -273,6 +274,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         by_library=seed % 3 == 0,
         slots=slots,
         speculates=seed % 5 < 3,
+        shards=seed % 7 < 3,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
@@ -375,6 +377,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
         placement=placement,
         slots=slots,
         speculates=seed % 2 == 0,
+        shards=seed % 7 < 3,
     )
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)

@@ -9,7 +9,8 @@ from torch import nn
 import axrt
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.store.assign import BucketSpec, buckets_of
-from axrt.store.bucket import Bucket, clip_factor, constant, total_norm
+from axrt.store.bucket import Bucket, constant
+from axrt.store.norms import clip_factor, total_norm
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,122 @@
+"""The gradient of a bucket of which this rank steps one shard (ZeRO).
+
+Microbatches add up as without shards, and parts leave for the copies that own them. This rank adds
+up its own shard alone: in the memory that microbatches add up in where that has the type which is
+stepped, else in memory for the shard.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .flat import FlatBuffer, Layout
+from .gradient import Gradient, Shards
+from .masters import Masters
+from .shards import Cut
+
+
+class GradientShard(Gradient):
+    """The memory of such a gradient.
+
+    Args:
+        parameters: parameters of the modules.
+        in_float32: True if backwards add to whole gradients in the type that is stepped; False: in
+            that of `parameters`.
+        masters: the parameters of the bucket that are stepped.
+        device: device of both.
+        narrowest: narrowest type in which some copy adds up.
+        cut: shards of the bucket.
+        alone: True if nobody else steps this shard. Other copies that do, of tied weights, read
+            what microbatches have added up in it, so the total has memory of its own then.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        in_float32: bool,
+        masters: Masters,
+        device: torch.device,
+        narrowest: torch.dtype | None,
+        cut: Cut,
+        alone: bool,
+    ) -> None:
+        super().__init__(
+            masters.whole if in_float32 else parameters,
+            masters.whole,
+            device,
+            narrowest,
+            masters.groups,
+            parameters,
+        )
+        self._cut, self._narrowest, self._alone = cut, narrowest, alone
+        self._bounds = {
+            id(group): cut.bounds(self._layout_for(group, dtype))
+            for group, dtype in self._typed(self._parameters)
+        }
+        self._pieces = list(zip(masters.pieces, masters.parameters, strict=True))
+
+    def drop(self) -> None:
+        for _, stepped in self._pieces:
+            stepped.grad = None
+        super().drop()
+
+    def versions(self) -> list[int]:
+        gradients = [stepped.grad for _, stepped in self._pieces]
+        return [-1 if one is None else one._version for one in gradients]
+
+    def part(self, copy: int, copies: int) -> Shards:
+        """The part of one shard, of the sums over microbatches."""
+        return tuple(
+            [
+                sums.flat[slice(*self._bounds[id(group)][copy : copy + 2])]
+                for group, sums in zip(self._groups, self._sums, strict=True)
+            ]
+        )
+
+    def shards(self, copy: int, copies: int) -> Shards:
+        """This rank's shard of the total; there is no other here."""
+        return tuple(self.totals)
+
+    @property
+    def own_totals(self) -> list[Tensor]:
+        return [
+            total.flat
+            for total, sums in zip(self._totals, self._sums, strict=bool(self._totals))
+            if total.flat.untyped_storage()._cdata != sums.flat.untyped_storage()._cdata
+        ]
+
+    def show_total(self) -> None:
+        for parameter in (*self._parameters, *self._stepped):
+            parameter.grad = None  # those of this copy alone are nobody's to step
+        views = iter([view for total in self._total_memory() for view in total.views])
+        by_group = [
+            (piece, stepped)
+            for group in self._groups
+            for piece, stepped in self._pieces
+            if piece.place in group
+        ]
+        for piece, stepped in by_group:
+            view = next(views)
+            stepped.grad = view if self._used[piece.place] else None
+        self.remember()
+
+    def _total_memory(self) -> list[FlatBuffer]:
+        if self._sums and not self._totals:
+            self._totals = [
+                self._total_of(group, dtype, sums)
+                for (group, dtype), sums in zip(self._typed(self._stepped), self._sums, strict=True)
+            ]
+        return self._totals
+
+    def _total_of(self, group: list[int], dtype: torch.dtype, sums: FlatBuffer) -> FlatBuffer:
+        views = dict(zip(group, sums.views, strict=True))
+        mine: list[Tensor] = [
+            piece.of(views[piece.place]) for piece, _ in self._pieces if piece.place in views
+        ]
+        layout = Layout(mine, dtype, self._narrowest)
+        first, end = self._bounds[id(group)][self._cut.mine : self._cut.mine + 2]
+        if sums.dtype == dtype and self._alone:
+            return FlatBuffer.within(layout, sums.flat[first:end].view(torch.uint8))
+        memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
+        return FlatBuffer.within(layout, memory)

@@ -1,0 +1,75 @@
+"""How copies of a bucket share the optimizer's work (sharded state, ZeRO): each has one shard of
+the flat memory, and steps the pieces of parameters that lie in it.
+
+A shard begins at any unit of the memory where the optimizer steps each element by itself, as Adam
+does. Where it looks at whole parameters, as Adafactor does, shards begin with parameters. A piece
+that is a whole parameter has its shape, and any other piece has one dimension.
+"""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .flat import Layout
+
+
+class Piece(NamedTuple):
+    """What a shard has of a parameter.
+
+    Args:
+        place: index of the parameter among those of the memory.
+        first, end: elements of the parameter, in the order of memory.
+        is_whole: the piece is the whole parameter.
+    """
+
+    place: int
+    first: int
+    end: int
+    is_whole: bool
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The piece of a tensor that has the parameter's shape and is dense."""
+        if self.is_whole:
+            return tensor
+        return tensor.as_strided((tensor.numel(),), (1,))[self.first : self.end]
+
+
+class Cut(NamedTuple):
+    """The shards of a bucket.
+
+    Args:
+        shards: number of shards.
+        mine: index of the shard that this rank steps.
+        whole: True if no parameter is cut.
+    """
+
+    shards: int
+    mine: int
+    whole: bool = False
+
+    def bounds(self, layout: Layout) -> list[int]:
+        """The element at which each shard of some memory begins, then the number of elements."""
+        units = layout.elements // layout.unit
+        equal = [units * index // self.shards * layout.unit for index in range(self.shards + 1)]
+        return [self._near(layout, bound) for bound in equal]
+
+    def pieces(self, layout: Layout) -> list[Piece]:
+        """What this rank's shard of some memory has of the parameters there; those without elements
+        belong to the first shard."""
+        first, end = self.bounds(layout)[self.mine : self.mine + 2]
+        found = []
+        for place, (begins, size) in enumerate(zip(layout.offsets, layout.sizes, strict=True)):
+            low, high = max(0, first - begins), min(size, end - begins)
+            if low < high:
+                found.append(Piece(place, low, high, high - low == size))
+            elif not size and self.mine == 0:
+                found.append(Piece(place, 0, 0, True))
+        return found
+
+    def _near(self, layout: Layout, bound: int) -> int:
+        """That bound, or the nearest end of the parameter that it would cut and may not."""
+        for place, (begins, ends) in enumerate(pairwise([*layout.offsets, layout.elements])):
+            if begins < bound < ends and (self.whole or not layout.is_contiguous[place]):
+                return begins if bound - begins < ends - bound else ends
+        return bound

@@ -1,0 +1,572 @@
+"""Optimizer state in shards over replicas (ZeRO): the bits of replicas without shards."""
+
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import axrt
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from ..sweeps import swept
+from .models import motley, perceptron
+from .reference import (
+    TWO_PIPES,
+    Outcome,
+    adamw,
+    configured,
+    momentum,
+    random_batches,
+    together,
+    train_on_a_rank,
+)
+from .test_bits import MOTLEY_BATCHES
+from .test_offload import TYPES, amsgrad
+from .test_ties import MICROBATCHES as TIED_MICROBATCHES
+from .test_ties import batches as tied_batches
+from .test_ties import three_times, tied
+
+MICROBATCHES, STEPS = 12, 3
+POLICIES = ["1f1b", "gpipe", "zb-h1", "breadth-first", "adaptive", "zb-v", "chimera", "dualpipe"]
+SMALL = 4 / 1024  # MiB: several buckets a stage
+BATCHES = random_batches((6, 16), classes=5, microbatches=4 * MICROBATCHES)
+
+
+def trained(
+    zero: int,
+    ranks: int,
+    data: int,
+    model: Any = perceptron,
+    factory: Any = adamw,
+    pipes: int = 1,
+    batches: Any = BATCHES,
+    microbatches: int = MICROBATCHES,
+    memory: dict[str, Any] | None = None,
+    **sections: Any,
+) -> Outcome:
+    config = configured(
+        microbatches,
+        memory={"zero": zero, "bucket_mb": SMALL, **(memory or {})},
+        parallel={"data": data},
+        **sections,
+    )
+    outcomes = LocalWorld(ranks * data, seed=3).run(
+        lambda t: train_on_a_rank(t, model(), batches, STEPS, config, factory)
+    )
+    return together(outcomes, pipes * data)
+
+
+def check_equal(*args: Any, clip: float = 0.0, **keys: Any) -> None:
+    """Losses and weights are equal to the bit. So are norms where gradients are clipped; else those
+    of parameters that are cut have another order of summation."""
+    optimizer = {"clip": clip, **keys.pop("optimizer", {})}
+    plain, found = (trained(zero, *args, optimizer=optimizer, **keys) for zero in (0, 1))
+    assert found.losses == plain.losses
+    assert found.parameters.keys() == plain.parameters.keys()
+    for name, value in plain.parameters.items():
+        assert torch.equal(found.parameters[name], value), name
+    assert found.norms == (
+        plain.norms if clip else pytest.approx(plain.norms, rel=1e-6, nan_ok=True)
+    )
+
+
+@swept(
+    ("kind", TYPES),
+    (
+        "policy",
+        [
+            "1f1b",
+            "gpipe",
+            "zb-h1",
+            "interleaved-1f1b",
+            "breadth-first",
+            "adaptive",
+            "chimera",
+            "dualpipe",
+        ],
+    ),
+    ("data", [1, 2, 3]),
+    ("clip", [0.0, 0.4]),
+    quick=12,
+)
+def test_shards_change_no_bit(kind: str, policy: str, data: int, clip: float) -> None:
+    pipes = 2 if policy in TWO_PIPES else 1
+    if pipes * data == 1:
+        pytest.skip("one copy has no shards")
+    check_equal(2, data, pipes=pipes, clip=clip, precision=TYPES[kind], schedule={"policy": policy})
+
+
+def adagrad(named: Any) -> torch.optim.Optimizer:
+    """Has its state from the start."""
+    return torch.optim.Adagrad([p for _, p in named], lr=1e-2, initial_accumulator_value=0.1)
+
+
+def adafactor(named: Any) -> torch.optim.Optimizer:
+    """Looks at whole parameters."""
+    return torch.optim.Adafactor([p for _, p in named], lr=1e-2)
+
+
+def two_groups(named: Any) -> torch.optim.Optimizer:
+    """What has one dimension in a shard has two in the model, and decays."""
+    listed = list(named)
+    groups = [
+        {"params": [p for _, p in listed if p.dim() >= 2], "weight_decay": 0.3},
+        {"params": [p for _, p in listed if p.dim() < 2], "lr": 2e-2},
+    ]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-2)
+
+
+class OfNorms(torch.optim.Optimizer):
+    """Scales each parameter by its own norm."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__([p for _, p in named], {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                state = self.state[p]
+                state["mean"] = 0.5 * state.get("mean", torch.zeros_like(p)) + p.grad
+                p -= group["lr"] * state["mean"] * (1 + p.norm())
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": momentum,
+    "amsgrad": amsgrad,
+    "adagrad": adagrad,
+    "adafactor": adafactor,
+    "two-groups": two_groups,
+    "of-norms": OfNorms,
+}
+
+
+@swept(("optimizer", OPTIMIZERS), ("kind", TYPES), ("data", [2, 3]), quick=12)
+def test_any_optimizer_steps_its_shard(optimizer: str, kind: str, data: int) -> None:
+    check_equal(1, data, factory=OPTIMIZERS[optimizer], precision=TYPES[kind])
+
+
+@swept(
+    ("kind", TYPES),
+    ("speculate", ["always", "auto", "never"]),
+    ("clip", [0.0, 0.4]),
+    ("policy", ["1f1b", "zb-h1", "chimera"]),
+    quick=8,
+)
+def test_shards_may_be_offloaded(
+    kind: str, speculate: str, clip: float, policy: str, tmp_path: Path
+) -> None:
+    check_equal(
+        2,
+        2,
+        pipes=2 if policy in TWO_PIPES else 1,
+        clip=clip,
+        precision=TYPES[kind],
+        schedule={"policy": policy},
+        memory={"offload": "stream", "scratch": f"disk:{tmp_path}"},
+        optimizer={"speculate": speculate},
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@swept(("kind", TYPES), ("model", [tied, three_times]), ("ranks", [1, 2, 3]), quick=6)
+def test_tied_weights_have_the_order_of_layers(kind: str, model: Any, ranks: int) -> None:
+    check_equal(
+        ranks,
+        2,
+        model=model,
+        batches=tied_batches(2 * TIED_MICROBATCHES),
+        microbatches=TIED_MICROBATCHES,
+        precision=TYPES[kind],
+        clip=0.5,
+    )
+
+
+@swept(("gradients", ["float32", "weights"]), ("data", [2, 3]), ("clip", [0.0, 0.4]), quick=4)
+def test_classes_that_are_kept_are_cut_alike(gradients: str, data: int, clip: float) -> None:
+    precision = {"weights": "bfloat16", "gradients": gradients, "keep": ["LayerNorm"]}
+    check_equal(2, data, precision=precision, clip=clip)
+
+
+@swept(("kind", TYPES), ("data", [2, 4]), ("recompute", ["none", "full"]), quick=4)
+def test_odd_layers_keep_their_bits(kind: str, data: int, recompute: str) -> None:
+    """Dropout, buffers, frozen and unused parameters, odd shapes."""
+    check_equal(
+        2,
+        data,
+        model=motley,
+        batches=MOTLEY_BATCHES,
+        microbatches=2,
+        precision=TYPES[kind],
+        memory={"recompute": recompute},
+    )
+
+
+class First(torch.optim.SGD):
+    """Looks at its first parameter."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__([p for _, p in named], lr=0.1, momentum=0.5)
+
+    def step(self, closure: Any = None) -> Any:
+        assert self.param_groups[0]["params"][0].numel() >= 0
+        return super().step(closure)
+
+
+class Inner(torch.optim.Optimizer):
+    """Leaves the step to another optimizer of the same parameters."""
+
+    def __init__(self, named: Any) -> None:
+        parameters = [p for _, p in named]
+        super().__init__(parameters, {"lr": 0.1})
+        self.inner = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        self.inner.step()
+
+
+class ListState(torch.optim.SGD):
+    """Keeps what no checkpoint can hold, and something that belongs to no parameter."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__([p for _, p in named], lr=0.1, momentum=0.5)
+        state: Any = self.state
+        state["of all"] = {"n": 0}
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        state: Any = self.state
+        state["of all"]["n"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["seen"] = [1]
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("factory", [First, ListState])
+def test_optimizers_that_need_care_step_their_shards(kind: str, factory: Any) -> None:
+    check_equal(1, 3, factory=factory, precision=TYPES[kind], memory={"bucket_mb": 0.0})
+
+
+def wide() -> axrt.PipelineModule:
+    """Its weights travel beside their envelopes, and land where layers read them."""
+    return perceptron(width=128)
+
+
+WIDE_BATCHES = random_batches((6, 128), classes=5, microbatches=3 * MICROBATCHES)
+
+
+@swept(
+    ("kind", TYPES),
+    ("policy", ["1f1b", "zb-h1", "chimera"]),
+    ("clip", [0.0, 0.4]),
+    ("offload", ["none", "stream"]),
+    quick=6,
+)
+def test_weights_that_land_change_no_bit(kind: str, policy: str, clip: float, offload: str) -> None:
+    check_equal(
+        2,
+        2,
+        model=wide,
+        batches=WIDE_BATCHES,
+        microbatches=4,
+        pipes=2 if policy in TWO_PIPES else 1,
+        clip=clip,
+        precision=TYPES[kind],
+        schedule={"policy": policy},
+        memory={"bucket_mb": 0.1, "offload": offload},
+    )
+
+
+def test_an_optimizer_within_an_optimizer_steps_nothing_of_others() -> None:
+    """No parameter is cut."""
+    check_equal(
+        1,
+        2,
+        model=wide,
+        factory=Inner,
+        batches=WIDE_BATCHES,
+        memory={"bucket_mb": 0.0},
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("writes", ["in place", "other memory"])
+def test_what_the_user_writes_to_weights_between_steps_counts_once(seed: int, writes: str) -> None:
+    def rank_main(transport: Transport, zero: int) -> dict[str, Tensor]:
+        config = configured(4, memory={"zero": zero, "bucket_mb": 0.1}, parallel={"data": 2})
+        with axrt.initialize(wide(), adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * 4, (engine.data_rank + 1) * 4)
+            for step in range(STEPS):
+                engine.train_batch(iter(WIDE_BATCHES(step)[mine]))
+                with torch.no_grad():
+                    for _, p in engine.named_parameters():
+                        if writes == "in place":
+                            p.mul_(0.5)
+                        else:
+                            p.data = p.data * 0.5
+            engine.train_batch(iter(WIDE_BATCHES(9)[mine]))
+        return {name: p.detach().clone() for name, p in engine.named_parameters()}
+
+    plain = LocalWorld(2, seed=seed).run(lambda transport: rank_main(transport, 0))
+    found = LocalWorld(2, seed=seed).run(lambda transport: rank_main(transport, 1))
+    for of_rank in found:
+        for name, value in plain[0].items():
+            assert torch.equal(of_rank[name], value), name
+
+
+def test_narrow_weights_may_not_be_written_to() -> None:
+    def rank_main(transport: Transport) -> None:
+        config = configured(
+            4, memory={"zero": 1}, parallel={"data": 2}, precision=TYPES["bfloat16"]
+        )
+        with axrt.initialize(wide(), adamw, config=config, transport=transport) as engine:
+            with torch.no_grad():
+                for _, p in engine.named_parameters():
+                    p.mul_(0.5)
+            engine.train_batch(iter(WIDE_BATCHES(0)))
+
+    with pytest.raises(axrt.ModelError, match=r"expected no changes of them with memory\.zero"):
+        LocalWorld(2).run(rank_main)
+
+
+class Odd(nn.Module):
+    """Weights with gaps in their memory, one under two names, empty ones, and in other orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.gap = nn.Parameter(torch.randn(37, 40)[:16, 3:19])
+        self.turned = nn.Parameter(torch.randn(16, 37)[:, :16].t())
+        self.empty = nn.Parameter(torch.empty(0, 4))
+        self.inner, self.again = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.again.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.linear(x, self.gap) + functional.linear(x, self.turned)
+        found: Tensor = self.again(self.inner(x))
+        return found
+
+
+def odd() -> axrt.PipelineModule:
+    torch.manual_seed(4)
+    twice = nn.Linear(16, 16)
+    layers: list[Any] = [Odd(), twice, torch.tanh, twice, nn.Linear(16, 5)]
+    return axrt.PipelineModule(layers, functional.cross_entropy)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("data", [2, 3])
+def test_weights_of_odd_memory_and_under_several_names_keep_their_bits(
+    kind: str, data: int
+) -> None:
+    check_equal(1, data, model=odd, precision=TYPES[kind])
+
+
+# Between steps.
+
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any], str]] = {
+    # ranks of a pipeline, replicas, [memory], policy
+    "whole": (1, 1, {}, "1f1b"),
+    "replicas": (2, 2, {}, "1f1b"),
+    "shards": (2, 2, {"zero": 1}, "1f1b"),
+    "three shards": (1, 3, {"zero": 1}, "zb-h1"),
+    "shards on disk": (1, 2, {"zero": 1, "offload": "stream"}, "1f1b"),
+    "two pipes": (2, 1, {"zero": 1}, "chimera"),
+}
+ONE_STAGE = ["whole", "three shards", "shards on disk"]
+
+
+def resumed(
+    layout: str, kind: str, folder: Path, load: bool, model: Any, factory: Any, scratch: Path
+) -> dict[str, Tensor]:
+    """Train two steps and save, or go on for one step from there; the weights."""
+    ranks, data, memory, policy = LAYOUTS[layout]
+    if "offload" in memory:
+        memory = {**memory, "scratch": f"disk:{scratch}"}
+    microbatches = MICROBATCHES // data
+    config = configured(
+        microbatches,
+        memory={"bucket_mb": SMALL, **memory},
+        parallel={"data": data},
+        precision=TYPES[kind],
+        optimizer={"clip": 0.5},
+        schedule={"policy": policy},
+    )
+    batches = tied_batches(3) if model is three_times else BATCHES
+
+    def main(transport: Transport) -> dict[str, Tensor]:
+        with axrt.initialize(model(), factory, config=config, transport=transport) as engine:
+            if load:
+                engine.load_checkpoint(folder)
+            mine = slice(engine.data_rank * microbatches, (engine.data_rank + 1) * microbatches)
+            for step in (2,) if load else (0, 1):
+                engine.train_batch(iter(batches(step)[mine]) if engine.reads else None)
+            if not load:
+                engine.save_checkpoint(folder)
+        return {name: value.detach().clone() for name, value in engine.named_parameters()}
+
+    found: dict[str, Tensor] = {}
+    for of_rank in LocalWorld(ranks * data).run(main):
+        for name, value in of_rank.items():
+            assert torch.equal(found.setdefault(name, value), value), name
+    return found
+
+
+@swept(
+    ("kind", TYPES),
+    ("saved", LAYOUTS),
+    ("loaded", LAYOUTS),
+    ("optimizer", ["adamw", "adafactor", "adagrad"]),
+    ("model", [perceptron, three_times]),
+    quick=12,
+)
+def test_checkpoints_know_nothing_of_shards(
+    kind: str, saved: str, loaded: str, optimizer: str, model: Any, tmp_path: Path
+) -> None:
+    check_resumed(kind, saved, loaded, optimizer, model, tmp_path)
+
+
+def check_resumed(
+    kind: str, saved: str, loaded: str, optimizer: str, model: Any, tmp_path: Path
+) -> None:
+    factory = {"adamw": adamw, **OPTIMIZERS}[optimizer]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    for layout, folder in ((saved, "a"), (_like(saved), "b")):
+        resumed(layout, kind, tmp_path / folder / "step", False, model, factory, scratch)
+    for name in (path.name for path in (tmp_path / "a/step").iterdir()):
+        if name.endswith(".safetensors"):
+            one, other = ((tmp_path / of / "step" / name).read_bytes() for of in "ab")
+            assert one == other, f"{name} tells whether state was sharded"
+    found, plain = (
+        resumed(layout, kind, tmp_path / "a/step", True, model, factory, scratch)
+        for layout in (loaded, _like(loaded))
+    )
+    assert found.keys() == plain.keys()
+    for name, value in plain.items():
+        assert torch.equal(found[name], value), name
+
+
+@swept(
+    ("kind", TYPES), ("saved", ONE_STAGE), ("loaded", ONE_STAGE), ("optimizer", ["adamw"]), quick=4
+)
+def test_checkpoints_of_weights_under_several_names_are_whole(
+    kind: str, saved: str, loaded: str, optimizer: str, tmp_path: Path
+) -> None:
+    check_resumed(kind, saved, loaded, optimizer, odd, tmp_path)
+
+
+def _like(layout: str) -> str:
+    """A layout with as many copies and without shards, whose sums have the same order."""
+    ranks, data, memory, policy = LAYOUTS[layout]
+    if not memory:
+        return layout
+    LAYOUTS[name := f"{layout}, not cut"] = (ranks, data, {}, policy)
+    return name
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_evaluations_ends_of_data_and_looks_at_weights_change_nothing(kind: str) -> None:
+    def rank_main(transport: Transport, zero: int) -> dict[str, Tensor]:
+        config = configured(
+            MICROBATCHES,
+            memory={"zero": zero, "bucket_mb": SMALL},
+            parallel={"data": 2},
+            precision=TYPES[kind],
+        )
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            for step in range(STEPS):
+                engine.train_batch(iter(BATCHES(step)[mine]) if engine.reads else None)
+                if zero:
+                    engine.eval_batch(iter(BATCHES(9)[:3]) if engine.reads else None)
+                    with pytest.raises(StopIteration):
+                        engine.train_batch(iter(BATCHES(7)[:5]) if engine.reads else None)
+                    engine.named_parameters()
+        return {name: p.detach().clone() for name, p in engine.named_parameters()}
+
+    quiet = LocalWorld(4).run(lambda transport: rank_main(transport, 0))
+    disturbed = LocalWorld(4).run(lambda transport: rank_main(transport, 1))
+    for one, other in zip(quiet, disturbed, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_overflow_anywhere_skips_the_step_everywhere() -> None:
+    precision = {"weights": "float16", "loss_scale": 2.0**32, "loss_scale_backoff": 2.0**-8}
+    check_equal(2, 2, precision=precision)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_modules_that_differ_take_the_first_ones_and_come_back_whole(kind: str) -> None:
+    def rank_main(transport: Transport, zero: int) -> list[Tensor]:
+        torch.manual_seed(transport.rank)
+        layers: list[Any] = [nn.Linear(16, 16), torch.tanh, nn.Linear(16, 5)]
+        config = configured(
+            MICROBATCHES,
+            memory={"zero": zero, "bucket_mb": 0.0},
+            parallel={"data": 2},
+            precision=TYPES[kind],
+        )
+        model = axrt.PipelineModule(layers, functional.cross_entropy)
+        train_on_a_rank(transport, model, BATCHES, STEPS, config)
+        return [p for place in (0, 2) for p in layers[place].parameters()]
+
+    plain = LocalWorld(2).run(lambda transport: rank_main(transport, 0))
+    found = LocalWorld(2).run(lambda transport: rank_main(transport, 1))
+    for one, other in zip(chain(*plain), chain(*found), strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("data", [2, 4])
+def test_a_rank_keeps_its_share_of_masters_and_moments(kind: str, data: int) -> None:
+    """4P + 12P/N with gradients in the weights' type, and 8P + 8P/N in float32, to the byte."""
+
+    def rank_main(transport: Transport) -> tuple[int, int, int]:
+        model = axrt.PipelineModule(
+            [nn.Linear(64, 64, bias=False) for _ in range(4)], functional.mse_loss
+        )
+        config = configured(
+            2,
+            memory={"zero": 1, "bucket_mb": SMALL},
+            parallel={"data": data},
+            precision=TYPES[kind],
+        )
+        pairs = [(torch.randn(4, 64), torch.ones(4, 64)) for _ in range(2)]
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            engine.train_batch(iter(pairs))
+            buckets = engine._model.all_buckets
+            memory = {
+                one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+                for bucket in buckets
+                for one in (
+                    *(p for _, p in bucket.named),
+                    *bucket.gradient_memory[0],
+                    *bucket._parameters,
+                    *(
+                        value
+                        for state in bucket.optimizer.state.values()  # type: ignore[union-attr]
+                        for value in state.values()
+                        if value.dim()
+                    ),
+                )
+            }
+            return sum(memory.values()), 4 * 64 * 64, data
+
+    for found, parameters, copies in LocalWorld(data).run(rank_main):
+        share = parameters // copies
+        expected = {
+            "float32": 8 * parameters + 8 * share,
+            "bfloat16": 6 * parameters + 12 * share,
+            "in weights": 4 * parameters + 12 * share,
+        }[kind]
+        assert found == expected
