@@ -419,15 +419,21 @@ def resumed(
     return found
 
 
+@swept(("kind", TYPES), ("saved", LAYOUTS), ("loaded", LAYOUTS), quick=6)
+def test_checkpoints_know_nothing_of_shards(
+    kind: str, saved: str, loaded: str, tmp_path: Path
+) -> None:
+    check_resumed(kind, saved, loaded, "adamw", perceptron, tmp_path)
+
+
 @swept(
     ("kind", TYPES),
-    ("saved", LAYOUTS),
-    ("loaded", LAYOUTS),
-    ("optimizer", ["adamw", "adafactor", "adagrad"]),
+    ("saved,loaded", [("shards", "three shards"), ("shards on disk", "shards")]),
+    ("optimizer", ["adafactor", "adagrad", "momentum"]),
     ("model", [perceptron, three_times]),
-    quick=12,
+    quick=6,
 )
-def test_checkpoints_know_nothing_of_shards(
+def test_checkpoints_hold_the_state_of_any_optimizer(
     kind: str, saved: str, loaded: str, optimizer: str, model: Any, tmp_path: Path
 ) -> None:
     check_resumed(kind, saved, loaded, optimizer, model, tmp_path)
