@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt.loop import Loop, Session
+from axrt.payload import flatten
+from axrt.scheduler.message import Load, Message
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -576,3 +579,36 @@ def test_a_rank_keeps_its_share_of_masters_and_moments(kind: str, data: int) -> 
             "in weights": 4 * parameters + 12 * share,
         }[kind]
         assert found == expected
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("data", [2, 4])
+def test_as_many_elements_are_sent_as_without_shards(
+    zero: int, kind: str, data: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2P(N - 1)/N a rank and step, in parts and in sums or weights."""
+    sent: list[int] = []
+    post = Loop.post
+
+    def counting(loop: Loop, session: Session, message: Message, payload: Any = None) -> None:
+        if message.meaning.load is Load.SHARD and not session.state.is_here(message):
+            sent.append(sum(tensor.numel() for tensor in flatten(payload)[1]))
+        post(loop, session, message, payload)
+
+    def rank_main(transport: Transport) -> None:
+        layers = [axrt.LayerSpec(nn.Linear, 64, 64, bias=False) for _ in range(4)]
+        config = configured(
+            2,
+            memory={"zero": zero, "bucket_mb": SMALL},
+            parallel={"data": data},
+            precision=TYPES[kind],
+        )
+        model = axrt.PipelineModule(layers, functional.mse_loss)
+        pairs = [(torch.randn(4, 64), torch.ones(4, 64)) for _ in range(2)]
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            engine.train_batch(iter(pairs))
+
+    monkeypatch.setattr(Loop, "post", counting)
+    LocalWorld(data).run(rank_main)
+    assert sum(sent) == data * 2 * (4 * 64 * 64) * (data - 1) // data
