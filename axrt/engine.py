@@ -45,6 +45,7 @@ from axrt.preflight import (
     check_arguments,
     check_backend,
     check_kept,
+    check_shards,
     check_use,
     checked_sample,
     refuse_in_a_worker,
@@ -106,6 +107,7 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
+        check_shards(self._job.shards, self._rank.device)
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)

@@ -166,6 +166,20 @@ def check_backend(name: str) -> None:
         raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
+def check_shards(shards: bool, device: torch.device) -> None:
+    """Check that a device can have state in shards.
+
+    Raises:
+        ConfigError: it is an accelerator.
+    """
+    if shards and device.type != "cpu":
+        raise ConfigError(
+            f"memory.zero on {device.type}: shards are for CPUs so far, since on the simulated "
+            "accelerator memory of weights that are sent was used again too early; expected "
+            "memory.zero = 0"
+        )
+
+
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
     """Warn where a replica has read the same first microbatch as another.
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 
 import axrt
@@ -268,6 +269,12 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
     """Optimizer state in shards (ZeRO), also offloaded; large and small weights travel. A run goes
     on from what shards have saved."""
     if comm.size == 1:
+        return
+    if _device().type != "cpu":
+        config = _configured(parallel={"data": comm.size}, memory={"zero": 1})
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        with pytest.raises(axrt.ConfigError, match="shards are for CPUs so far"):
+            axrt.initialize(perceptron(), adamw, config=config, transport=transport)
         return
     batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
 
