@@ -312,6 +312,30 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
                 )
 
 
+def case_what_is_written_to_weights_after_a_step_counts_once_in_shards(comm: "MPI.Comm") -> None:
+    """Large weights may still be on their way to others when `train_batch` returns."""
+    if comm.size == 1 or _device().type != "cpu":  # accelerators refuse shards
+        return
+    batches = random_batches((6, 512), classes=5, microbatches=MICROBATCHES * comm.size)
+
+    def trained(zero: int) -> dict[str, torch.Tensor]:
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        config = _configured(parallel={"data": comm.size}, memory={"zero": zero, "bucket_mb": 1.0})
+        model = perceptron(width=512)
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            for step in range(STEPS):
+                engine.train_batch(iter(batches(step)[mine]))
+                with torch.no_grad():
+                    for _, parameter in engine.named_parameters():
+                        parameter.mul_(0.5)
+        return {name: value.detach().clone() for name, value in engine.named_parameters()}
+
+    plain, found = trained(0), trained(1)
+    for name, value in plain.items():
+        assert torch.equal(found[name], value), name
+
+
 def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
     """A run that saves while stores are under way, and goes on without offload and with it."""
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
