@@ -4,6 +4,7 @@ seconds:
 mpirun -n N python -m tests.mpi.runner MODULE OUT [CASE ...]
 """
 
+import faulthandler
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from mpi4py import MPI
 
 from tests.device import simulated
 
-from .jobs import DEVICE
+from .jobs import CASE_S, DEVICE
 
 
 def main(module: str, out: Path, only: Sequence[str]) -> None:
@@ -27,6 +28,8 @@ def main(module: str, out: Path, only: Sequence[str]) -> None:
     torch.set_num_threads(1)
     comm, results = MPI.COMM_WORLD, {}
     for name in only or cases.names(comm.size):
+        # A case that hangs ends the job, and says where; how long all of them take does not matter.
+        faulthandler.dump_traceback_later(CASE_S, exit=True)
         try:
             getattr(cases, name)(comm.Dup())
             if device is not None:
@@ -41,6 +44,7 @@ def main(module: str, out: Path, only: Sequence[str]) -> None:
         comm.Barrier()
         if comm.rank == 0:
             out.write_text(json.dumps(results))
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":
