@@ -32,6 +32,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.planner import caps_of
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
+from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
@@ -227,8 +228,13 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
 
 
 def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
-    job = replace(job, replicas=mesh.data)
-    return replace(job, shards=config.memory.zero > 0 and job.pipes > 1)
+    of = config.memory
+    try:
+        return with_shards(replace(job, replicas=mesh.data), of.zero, of.reductions, of.gathered)
+    except ValueError as error:
+        is_named = config.schedule.policy == job.policy.name
+        why = "" if is_named else f"; schedule.policy names none, and {job.policy.name!r} was taken"
+        raise ConfigError(f"memory.{error}{why}") from None
 
 
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:

@@ -370,9 +370,21 @@ class Memory(_Section):
     zero: int = _key(
         0,
         "what the replicas of a bucket share out (ZeRO): 0 = nothing; 1 = masters and the "
-        "optimizer's state",
+        "optimizer's state; 2 = gradients, too; 3 = weights, too",
         least=0,
-        most=1,
+        most=3,
+    )
+    gathered: int = _key(
+        2,
+        "with zero = 3: number of stages whose weights a rank may have whole at a time; 1 gathers "
+        "none ahead",
+        least=1,
+    )
+    reductions: int = _key(
+        0,
+        "with zero = 2: number of times that a step adds a gradient up over replicas, and lets go "
+        "of it; 0 = as often as the schedule leaves a stage for another",
+        least=0,
     )
     device_gb: float = _key(
         0.0,
@@ -752,6 +764,24 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
             return
 
 
+def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
+    if memory.zero and collectives == "library":
+        yield (
+            f"memory.zero = {memory.zero} with parallel.collectives = 'library': shards are added "
+            "up by messages alone; expected parallel.collectives = 'parts'"
+        )
+    if memory.zero > 2 and run.compile:
+        yield (
+            f"memory.zero = {memory.zero} with run.compile = {run.compile!r}: compiled layers need "
+            "weights that are always there; expected memory.zero = 2, or run.compile = ''"
+        )
+    if memory.reductions > 1 and memory.zero < 2:
+        yield (
+            f"memory.reductions = {memory.reductions} with memory.zero = {memory.zero}: gradients "
+            "are kept for the whole step; expected memory.zero = 2"
+        )
+
+
 def _of_sections(config: Config) -> Iterator[str]:
     """The mistakes of values that do not go together, over all sections."""
     model, schedule, data = config.model, config.schedule, config.parallel.data
@@ -769,11 +799,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"data.source = {source!r} and data.validation = {validation!r}: one is a token file "
             "and the other is text; expected the same"
         )
-    if config.memory.zero and config.parallel.collectives == "library":
-        yield (
-            f"memory.zero = {config.memory.zero} with parallel.collectives = 'library': shards are "
-            "added up by messages alone; expected parallel.collectives = 'parts'"
-        )
+    yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:
         yield (
             f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as "

@@ -45,7 +45,7 @@ from axrt.preflight import (
     check_arguments,
     check_backend,
     check_kept,
-    check_shards,
+    check_stays,
     check_use,
     checked_sample,
     refuse_in_a_worker,
@@ -107,7 +107,7 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
-        check_shards(self._job.shards, self._rank.device)
+        self._exchange.agreed(lambda: check_stays(self._job.stays is not None, self.device))
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
@@ -122,7 +122,7 @@ class Engine:
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
         self._trainer = Trainer(
-            self._rank, self._job, self._model, config.optimizer, self._await_later
+            self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
         self._tell_once(self._model.notes(config.memory))
@@ -201,7 +201,8 @@ class Engine:
         written to them in place counts from the next call on.
 
         With `memory.zero` they are the weights as layers have them. Narrow ones may not be written
-        to then.
+        to then. With `memory.zero = 3` their values are elsewhere between calls: they have names
+        and shapes, all values are nan, and none may be written to.
 
         Of masters that are offloaded these are copies on the CPU. What is written to them before
         the next call counts, and after it they are copies of the past.
@@ -306,6 +307,8 @@ class Engine:
             unit="s",
             title=f"measured: {self._job}",
             schedule=self._scheduled_as(),
+            reductions=self._job.reductions,
+            stays=self._job.stays_a_step,
             spans=self._rank.trace.spans,
             pauses=self._rank.trace.pauses,
         )
@@ -327,7 +330,9 @@ class Engine:
             "clips": job.votes,
             "recompute": self.config.memory.recompute,
             "slots": job.slots,
-            "zero": int(job.shards),
+            "zero": self.config.memory.zero * job.shards,
+            "reductions": job.reductions,
+            "gathered": self.config.memory.gathered,
         }
 
     @one_at_a_time
@@ -460,7 +465,7 @@ class Engine:
         with self._ending_the_job_on_failure():
             self._trainer.settle()
             self._publish()
-            if self._job.shards and self._model.narrow is not None:
+            if self._job.stays or (self._job.shards and self._model.narrow is not None):
                 self._gather_masters()
             self._rank.leave()
         self._model.release()

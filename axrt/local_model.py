@@ -24,7 +24,7 @@ from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
 from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
-from axrt.store.shards import Cut
+from axrt.store.shards import cut_of
 from axrt.store.slots import Slots
 
 _MIB = 1024 * 1024
@@ -271,7 +271,7 @@ class LocalModel:
         for stage in self.stages.values():
             stage.drop()
         for bucket in self.all_buckets:
-            bucket.forget()
+            bucket.leave_memory()
 
 
 def local_model(
@@ -327,7 +327,7 @@ def local_model(
                     types.weights,
                     slots,
                     config.optimizer.speculate if job.speculates else "never",
-                    Cut(job.pipes, pipes[stage], config.optimizer.clip > 0) if job.shards else None,
+                    cut_of(config, job, pipes[stage]),
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(

@@ -166,17 +166,16 @@ def check_backend(name: str) -> None:
         raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
-def check_shards(shards: bool, device: torch.device) -> None:
-    """Check that a device can have state in shards.
+def check_stays(stays: bool, device: torch.device) -> None:
+    """Check that a device can have whole weights for a time.
 
     Raises:
         ConfigError: it is an accelerator.
     """
-    if shards and device.type != "cpu":
+    if stays and device.type != "cpu":
         raise ConfigError(
-            f"memory.zero on {device.type}: shards are for CPUs so far, since on the simulated "
-            "accelerator memory of weights that are sent was used again too early; expected "
-            "memory.zero = 0"
+            f"memory.zero = 3 on {device.type}: weights come and go on CPUs so far, where no "
+            "stream may still read memory that is let go; expected memory.zero = 2"
         )
 
 

@@ -1,5 +1,5 @@
 """Layers made whole between steps, where each rank keeps a shard of their state (ZeRO): for
-checkpoints, and for the modules that the user gets back."""
+checkpoints, for evaluations, and for the modules that the user gets back."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,12 +32,12 @@ class ShardExchange:
         """This rank writes the files of the stage's layers."""
         return self._pipes[stage] == 0
 
-    def for_all(self, stage: int, place: int, mine: Sequence[SavedPiece]) -> Sequence[Any]:
+    def for_all(self, stage: int, place: int, mine: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """What each copy has of a layer, by pipe, on every rank that holds it; all of them call it.
 
         Args:
             stage: stage of the layer.
-            place: index of the layer in the model.
+            place: index of the layer in the model, or of the first of several.
             mine: what this rank has.
         """
         number = self._number(place)
@@ -70,7 +70,7 @@ class ShardExchange:
             taken = self._exchange.claim(Topic.TAKEN, number, [writer])
             self._exchange.awaited(taken, f"the end of writing layer {place}")
 
-    def _tell(self, to: int, stage: int, number: int, mine: Sequence[SavedPiece]) -> None:
+    def _tell(self, to: int, stage: int, number: int, mine: Sequence[tuple[Any, ...]]) -> None:
         plain = [tuple(piece) for piece in mine]
         self._exchange.tell(to, Note(Topic.SHARD, self._pipes[stage], number), plain)
 

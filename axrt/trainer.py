@@ -5,7 +5,9 @@ Every rank counts sessions alike. Parcels that are still under way for an old se
 a new one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from axrt.config import Optimizer
@@ -23,6 +25,7 @@ from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.state import RankState
+from axrt.shard_exchange import ShardExchange
 from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker
@@ -31,7 +34,8 @@ from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
 from axrt.workers.stages import StageWorker
 from axrt.workers.stepping import SteppingWorker
-from axrt.workers.worker import Mail, Workers
+from axrt.workers.weights import WeightsWorker, shard_of
+from axrt.workers.worker import Land, Mail, Workers
 
 Wait = Callable[[Collected, str], list[Any]]
 
@@ -44,6 +48,7 @@ class Trainer:
         job: schedule of the training.
         model: part of the model that this rank holds.
         optimizer: section `[optimizer]`, for clipping and speculation.
+        shards: exchange that brings what copies keep together.
         wait: function that waits for all parts of a collection, called with a name for them; also
             between two calls of the user's.
     Attributes:
@@ -56,9 +61,11 @@ class Trainer:
         job: Job,
         model: LocalModel,
         optimizer: Optimizer,
+        shards: ShardExchange,
         wait: Wait,
     ) -> None:
         self._rank, self._job, self._model, self._wait = rank, job, model, wait
+        self._shards = shards
         self._clip, self._speculate = optimizer.clip, optimizer.speculate
         self._evaluation = job.evaluation()
         self._groups = groups_on(rank, job, model.copies)
@@ -125,12 +132,16 @@ class Trainer:
     def _begin(self, step: int) -> None:
         mail, model, mesh = Mail(), self._model, self._rank.mesh
         generation, transport = self._generation, self._rank.transport
+        land: Land = partial(transport.expect, generation)
+        weights = WeightsWorker(model.buckets, mail, land, self._job.stays is not None)
         gradients = GradientWorker(
             model.buckets,
             mail,
-            lambda message, rooms: transport.expect(generation, message, rooms),
+            land,
             transport.still_reads,
+            weights.expect_new,
             self._groups,
+            self._job.is_last_of_step,
         )
         collectives = CollectiveWorker(
             model.buckets, self._groups, self._rank.collective_queue, mail
@@ -156,7 +167,8 @@ class Trainer:
             Meaning.TURN: collectives.hear_turn,
         }
         offload = OffloadWorker(model.buckets, expectation)
-        workers = Workers(mail, [stages, gradients, collectives, stepping, offload], hears)
+        every = [stages, gradients, collectives, weights, stepping, offload]
+        workers = Workers(mail, every, hears)
         state = RankState(
             self._job,
             mesh.pipe_rank,
@@ -190,7 +202,8 @@ class Trainer:
         session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
         last = job.placement.rank_of(job.last_stage)
         with self._model.evaluating():
-            rank.loop.run(session, lambda: state.finished)
+            with self._whole_weights():
+                rank.loop.run(session, lambda: state.finished)
             if rank.mesh.pipe_rank == last:
                 losses = worker.losses()
                 for to in range(rank.size):
@@ -207,6 +220,26 @@ class Trainer:
         return EvalResult(
             lambda: [(Losses(*of), given(kept)) for *of, kept in self._wait(evaluated, what)]
         )
+
+    @contextmanager
+    def _whole_weights(self) -> Iterator[None]:
+        """Context within which the weights of all stages here are whole. How many microbatches an
+        evaluation has, which stays would depend on, is known to readers alone."""
+        if self._job.stays is None:
+            yield
+            return
+        for stage, buckets in sorted(self._model.buckets.items()):
+            of_stage = [shard_of(bucket) for bucket in buckets]
+            mine = [shard.weights for shard in of_stage]
+            parts = self._shards.for_all(stage, self._job.cuts[stage], mine)
+            for number, shard in enumerate(of_stage):
+                shard.begin_stay()
+                shard.take_weights([part[number] for part in parts])
+        try:
+            yield
+        finally:
+            for bucket in self._model.all_buckets:
+                shard_of(bucket).end_stay()
 
     # Readers.
 

@@ -28,3 +28,9 @@ Copies = tuple[BucketCopy, ...]
 def copies_by_pipe(stage: int, bucket: int, pipes: int) -> Copies:
     """The copies of an ordinary bucket: its stage in every pipe."""
     return tuple(BucketCopy(pipe, stage, bucket) for pipe in range(pipes))
+
+
+def alike(copies: Copies, one: BucketCopy) -> Copies:
+    """The copies of the same layers as one of them, in all pipes: of tied weights, which several
+    layers hold, those of one layer. They send each other the weights of their shards."""
+    return tuple(copy for copy in copies if copy[1:] == one[1:])

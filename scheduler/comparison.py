@@ -11,6 +11,7 @@ from .fit import buckets_of, fit_costs, recut
 from .job import Job
 from .planner import Option, build_schedule, options
 from .recompute import most_recomputed, recomputed_shares
+from .shards import with_shards
 from .simulator import Costs, Work, simulate
 from .state import CAUSES
 from .timeline import Timeline
@@ -26,11 +27,13 @@ class Run:
         line: timeline of some whole steps.
         job: schedule of the run.
         recompute: value of `memory.recompute` in the run.
+        shared: what its replicas share out: `zero`, `reductions` and `gathered` of `with_shards`.
     """
 
     line: Timeline
     job: Job
     recompute: str | int
+    shared: tuple[int, int, int] = (0, 1, 2)
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -61,14 +64,15 @@ class Run:
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, zero = of.pop("slots", 0), of.pop("zero", 0)
+            shared = zero, of.pop("reductions", 1), of.pop("gathered", 2)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
-            job = replace(job, shards=zero > 0)
+            job = with_shards(job, *shared)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
                 "of a run"
             ) from None
-        return cls(line, job, recompute)
+        return cls(line, job, recompute, shared)
 
     @property
     def steps(self) -> int:
@@ -95,9 +99,14 @@ class Run:
             replicas=self.job.replicas,
             votes=self.job.votes,
             slots=self.job.slots,
-            shards=self.job.shards and self.job.replicas * job.placement.pipes > 1,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
+        zero, reductions, gathered = self.shared
+        if job.policy != self.job.policy:  # reductions as often as that leaves a stage for another
+            reductions = 0
+        if job.placement.pipes > 1:
+            gathered = max(gathered, job.placement.chunks)
+        job = with_shards(job, zero, reductions, gathered)
         seeds = range(_SEEDS if costs.jitter else 1)
         lines = [
             simulate(job, replace(costs, seed=seed), steps=self.steps + 1, buckets=buckets)

@@ -14,7 +14,7 @@ from statistics import fmean, pvariance
 
 from .placement import Placement
 from .simulator import Costs, Edge, Work
-from .task import AnyKind, Kind, Task
+from .task import AnyKind, Kind
 from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
@@ -53,13 +53,13 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     offloads = is_offloaded(line)
     fetch, store = (_of_a_bucket(line, kind) for kind in (Kind.FETCH, Kind.STORE))
 
-    def once_a_step(kind: AnyKind) -> float:
-        return _of_a_bucket(line, kind) if offloads else _once_a_step(line, kind)
+    def of_buckets(kind: AnyKind) -> float:
+        return _of_a_bucket(line, kind) if offloads else _of_a_stage(line, kind)
 
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
-        reduce=once_a_step(Kind.REDUCE) + once_a_step(Kind.COLLECT),
-        step=once_a_step(Kind.STEP),
+        reduce=of_buckets(Kind.REDUCE) + of_buckets(Kind.COLLECT),
+        step=of_buckets(Kind.STEP),
         state=float(offloads),
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
@@ -157,7 +157,7 @@ def _between_tasks(line: Timeline) -> list[float]:
     found = []
     for rank, spans in enumerate(_by_rank(line)):
         for one, after in pairwise(spans):
-            same_step = _step(line, one.task) == _step(line, after.task)
+            same_step = line.step_of(one.task) == line.step_of(after.task)
             if same_step and not any(one.end <= start <= after.start for start in waits[rank]):
                 found.append(after.start - one.end)
     return found
@@ -185,12 +185,8 @@ def _waited_for(line: Timeline, placement: Placement) -> list[float]:
     return found
 
 
-def _step(line: Timeline, task: Task) -> int:
-    return task.microbatch if task.kind.once_a_step else task.microbatch // line.microbatches
-
-
-def _once_a_step(line: Timeline, kind: AnyKind) -> float:
-    """The mean duration of a stage's tasks of a kind in a step, all its buckets together."""
+def _of_a_stage(line: Timeline, kind: AnyKind) -> float:
+    """The mean duration of a stage's tasks of a kind and number, all its buckets together."""
     whole: dict[tuple[int, int, int], float] = defaultdict(float)
     for rank, task, start, end in line.spans:
         if task.kind is kind:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from .placement import Placement
 from .policies import Nested, Policy
+from .stays import Stays
+from .task import AnyKind, Counts
 
 
 class Seat(NamedTuple):
@@ -44,6 +46,10 @@ class Job:
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         shards: True if each copy of a bucket keeps and steps a shard of its own (ZeRO); then there
             are several pipes, so every bucket has several copies.
+        reductions: number of times that a bucket with shards is added up over its copies in a step,
+            at least 1; each time for a run of microbatches of its pipe, as equal as can be.
+        stays: when a rank has the whole weights of a stage, where it keeps a shard of them; None:
+            at any time.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -60,16 +66,31 @@ class Job:
     slots: int = 0
     speculates: bool = False
     shards: bool = False
+    reductions: int = 1
+    stays: Stays | None = None
     trains: bool = True
 
     def __post_init__(self) -> None:
         pipes = self.placement.pipes
         if self.shards and self.pipes == 1:
             raise ValueError("shards of one copy; expected several pipes or replicas")
+        if self.reductions > 1:
+            self._check_reductions()
+        if self.stays is not None and (not self.shards or self.by_library):
+            raise ValueError("stays of whole weights; expected shards that messages add up")
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "
                 f"multiple of {pipes}, at least 1"
+            )
+
+    def _check_reductions(self) -> None:
+        may_be = self.shards and not self.by_library and not self.splits
+        if not may_be or self.reductions > self.microbatches_a_pipe:
+            raise ValueError(
+                f"{self.reductions} reductions a step under {self.policy.name}; expected 1, or "
+                "shards that messages add up, whole backwards, and a microbatch of each pipe for "
+                "each"
             )
 
     @property
@@ -111,15 +132,25 @@ class Job:
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
         caps."""
         return replace(
-            self,
+            self.alone(),
             placement=self.placement.first_pipe,
             policy=Nested(),
+            replicas=self.replicas,
+            trains=False,
+        )
+
+    def alone(self) -> "Job":
+        """The same schedule of one replica, with forwards, backwards and steps alone."""
+        return replace(
+            self,
+            replicas=1,
             votes=False,
             by_library=False,
             slots=0,
             speculates=False,
             shards=False,
-            trains=False,
+            reductions=1,
+            stays=None,
         )
 
     def step_of(self, number: int) -> tuple[int, int]:
@@ -139,6 +170,66 @@ class Job:
         return (
             self.trains and number % self.microbatches + self.placement.pipes >= self.microbatches
         )
+
+    def run_of(self, number: int) -> int:
+        """The number, over all steps, of the reduction that a microbatch's gradient goes into."""
+        step, within = self.step_of(number)
+        place = within // self.placement.pipes
+        return step * self.reductions + place * self.reductions // self.microbatches_a_pipe
+
+    def begins_a_run(self, number: int) -> bool:
+        """The microbatch is the first of its pipe that goes into its reduction."""
+        return self.begins_a_step(number) or (
+            self.reductions > 1
+            and self.run_of(number - self.placement.pipes) != self.run_of(number)
+        )
+
+    def ends_a_run(self, number: int) -> bool:
+        """The microbatch is the last of its pipe that goes into its reduction."""
+        return self.ends_a_step(number) or (
+            self.reductions > 1
+            and self.run_of(number + self.placement.pipes) != self.run_of(number)
+        )
+
+    def first_of_run(self, run: int) -> int:
+        """The number of the first microbatch, of any pipe, that goes into a reduction."""
+        step, within = divmod(run, self.reductions)
+        place = -(-within * self.microbatches_a_pipe // self.reductions)
+        return self.first_of(step) + place * self.placement.pipes
+
+    def is_last_of_step(self, reduction: int) -> bool:
+        """The reduction completes a step's gradient."""
+        return (reduction + 1) % self.reductions == 0
+
+    def a_step(self, counts: Counts, stage: int) -> int:
+        """How many of what a kind of work, or a message of one sender, counts are in a step of a
+        stage."""
+        if counts is Counts.MICROBATCHES:
+            return self.microbatches
+        if counts is Counts.STAYS:
+            return len(self.stays.of_stage[stage]) if self.stays else 1
+        return self.reductions if counts is Counts.REDUCTIONS else 1
+
+    def first_for(self, kind: AnyKind, stage: int, number: int) -> int:
+        """The number of the first microbatch that some work on a stage is for: its own, or the
+        first of its step."""
+        if kind.of_a_microbatch:
+            return number
+        return self.first_of(number // self.a_step(kind.counts, stage))
+
+    @property
+    def stays_a_step(self) -> tuple[int, ...]:
+        """The number of stays of each stage in a step; () where weights are always whole."""
+        return tuple(map(len, self.stays.of_stage)) if self.stays else ()
+
+    def until(self, stage: int, kind: AnyKind, stays: int) -> int:
+        """How many tasks of a kind and pipe have run on a stage, over all steps, when so many of
+        its stays have ended."""
+        assert self.stays is not None
+        of_stage = self.stays.of_stage[stage]
+        step, within = divmod(stays, len(of_stage))
+        of_step = of_stage[within - 1].until(kind) if within else 0
+        return step * self.microbatches_a_pipe + of_step
 
     def __str__(self) -> str:
         return (

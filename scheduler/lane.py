@@ -8,13 +8,13 @@ lane tasks run in order; the *head* of a kind is the first that has not started.
 every counter that it needs has passed its number.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from .job import Seat
 from .message import Meaning
-from .task import AnyKind, Task
+from .task import AnyKind, Counts, Task
 
 
 class Gate(Enum):
@@ -22,8 +22,19 @@ class Gate(Enum):
 
     WEIGHTS = "weights"  # those of the step are in place; counts microbatches
     STORED = "stores"  # offloaded state of the step before is where it belongs; the same count
+    REDUCED = "sums of the run before last"  # gradients that were let go; the same count
+    # The same count, where whole weights come for a stay:
+    FORWARDS = "whole weights for forwards"
+    RECOMPUTES = "whole weights for recomputation"
+    BACKWARDS = "whole weights for backwards"
+    STEPPED = "new weights of the own shard"  # for stays of the step; counts stays
 
     __hash__ = object.__hash__
+
+    @property
+    def counts(self) -> Counts:
+        """What the gate counts."""
+        return Counts.STAYS if self is Gate.STEPPED else Counts.MICROBATCHES
 
 
 Counter = AnyKind | Meaning | Gate
@@ -48,7 +59,8 @@ class Lane:
 
     Args:
         name: name of the lane in the story of an error.
-        microbatches: number of microbatches of a step, over all pipes of the replica.
+        a_step: function that gives the number of what is counted in a step, such as microbatches
+            over all pipes of the replica.
         pipe, pipes: index of the counted pipe within its replica, and number of pipes there.
     Attributes:
         count: number of the next task to start or message to come, by counter.
@@ -58,9 +70,9 @@ class Lane:
     """
 
     __slots__ = (
+        "_a_step",
         "_after",
         "_early",
-        "_microbatches",
         "_per_step",
         "_pipe",
         "_pipes",
@@ -73,9 +85,11 @@ class Lane:
         "part",
     )
 
-    def __init__(self, name: str, microbatches: int, pipe: int = 0, pipes: int = 1) -> None:
+    def __init__(
+        self, name: str, a_step: Callable[[Counts], int], pipe: int = 0, pipes: int = 1
+    ) -> None:
         self.name = name
-        self._microbatches, self._pipe, self._pipes = microbatches, pipe, pipes
+        self._a_step, self._pipe, self._pipes = a_step, pipe, pipes
         self.needs: dict[AnyKind, tuple[Passed, ...]] = {}
         self.count: dict[Counter, int] = {}
         self.finished: dict[Counter, int] = {}
@@ -90,7 +104,7 @@ class Lane:
 
     def count_tasks(self, kind: AnyKind, bucket: int = 0) -> None:
         """Tasks of a kind run on this lane."""
-        self._count(kind, 1 if kind.once_a_step else None)
+        self._count(kind, kind.counts)
         self.finished[kind] = self.count[kind]
         self.part[kind] = bucket
 
@@ -98,7 +112,7 @@ class Lane:
         self, meaning: Meaning, senders: Sequence[Seat], after: AnyKind | None
     ) -> None:
         """Messages of a meaning come to this lane from these senders; see `rules.row.Need`."""
-        self._count(meaning, len(senders) if meaning.counts_steps else None)
+        self._count(meaning, meaning.counts, 1 if meaning.of_a_microbatch else len(senders))
         self._early.setdefault(meaning, set())
         self._senders[meaning] = senders
         if after is not None:
@@ -106,15 +120,15 @@ class Lane:
 
     def count_gate(self, gate: Gate, count: int) -> None:
         """A gate of this lane is open up to that number."""
-        self._count(gate, None)
+        self._count(gate, gate.counts)
         self.count[gate] = count
 
-    def _count(self, counter: Counter, per_step: int | None) -> None:
-        """Add a counter with `per_step` numbers a step; None means that it counts microbatches."""
-        of_microbatches = per_step is None
+    def _count(self, counter: Counter, counts: Counts, senders: int = 1) -> None:
+        """Add a counter; of several senders each has a number of its own."""
+        of_microbatches = counts is Counts.MICROBATCHES
         self.count.setdefault(counter, self._pipe if of_microbatches else 0)
         self._stride[counter] = self._pipes if of_microbatches else 1
-        self._per_step[counter] = self._microbatches if per_step is None else per_step
+        self._per_step[counter] = self._a_step(counts) * senders
 
     def begin_at(self, step: int) -> None:
         """Set every counter as if the first `step` steps had been done."""
@@ -167,7 +181,7 @@ class Lane:
 
     def is_ready(self, kind: AnyKind) -> bool:
         """The head of a kind has all it needs."""
-        if kind.once_a_step:
+        if not kind.of_a_microbatch:
             return not any(self.missing(kind))
         head = self.count[kind]
         for numbers, counter, _ in self.needs[kind]:  # noqa: SIM110 - a generator costs as much as all the comparisons
@@ -178,11 +192,13 @@ class Lane:
     def missing(self, kind: AnyKind) -> Iterator[tuple["Lane", Counter]]:
         """The counters that keep the head of a kind from running, each with its lane.
 
-        A kind of once a step needs the counters to have passed all numbers of its step.
+        A kind that counts steps, reductions or stays needs the counters to have passed all numbers
+        of its own.
         """
-        past = self.count[kind] + 1
+        past, a_step = self.count[kind] + 1, self._per_step[kind]
         for numbers, counter, lane in self.needs[kind]:
-            if numbers[counter] < (past * lane._per_step[counter] if kind.once_a_step else past):
+            each = 1 if kind.of_a_microbatch else lane._per_step[counter] // a_step
+            if numbers[counter] < past * each:
                 yield lane, counter
 
     def start(self, kind: AnyKind, more: bool) -> bool:

@@ -22,8 +22,8 @@ class Meaning(Vocabulary):
     Args:
         notation: how the meaning prints.
         counts: what the message's number counts. A message about a microbatch has the microbatch's
-            number. A message about a step is numbered by its sender too: step t of sender i of n is
-            number t * n + i (see `rules.row.Need`).
+            number. A message about a step, a reduction or a stay is numbered by its sender too:
+            step t of sender i of n is number t * n + i (see `rules.row.Need`).
         load: payload of the message, by which its time on the way is simulated.
         for_the_host: True where the host reads the message's value. Such a message is true when its
             task has finished, also on the sender's rank; others are true there once the task has
@@ -39,11 +39,11 @@ class Meaning(Vocabulary):
     # A pipe's last stage knows the losses of a step.
     LOSS = "loss", Counts.STEPS, Load.WORD, True
     # A copy of the bucket has its part of this shard's gradient (reduce-scatter).
-    PART = "part", Counts.STEPS, Load.SHARD
+    PART = "part", Counts.REDUCTIONS, Load.SHARD
     # A copy has added up its shard (all-gather).
     SUM = "sum", Counts.STEPS, Load.SHARD
-    # A copy has stepped its shard (all-gather of sharded state).
-    WEIGHTS = "weights", Counts.STEPS, Load.SHARD
+    # A copy has the weights of its shard for all others (all-gather).
+    WEIGHTS = "weights", Counts.STAYS, Load.SHARD
     # A stage knows the norms of its gradients.
     NORM = "norm", Counts.STEPS, Load.WORD, True
     # A copy of the bucket has its own gradient, for the library to add up.
@@ -63,7 +63,8 @@ class Meaning(Vocabulary):
         for_the_host: bool = False,
         of_a_bucket: bool = False,
     ) -> None:
-        self.counts_steps = counts is Counts.STEPS
+        self.counts = counts
+        self.of_a_microbatch = counts is Counts.MICROBATCHES
         self.load = load
         self.of_a_bucket = of_a_bucket or load is Load.SHARD
         self.for_the_host = for_the_host
@@ -75,7 +76,8 @@ class Message(NamedTuple):
     Args:
         meaning: what became true.
         stage: the stage that it is addressed to.
-        number: number of the microbatch, or of the step and sender, as `meaning` counts.
+        number: number of the microbatch, or of the step, reduction or stay and the sender, as
+            `meaning` counts.
         pipe: pipe that the message is addressed to, numbered from 0 over all replicas.
         bucket: index of the bucket on the stage; 0 where the message concerns no bucket.
     """
@@ -101,10 +103,11 @@ class Message(NamedTuple):
 
 
 def numbered(step: int, senders: Sequence[object], sender: object) -> int:
-    """The number of a sender's message of a step, for meanings that count steps.
+    """The number of a sender's message of a step, for meanings that count steps, reductions or
+    stays.
 
     Args:
-        step: number of the step.
+        step: number of the step, of the reduction or of the stay.
         senders: all that send such a message, in the order of `rules.row.Need.senders`.
         sender: one of `senders`.
     """

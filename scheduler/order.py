@@ -119,7 +119,7 @@ def _tasks(number: int, words: list[str]) -> Iterator[Task]:
             task = Task.parse(word)
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-        if task.kind.once_a_step or task.kind is Kind.RECOMPUTE or task.part:
+        if not task.kind.of_a_microbatch or task.kind is Kind.RECOMPUTE or task.part:
             raise ValueError(
                 f"line {number}: {task}; expected forwards (F), whole backwards (B), or input and "
                 "weight gradients (I, W)"

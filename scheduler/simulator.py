@@ -73,8 +73,8 @@ class Costs:
         state: size of a bucket's offloaded state.
         copies_in, copies_out: bandwidths of a rank's copies of such state, to the device and from
             it, in size per time; infinity (the default) makes copies free.
-        others: duration of other kinds of work that are done once a step, by kind; a missing kind
-            takes 0.
+        others: duration of other kinds of work that are not of a microbatch, by kind; a missing
+            kind takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
             for the loop itself.
         edge: link between any two ranks.
@@ -153,7 +153,7 @@ class _Durations:
         self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[AnyKind, int], float] = {}
-        self._once_a_step = {
+        self._on_buckets = {
             Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
             Kind.COLLECT: costs.reduce + _ring(costs, pipes),
@@ -173,8 +173,8 @@ class _Durations:
 
     def of(self, task: Task) -> float:
         kind, stage, _, part = task
-        if kind.once_a_step:
-            return self._once_a_step.get(kind, 0.0)
+        if not kind.of_a_microbatch:
+            return self._on_buckets.get(kind, 0.0)
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
             return (
@@ -232,7 +232,12 @@ class _Simulation:
             for replica in range(job.replicas)
             for rank in range(job.ranks)
         ]
-        self.line = Timeline(len(self.states), job.microbatches)
+        self.line = Timeline(
+            len(self.states),
+            job.microbatches,
+            reductions=job.reductions,
+            stays=job.stays_a_step,
+        )
         self._running: set[tuple[int, Queue]] = set()
         self._events: list[
             tuple[float, int, int, Message | Task | None]

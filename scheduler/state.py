@@ -22,7 +22,6 @@ steps are alive on a lane; and a policy's cap bounds the forwards in flight, hen
 downstream.
 """
 
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,10 +30,11 @@ from .bucket import Copies, copies_by_pipe
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
-from .rules import Feature, OnDevice, Queue, Row, features_of
+from .rules import Feature, OnDevice, Pool, Queue, Row, features_of
 from .rules.collectives import groups_of
 from .rules.row import always
-from .table import Entry, Table
+from .stays import READERS
+from .table import UNLIMITED, Entry, Table
 from .task import AnyKind, Kind, Task
 from .turns import turns_of
 
@@ -43,7 +43,6 @@ class IllegalMove(AssertionError):
     """An event that cannot happen. Nothing was changed, and the text tells the lane's story."""
 
 
-UNLIMITED = sys.maxsize
 # Why a rank is idle: nothing has come, the policy says no, state is on its way, nothing is left.
 CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
 
@@ -114,7 +113,10 @@ class RankState:
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
-        self._free_slots = job.slots
+        self._free = {Pool.SLOTS: job.slots, Pool.ROOMS: job.stays.room if job.stays else 0}
+        # The stages of this rank in the order in which stays begin, and how many have begun.
+        self._order_of_stays = job.stays.order[rank] if job.stays else ()
+        self._stays_begun = 0
         # What runs, in the order of its start: its row, the messages that follow once it has
         # finished, and whether more pieces of it come.
         self._running: dict[Task, tuple[Entry, list[Message], bool]] = {}
@@ -134,7 +136,6 @@ class RankState:
             [Seat(pipe, stage) for stage, pipe in self.pipe_of.items()],
             buckets,
             features or features_of(job),
-            job.microbatches if job.trains else UNLIMITED,
         )
         self._lanes, self.queues = self._table.lanes, self._table.queues
         self.may_be_early = self._table.early
@@ -195,6 +196,7 @@ class RankState:
     def ask_step(self) -> None:
         """The user wants one more step."""
         self.asked += self.microbatches
+        self._look_again()
 
     @property
     def finished(self) -> bool:
@@ -278,15 +280,18 @@ class RankState:
         if self._look[queue]:
             once = [of for of in self._table.once[queue] if of.lane.is_ready(of.row.kind)]
             heads = [(of.row, of.head()) for of in once]
-            ready += [
+            ready_once = [
                 (row, head)
                 for row, head in heads
-                if self.job.first_of(head.microbatch) < self.asked
+                if self.job.first_for(*head[:3]) < self.asked
                 and row.admitted(head, self)
                 and self._has_turn(row, head)
-                and self._has_slot(row)
+                and self._has_room(row)
             ]
-            self._look[queue] = bool(once)
+            ready += ready_once
+            # Whether the others may run may change at any time, but for those that an event wakes.
+            others = (of.row.takes is None and not of.row.fills for of in once)
+            self._look[queue] = bool(ready_once) or any(others)
         if len(ready) < 2:
             return ready[0][1] if ready else None
         return min(ready, key=lambda one: one[0].turn(one[1], self))[1]
@@ -315,12 +320,11 @@ class RankState:
     def why_idle(self) -> str:
         """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
         something early."""
-        for row, lane, *_ in self._table.entries:
+        for row, lane, stage, *_ in self._table.entries:
             if row.fills or row.admitted is always:
                 continue
             number = lane.count[row.kind]
-            first = self.job.first_of(number) if row.kind.once_a_step else number
-            if first < self.asked and lane.is_ready(row.kind):
+            if self.job.first_for(row.kind, stage, number) < self.asked and lane.is_ready(row.kind):
                 return ROOM
         if self._waits_for_copies():
             return COPIES
@@ -358,8 +362,11 @@ class RankState:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
         if not self._has_turn(entry.row, task):
             raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
-        if not self._has_slot(entry.row):
-            raise IllegalMove(f"{task} cannot start: no slot is free; {self._story(stage)}")
+        if not self._has_room(entry.row):
+            assert entry.row.takes is not None
+            raise IllegalMove(
+                f"{task} cannot start: no {entry.row.takes.value} is free; {self._story(stage)}"
+            )
         if more is None and kind.in_pieces:
             self._untold[kind, stage] = task
             self._running[task] = entry, [], False
@@ -399,14 +406,16 @@ class RankState:
         whole = lane.start(kind, more)
         if row.in_turn:
             self._turns[stage, task.part].take()
-        self._free_slots -= row.takes_slot
+        if row.takes is not None:
+            self._free[row.takes] -= 1
+            self._stays_begun += row.in_order
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
-            if row.opens is not None:
-                self._open(row.opens, stage)
+            if row.opens:
+                self._open(row, stage)
         follows = row.then(task) if whole else ()
-        if row.completes is not None and self.job.ends_a_step(number):
+        if row.completes is not None and self.job.ends_a_run(number):
             follows = [*follows, *self._leaving(row, task, whole, completes)]
         if row.gives_turns:
             turn = self._turns[stage, task.part].give()
@@ -418,9 +427,21 @@ class RankState:
         self._running[task] = entry, later, not whole
         for message in here:
             self.deliver(message)
-        if kind.once_a_step or self.job.ends_a_step(number):
+        if (
+            not kind.of_a_microbatch
+            or self.job.ends_a_run(number)
+            or (self._order_of_stays and self._ends_a_stay(task))
+        ):
             self._look_again()
         return here
+
+    def _ends_a_stay(self, task: Task) -> bool:
+        """The task may be the last that a stay is for."""
+        kind, stage, *_ = task
+        if kind not in READERS:
+            return False
+        begun = self._lanes[stage].count[Kind.SHARE]
+        return self.started(kind, stage) == self.job.until(stage, kind, begun)
 
     def _leaving(
         self, row: Row, task: Task, whole: bool, completes: Collection[int]
@@ -452,18 +473,19 @@ class RankState:
         if more:
             return later
         lane.finish(task.kind)
-        if row.opens is not None:
-            self._open(row.opens, stage)
+        if row.opens:
+            self._open(row, stage)
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
-        self._free_slots += row.frees_slot
-        if len(self.queues) > 1:
+        if row.frees is not None:
+            self._free[row.frees] += 1
+        if len(self.queues) > 1 or row.frees is not None:
             self._look_again()
         return later
 
-    def _open(self, gate: Gate, stage: int) -> None:
-        """Open the gate of the next step if this was the last task that it waited for."""
-        steps = self._table.steps_through(stage, gate)
-        self._lanes[stage].count[gate] = self.job.first_of(steps + 1)
+    def _open(self, row: Row, stage: int) -> None:
+        """Open the gates of a row if this was the last task that they waited for."""
+        for gate, _ in row.opens:
+            self._lanes[stage].count[gate] = self._table.open_to(stage, gate)
 
     def _holds_at_once(self, message: Message, row: Row) -> bool:
         """A message that follows from a task of the row is true already when the task starts."""
@@ -485,8 +507,8 @@ class RankState:
         wanted = self.asked if self.end is None else min(self.asked, self.end)
         lacks: list[Lack] = []
         for entry in self._table.entries:
-            head, once = entry.head(), entry.row.kind.once_a_step
-            if (self.job.first_of(head.microbatch) if once else head.microbatch) >= wanted:
+            head = entry.head()
+            if self.job.first_for(*head[:3]) >= wanted:
                 continue
             missing = [
                 Lack(head, counter.value, self._owner(lane, counter))
@@ -496,13 +518,16 @@ class RankState:
                 missing = [Lack(head, ROOM, None)]
             if not (missing or self._has_turn(entry.row, head)):
                 missing = [self._earlier_turn(entry, head)]
-            if not (missing or self._has_slot(entry.row)):
-                missing = [Lack(head, "a slot", None)]
+            if not (missing or self._has_room(entry.row)):
+                assert entry.row.takes is not None
+                missing = [Lack(head, f"a {entry.row.takes.value}", None)]
             lacks += missing
         return lacks + [lack for task in self._running for lack in self._others_in(task)]
 
     def _earlier_turn(self, entry: Entry, head: Task) -> Lack:
         """The lack of a task whose turn is known, and not the one before it."""
+        if entry.row.in_order:
+            return Lack(head, "the stay before it", None)
         (needed,) = entry.needs
         return Lack(head, Meaning.TURN.value, self._owner(needed.lane, Meaning.TURN))
 
@@ -517,13 +542,17 @@ class RankState:
         ]
 
     def _has_turn(self, row: Row, task: Task) -> bool:
-        """The task needs no turn, or the next one of its group is for its bucket."""
+        """The task needs no turn, or the next one of its group is for its bucket; and stays begin
+        in their order."""
         which = task.stage, task.part
+        order = self._order_of_stays
+        if row.in_order and order[self._stays_begun % len(order)] != task.stage:
+            return False
         return not row.in_turn or self._turns[which].is_for(which)
 
-    def _has_slot(self, row: Row) -> bool:
-        """The work takes no slot, or one is free."""
-        return not row.takes_slot or self._free_slots > 0
+    def _has_room(self, row: Row) -> bool:
+        """The work takes nothing that a rank has a few of, or one is free."""
+        return row.takes is None or self._free[row.takes] > 0
 
     def _look_again(self) -> None:
         """Note an event for which work of once a step may have waited."""
@@ -578,7 +607,7 @@ class RankState:
         if refusal := lane.refusal(meaning, number):
             raise IllegalMove(f"{message} {refusal}: {lane}")
         weights = self._lanes[stage].count[Gate.WEIGHTS]
-        if self.job.trains and (meaning.counts_steps or number >= weights):
+        if self.job.trains and (not meaning.of_a_microbatch or number >= weights):
             step, _ = self.job.step_of(weights)
             if lane.step_of(meaning, number) > step:
                 raise IllegalMove(

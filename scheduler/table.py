@@ -5,8 +5,10 @@ must have passed the row's head. On one queue that is the number of tasks starte
 the number of tasks finished.
 """
 
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from .bucket import Copies
@@ -16,6 +18,8 @@ from .message import Meaning, Message
 from .rules import Feature, Need, Queue, Row, StageHere
 from .rules.row import never
 from .task import AnyKind, Task
+
+UNLIMITED = sys.maxsize
 
 
 class Entry(NamedTuple):
@@ -48,7 +52,6 @@ class Table:
         seats: the stages of this rank, each with its pipe.
         copies: copies of each bucket of a stage, by stage.
         features: functions that make the rows of a stage.
-        open_to: number of the first microbatch for which the weights are not yet in place.
     Raises:
         ValueError: two rows are of one kind and place, or a row needs what no row makes, or what
             counts steps while the row counts microbatches.
@@ -56,8 +59,8 @@ class Table:
         entries: all rows, in the order in which the features make them.
         queues: queues that some row runs on.
         often: rows whose work may become ready at any moment, by queue.
-        once: rows of kinds of once a step, by queue; they become ready only after some event that
-            ends a step.
+        once: all other rows, by queue; their work becomes ready only after some event that ends a
+            step, a reduction's run of microbatches or a stay.
         wakers: meanings of the messages that such rows wait for.
         lanes: lane of each stage, by stage.
         buckets: lanes of the buckets of a stage, by stage.
@@ -70,7 +73,6 @@ class Table:
         seats: Sequence[Seat],
         copies: Mapping[int, Sequence[Copies]],
         features: Sequence[Feature],
-        open_to: int,
     ) -> None:
         self._job = job
         self.lanes: dict[int, Lane] = {}
@@ -78,18 +80,18 @@ class Table:
         self.entries: list[Entry] = []
         self._entry_of: dict[tuple[object, int, int | None], Entry] = {}
         self._listening: dict[tuple[Lane, Counter], set[Queue]] = defaultdict(set)
-        self._opening: dict[tuple[int, Gate], list[Passed]] = {}
+        self._opening: dict[tuple[int, Gate], tuple[list[Passed], Callable[[int], int]]] = {}
         for seat in seats:
             here = StageHere(job, seat, tuple(copies[seat.stage]) if job.trains else ())
             rows = [row for feature in features for row in feature(here)]
             _check(seat.stage, rows)
-            self._add_lanes(here, open_to)
+            self._add_lanes(here)
             self._add_rows(seat.stage, rows)
         self.queues = tuple(dict.fromkeys(entry.row.queue for entry in self.entries))
         self.often: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
         self.once: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
         for entry in self.entries:
-            of = self.once if entry.row.kind.once_a_step else self.often
+            of = self.often if entry.row.kind.of_a_microbatch else self.once
             of[entry.row.queue].append(entry)
         self.wakers = frozenset(
             need.counter
@@ -100,14 +102,15 @@ class Table:
         )
         self.early = frozenset(entry.kind for entry in self.entries if entry.row.early is not never)
 
-    def _add_lanes(self, here: StageHere, open_to: int) -> None:
+    def _add_lanes(self, here: StageHere) -> None:
         pipe, stage = here.seat
-        m, pipes = self._job.microbatches, self._job.placement.pipes
-        lane = self.lanes[stage] = Lane(f"stage {stage}", m, pipe % pipes, pipes)
+        job, pipes = self._job, self._job.placement.pipes
+        a_step = partial(job.a_step, stage=stage)
+        lane = self.lanes[stage] = Lane(f"stage {stage}", a_step, pipe % pipes, pipes)
         for gate in Gate:
-            lane.count_gate(gate, open_to)
+            lane.count_gate(gate, UNLIMITED)
         self.buckets[stage] = tuple(
-            Lane(f"stage {stage} bucket {bucket}", m) for bucket in range(len(here.buckets))
+            Lane(f"stage {stage} bucket {bucket}", a_step) for bucket in range(len(here.buckets))
         )
 
     def _add_rows(self, stage: int, rows: Sequence[Row]) -> None:
@@ -129,14 +132,16 @@ class Table:
             entry = Entry(row, lane, stage, row.kind, needs)
             self._entry_of[row.kind, stage, row.bucket] = entry
             self.entries.append(entry)
-        for gate in {row.opens for row in rows if row.opens is not None}:
-            opening = [row for row in rows if row.opens is gate]
+        for gate, to in {opening.gate: opening.to for row in rows for opening in row.opens}.items():
+            rows_that_open = [row for row in rows if gate in (one.gate for one in row.opens)]
             listening = self._listening[self.lanes[stage], gate]
-            self._opening[stage, gate] = [
+            opened_by = [
                 Passed(lane.count if listening <= {row.queue} else lane.finished, row.kind, lane)
-                for row in opening
+                for row in rows_that_open
                 for lane in [self._lane(stage, row.bucket)]
             ]
+            self._opening[stage, gate] = opened_by, to
+            self.lanes[stage].count[gate] = to(0)
 
     def _passed(
         self,
@@ -177,15 +182,19 @@ class Table:
         lane = self.lane_of(message)
         return lane is None or self._listening[lane, message.meaning] <= {row.queue}
 
-    def steps_through(self, stage: int, gate: Gate) -> int:
-        """The number of steps for which all work that opens the gate of a stage has been done."""
-        return min(numbers[kind] for numbers, kind, _ in self._opening[stage, gate])
+    def open_to(self, stage: int, gate: Gate) -> int:
+        """How far the gate of a stage is open by the work that opens it."""
+        opened_by, to = self._opening[stage, gate]
+        return to(min(numbers[kind] for numbers, kind, _ in opened_by))
 
     def steps_finished(self, gate: Gate) -> int:
         """The number of steps for which all work that opens a gate, such as there must be some, has
         finished on this rank."""
         opening = (
-            passed for (_, of), all_of in self._opening.items() if of is gate for passed in all_of
+            passed
+            for (_, of), (opened_by, _) in self._opening.items()
+            if of is gate
+            for passed in opened_by
         )
         return min(lane.finished[kind] for _, kind, lane in opening)
 
@@ -197,7 +206,8 @@ class Table:
 def _check(stage: int, rows: Sequence[Row]) -> None:
     """Check that the rows of a stage fit together."""
     made = [(row.kind, row.bucket) for row in rows]
-    opened = {Gate.WEIGHTS, *(row.opens for row in rows)}  # an evaluation's weights are there
+    opened = {opening.gate for row in rows for opening in row.opens}
+    opened.add(Gate.WEIGHTS)  # an evaluation's weights are there
     for row in rows:
         name = f"row {row.kind.value} of stage {stage}"
         if made.count((row.kind, row.bucket)) > 1:
@@ -210,14 +220,12 @@ def _check(stage: int, rows: Sequence[Row]) -> None:
             )
             if not is_made:
                 raise ValueError(f"{name} needs {counter.value}, and no row makes it")
-            if not row.kind.once_a_step and _counts_steps(counter):
+            if row.kind.of_a_microbatch and not _of_a_microbatch(counter):
                 raise ValueError(
                     f"{name} counts microbatches and needs {counter.value}, which counts steps; "
                     "expected a gate, which that work opens"
                 )
 
 
-def _counts_steps(counter: Counter) -> bool:
-    if isinstance(counter, AnyKind):
-        return counter.once_a_step
-    return isinstance(counter, Meaning) and counter.counts_steps
+def _of_a_microbatch(counter: Counter) -> bool:
+    return isinstance(counter, Gate) or counter.of_a_microbatch

@@ -3,9 +3,11 @@
 It prints the same everywhere (logs, traces, tests, errors): ``F2.7`` is the forward of stage 2 for
 microbatch 7, and ``Task.parse`` reads it back. Microbatches are numbered on over the steps of a
 run: microbatch k of step t is n = t * m + k, so that a task has one name in a whole run. Work that
-is done once a step counts steps instead. Some tasks are done part by part. ``step2.5`` is the
-optimizer step of the first bucket of stage 2 at the end of step 5, and ``step2.5/1`` that of the
-next bucket. ``W2.7`` is the first piece of a weight gradient, and ``W2.7/1`` the next piece.
+is done once a step counts steps instead. Reductions and stays count on over the steps as
+microbatches do.
+Some tasks are done part by part. ``step2.5`` is the optimizer step of the first bucket of stage 2
+at the end of step 5, and ``step2.5/1`` that of the next bucket. ``W2.7`` is the first piece of a
+weight gradient, and ``W2.7/1`` the next piece.
 """
 
 import re
@@ -20,6 +22,8 @@ class Counts(Enum):
 
     MICROBATCHES = "microbatches"
     STEPS = "steps"
+    REDUCTIONS = "reductions"  # of a bucket's gradient over its copies, `Job.reductions` a step
+    STAYS = "stays"  # of a stage's whole weights, as `Job.stays` says; one a step by default
 
 
 class Part(Enum):
@@ -57,7 +61,7 @@ class AnyKind(Vocabulary):
     Args:
         notation: how the kind prints.
         label: name of the kind in words, for texts.
-        counts: what `Task.microbatch` counts, microbatches or steps.
+        counts: what `Task.microbatch` counts: microbatches, steps, reductions or stays.
         part: what `Task.part` says: nothing, a bucket or a piece.
         place: where the work runs, see `Place`.
     """
@@ -71,9 +75,10 @@ class AnyKind(Vocabulary):
         place: Place = Place.DEVICE,
     ) -> None:
         self.label = label
+        self.counts = counts
         self.part = part
         self.beside = place is Place.BESIDE
-        self.once_a_step = counts is Counts.STEPS
+        self.of_a_microbatch = counts is Counts.MICROBATCHES
         self.of_a_bucket = part is Part.BUCKET
         self.in_pieces = part is Part.PIECE
 
@@ -86,7 +91,7 @@ class Kind(AnyKind):
     BACKWARD = "B", "backward", Counts.MICROBATCHES, Part.PIECE  # whole; or in two:
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
-    REDUCE = "reduce", "sum of a shard", Counts.STEPS, Part.BUCKET  # of all copies' gradients
+    REDUCE = "reduce", "sum of a shard", Counts.REDUCTIONS, Part.BUCKET  # of all copies
     ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
     COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET, Place.BESIDE
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS
@@ -94,7 +99,10 @@ class Kind(AnyKind):
     FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
     STORE = "store", "state taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to scratch
-    GATHER = "gather", "weights of all shards", Counts.STEPS, Part.BUCKET
+    GATHER = "gather", "weights of all shards", Counts.STAYS, Part.BUCKET
+    # Where weights are whole for a stay alone:
+    SHARE = "share", "weights of the own shard sent", Counts.STAYS
+    RELEASE = "release", "whole weights let go", Counts.STAYS
     # Where a step was taken before its vote:
     REFETCH = "refetch", "state brought again", Counts.STEPS, Part.BUCKET, Place.BESIDE
     COMMIT = "commit", "end of a step that was tried", Counts.STEPS, Part.BUCKET
@@ -107,7 +115,8 @@ class Task(NamedTuple):
     Args:
         kind: kind of the work.
         stage: stage index over the whole model, from 0; stage 0 holds the first layers.
-        microbatch: running number over all steps, from 0; for a kind of once a step, the step.
+        microbatch: running number over all steps, from 0, of what `kind.counts` says: a microbatch,
+            a step, a reduction or a stay.
         part: index of the bucket on the stage, for work on a bucket; index of the piece, for a
             whole backward or a weight gradient in pieces; else 0.
     """

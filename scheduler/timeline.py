@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
-from .task import Kind, Task
+from .task import Counts, Kind, Task
 
 
 class Span(NamedTuple):
@@ -48,7 +48,9 @@ class Timeline:
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
         schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips,
-            recompute, slots and zero; {} for a simulation.
+            recompute, slots, zero, reductions and gathered; {} for a simulation.
+        reductions: number of times that a step adds a bucket up over its copies.
+        stays: number of times that weights of each stage come for a step; () where they stay.
         spans: tasks that ran, by start.
         pauses: times in which a rank could run nothing.
     """
@@ -59,12 +61,14 @@ class Timeline:
     unit: str = ""
     title: str = ""
     schedule: dict[str, Any] = field(default_factory=dict)
+    reductions: int = 1
+    stays: tuple[int, ...] = ()
     spans: list[Span] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
 
     def computing(self) -> Iterator[Span]:
-        """The spans of forwards and backwards: all but the work of once a step."""
-        return (span for span in self.spans if not span.task.kind.once_a_step)
+        """The spans of forwards and backwards: all work on microbatches."""
+        return (span for span in self.spans if span.task.kind.of_a_microbatch)
 
     def on_device(self) -> Iterator[Span]:
         """The spans of all that occupies the device: not of what runs beside its tasks."""
@@ -185,14 +189,18 @@ class Timeline:
                 now[rank] -= of_stage(task.stage) + recomputed(task.stage)
         return most
 
+    def step_of(self, task: Task) -> int:
+        """The step that a task belongs to."""
+        a_step = {
+            Counts.MICROBATCHES: self.microbatches,
+            Counts.REDUCTIONS: self.reductions,
+            Counts.STAYS: self.stays[task.stage] if self.stays else 1,
+        }
+        return task.microbatch // a_step.get(task.kind.counts, 1)
+
     def from_step(self, step: int) -> Self:
         """The same timeline from a step on; time begins with the first task of that step."""
-        first = step * self.microbatches
-        spans = [
-            span
-            for span in self.spans
-            if span.task.microbatch >= (step if span.task.kind.once_a_step else first)
-        ]
+        spans = [span for span in self.spans if self.step_of(span.task) >= step]
         zero = min(span.start for span in spans)
         kept = [Span(rank, task, start - zero, end - zero) for rank, task, start, end in spans]
         pauses = [
@@ -253,7 +261,9 @@ class Timeline:
                 Span(rank, Task.parse(task), start, end)
                 for rank, task, start, end in told.pop("spans")
             ]
-            return cls(spans=spans, pauses=[Pause(*pause) for pause in told.pop("pauses")], **told)
+            pauses = [Pause(*pause) for pause in told.pop("pauses")]
+            stays = tuple(told.pop("stays", ()))
+            return cls(spans=spans, pauses=pauses, stays=stays, **told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate "

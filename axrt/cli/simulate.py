@@ -21,6 +21,7 @@ from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.planner import build_schedule, search
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
+from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.timeline import Timeline
@@ -68,6 +69,8 @@ _COSTS = (
     *(
         "--replicas",
         "--zero",
+        "--reductions",
+        "--gathered",
         "--reduce-cost",
         "--reduce-transfer",
         "--jitter",
@@ -174,9 +177,24 @@ _COSTS = (
 @click.option(
     "--zero",
     default=0,
-    type=click.IntRange(0, 1),
+    type=click.IntRange(0, 3),
     help="as memory.zero: 1 = each copy of a bucket steps a shard and sends its weights; costs of "
-    "a step and of copies are those of a shard",
+    "a step and of copies are those of a shard; 2 = gradients are let go, see --reductions; 3 = "
+    "weights, too, see --gathered",
+)
+@click.option(
+    "--reductions",
+    default=0,
+    type=click.IntRange(0),
+    help="as memory.reductions: with --zero 2, times that a step adds a bucket up over replicas; "
+    "0 = as often as the schedule leaves a stage for another",
+)
+@click.option(
+    "--gathered",
+    default=0,
+    type=click.IntRange(0),
+    help="as memory.gathered: with --zero 3, stages whose weights a rank may have whole at a time; "
+    "0 = 2",
 )
 @click.option(
     "--reduce-cost",
@@ -422,6 +440,16 @@ def _check(options: dict[str, Any]) -> None:
             "--copy-costs are of state that is offloaded, and without --slots it stays on the "
             "device; expected --slots 3, or another number of buckets"
         )
+    if options["reductions"] > 1 and options["zero"] < 2:
+        _refuse(
+            f"--reductions {options['reductions']} with --zero {options['zero']}: gradients are "
+            "kept for the whole step; expected --zero 2 or 3"
+        )
+    if options["gathered"] and options["zero"] < 3:
+        _refuse(
+            f"--gathered {options['gathered']} with --zero {options['zero']}: weights are always "
+            "whole; expected --zero 3"
+        )
     if options["slots"] and not any(options["copy_costs"]):
         _refuse(
             "--slots alone changes nothing, since copies that take no time are never waited for; "
@@ -484,7 +512,10 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         votes=options["clip"],
         slots=options["slots"],
     )
-    job = replace(job, shards=options["zero"] > 0 and job.pipes > 1)
+    try:
+        job = with_shards(job, options["zero"], options["reductions"], options["gathered"] or 2)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
     return simulate(
         job,
         costs,

@@ -22,11 +22,16 @@ def measured(model: LocalModel) -> Ledger:
 
 
 def _entries(model: LocalModel) -> Iterator[Entry]:
-    weights = [parameter for bucket in model.all_buckets for _, parameter in bucket.named]
+    trained = {id(parameter) for bucket in model.all_buckets for _, parameter in bucket.named}
+    weights = [
+        parameter
+        for bucket in model.all_buckets
+        for _, parameter in bucket.named
+        if not is_hollow(parameter)  # it is whole for stays alone
+    ]
     masters = [master for bucket in model.all_buckets for master in bucket.stepped]
     stepped = [master for master in masters if _stays(model, master)]
     memories = [bucket.gradient_memory for bucket in model.all_buckets]
-    trained = set(map(id, weights))
     rest = [
         tensor
         for _, layer in model.layers()
@@ -34,12 +39,20 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         if id(tensor) not in trained
     ]
     originals = list(model.narrow.originals().values()) if model.narrow else []
+    kept = [one for of in model.all_buckets if of.shard for one in of.shard.kept_weights]
+    in_stays = any(bucket.shard and bucket.shard.has_stays for bucket in model.all_buckets)
+    whole = num_bytes(weights)
     held: tuple[tuple[Purpose, Tier, int], ...] = (
-        (Purpose.WEIGHTS, Tier.DEVICE, num_bytes(weights)),
+        (
+            Purpose.WEIGHTS,
+            Tier.DEVICE,
+            num_bytes([*kept, *stepped]) - num_bytes(stepped) if in_stays else whole,
+        ),
+        (Purpose.GATHERED, Tier.DEVICE, whole if in_stays else 0),
         (
             Purpose.MASTERS,
             Tier.DEVICE,
-            num_bytes([*weights, *stepped]) - num_bytes(weights),
+            num_bytes([*weights, *stepped]) - whole,
         ),
         (
             Purpose.GRADIENTS,

@@ -5,7 +5,7 @@ bound allows some of them more.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import NamedTuple
@@ -74,15 +74,46 @@ class Occupancies:
             )
         ]
 
+    def most_open(self, job: Job, rank: int, whole: Mapping[int, int]) -> int:
+        """The most that gradients of a rank take at one time, where those of a stage are let go
+        with each reduction.
+
+        Args:
+            job: schedule of the run.
+            rank: index of the rank in its pipeline.
+            whole: bytes of the whole gradient of each stage.
+        """
+        most_simulated = job.microbatches if job.policy.name == FIXED else _LONGER * job.ranks
+        line = self._alone(job, min(job.microbatches, most_simulated))
+        spans = defaultdict(list)
+        for span in line.computing():
+            if span.rank == rank and span.task.kind not in (Kind.FORWARD, Kind.RECOMPUTE):
+                spans[span.task.stage, job.run_of(span.task.microbatch)].append(span)
+        changes = [
+            change
+            for (stage, _), of_run in spans.items()
+            for change in (
+                (min(span.start for span in of_run), whole[stage]),
+                (max(span.end for span in of_run), -whole[stage]),
+            )
+        ]
+        now = most = 0
+        for _, num_bytes in sorted(changes):  # what ends at a time goes before what begins then
+            now += num_bytes
+            most = max(most, now)
+        return most
+
     def _simulated(
         self, job: Job, sizes: Sequence[StashBytes], microbatches: int
     ) -> list[Occupancy]:
-        line = self._line(replace(job, replicas=1, microbatches=microbatches, shards=False))
+        line = self._alone(job, microbatches)
         stash = line.stash(lambda stage: sizes[stage].kept, lambda stage: sizes[stage].again)
         messages = _most_waiting(line, job, sizes)
         return [Occupancy(int(kept), messages[rank]) for rank, kept in enumerate(stash)]
 
-    def _line(self, job: Job) -> Timeline:
+    def _alone(self, job: Job, microbatches: int) -> Timeline:
+        """A step of so many microbatches, as of one replica."""
+        job = replace(job.alone(), microbatches=microbatches, votes=job.votes)
         key = (job.policy, job.placement, job.microbatches, *sorted(job.recomputed), job.votes)
         if key not in self._lines:
             self._lines[key] = simulate(job, Costs(pieces=1), steps=1)

@@ -20,7 +20,7 @@ from axrt.store.flat import FlatBuffer, Layout, by_key
 from axrt.store.gradient import Gradient
 from axrt.store.masters import Masters
 from axrt.store.probe import Moments, Probed
-from axrt.store.shards import Cut
+from axrt.store.shards import Cut, cut_of
 
 from .skeleton import META, Skeletons, like
 
@@ -42,6 +42,8 @@ class BucketBytes:
         copies: number of places that hold the bucket.
         by_torch: the optimizer is one of torch's own.
         part: what one other copy sends of its gradient for the shard that this one adds up.
+        kept: weights of the own shard in memory that is neither that of `weights` nor that of
+            `masters`; 0 where weights are always whole.
     """
 
     weights: int
@@ -53,6 +55,7 @@ class BucketBytes:
     copies: int
     by_torch: bool
     part: int
+    kept: int
 
 
 class StageBytes(NamedTuple):
@@ -104,9 +107,18 @@ def of_stage(
         config.memory.bucket_mb * _MIB,
     )
     in_float32 = config.precision.gradients == "float32"
-    cut = Cut(job.pipes, pipe, config.optimizer.clip > 0) if job.shards else None
+    cut = cut_of(config, job, pipe)
+    offloads = config.memory.offload == "stream"
     buckets = tuple(
-        _of_bucket(spec, [narrow[name] for name, _ in spec.named], in_float32, types, probe, cut)
+        _of_bucket(
+            spec,
+            [narrow[name] for name, _ in spec.named],
+            in_float32,
+            types,
+            probe,
+            cut,
+            offloads,
+        )
         for spec in specs
     )
     frozen = list(_frozen(skeletons, places, types))
@@ -120,6 +132,7 @@ def _of_bucket(
     types: Types,
     probe: Probe,
     cut: Cut | None,
+    offloads: bool,
 ) -> BucketBytes:
     parameters = [parameter for _, parameter in spec.named]
     if cut:
@@ -129,13 +142,14 @@ def _of_bucket(
     gradient.open()
     gradient.show_total()  # which allocates it
     weights, stepped = num_bytes(parameters), masters.parameters
+    beside = num_bytes([*parameters, *stepped])
     in_place = [one for one in stepped if not masters.is_master(one)]
     of_type = [[in_place[place] for place in of] for of in by_key(one.dtype for one in in_place)]
-    known = probe(spec, masters.whole)
+    known = probe(spec, masters.shown)
     moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
     return BucketBytes(
         weights,
-        num_bytes([*parameters, *stepped]) - weights,
+        beside - weights,
         sum(Layout(of).num_bytes for of in of_type),
         num_bytes(gradient.sums),
         num_bytes(gradient.own_totals),
@@ -143,7 +157,15 @@ def _of_bucket(
         len(spec.copies),
         known.is_torchs,
         _part_bytes(spec, gradient, cut),
+        _kept(masters, stepped, offloads),
     )
+
+
+def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
+    if not masters.has_stays:
+        return 0
+    elsewhere = () if offloads else stepped
+    return num_bytes([*masters.weights_to_send(), *elsewhere]) - num_bytes(elsewhere)
 
 
 def _part_bytes(spec: BucketSpec, gradient: Gradient, cut: Cut | None) -> int:

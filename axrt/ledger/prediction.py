@@ -1,6 +1,6 @@
 """The ledgers of all ranks of a run, from its model and settings alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,7 +113,9 @@ class Predictor:
             seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
             mine = [of_stage(self._skeletons, config, job, *seat, self._probe) for seat in seats]
             unknown = [*why, *_without_moments(mine)]
-            return Ledger.of(_entries(config, job, mine, held[rank]), unknown)
+            stages = {of: one for (_, of), one in zip(seats, mine, strict=True)}
+            gradients = self._gradients(config, job, rank, stages)
+            return Ledger.of(_entries(config, job, mine, held[rank], gradients), unknown)
 
         replicas = range(job.replicas if job.shards else 1)
         return Prediction(
@@ -127,7 +129,16 @@ class Predictor:
         if config.schedule.policy == AUTO:
             config = replace(config, schedule=replace(config.schedule, policy=""))
         of = config.memory
-        key = (config.schedule, config.parallel, of.recompute, of.zero, config.votes, mesh)
+        key = (
+            config.schedule,
+            config.parallel,
+            config.votes,
+            mesh,
+            of.recompute,
+            of.zero,
+            of.reductions,
+            of.gathered,
+        )
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
         return self._jobs[key]
@@ -147,6 +158,15 @@ class Predictor:
             ]
         return self._occupancies.of_ranks(job, sizes), []
 
+    def _gradients(
+        self, config: Config, job: Job, rank: int, stages: Mapping[int, StageBytes]
+    ) -> int:
+        """What gradients over microbatches take at most on a rank."""
+        whole = {of: sum(bucket.gradients for bucket in one.buckets) for of, one in stages.items()}
+        if not (job.shards and config.memory.zero > 1):
+            return sum(whole.values())
+        return self._occupancies.most_open(job, rank, whole)
+
     def _probe(self, spec: BucketSpec, stepped: Sequence[nn.Parameter]) -> Probed:
         named = list(zip(spec.called, stepped, strict=True))
         key = tuple((name, parameter.dim(), parameter.dtype) for name, parameter in named)
@@ -161,20 +181,30 @@ def _without_moments(stages: Sequence[StageBytes]) -> Iterator[str]:
 
 
 def _entries(
-    config: Config, job: Job, stages: Sequence[StageBytes], held: Occupancy
+    config: Config, job: Job, stages: Sequence[StageBytes], held: Occupancy, gradients: int
 ) -> Iterator[Entry]:
     buckets = [bucket for stage in stages for bucket in stage.buckets]
+    gathered = _gathered(stages, job)
     for purpose, tier, sizes in (
-        (Purpose.WEIGHTS, Tier.DEVICE, [bucket.weights for bucket in buckets]),
+        (Purpose.WEIGHTS, Tier.DEVICE, [b.kept if job.stays else b.weights for b in buckets]),
+        (Purpose.GATHERED, Tier.DEVICE, gathered),
         (Purpose.FROZEN, Tier.DEVICE, [stage.frozen for stage in stages]),
         (Purpose.ORIGINALS, Tier.HOST, [stage.originals for stage in stages]),
-        (Purpose.GRADIENTS, Tier.DEVICE, [bucket.gradients for bucket in buckets]),
+        (Purpose.GRADIENTS, Tier.DEVICE, [gradients]),
         (Purpose.MESSAGES, Tier.DEVICE, [_parts(bucket, job) for bucket in buckets]),
+        # Of a replica that is ahead shards may come before there is room for them.
+        (Purpose.MESSAGES, Tier.DEVICE, [w * (job.pipes - 1) // job.pipes for w in gathered]),
     ):
         yield Entry(purpose, tier, sum(sizes))
     yield from state_entries(config, buckets, job.votes)
     yield Entry(Purpose.STASH, Tier.DEVICE, held.stash)
     yield Entry(Purpose.MESSAGES, Tier.DEVICE, held.messages)
+
+
+def _gathered(stages: Sequence[StageBytes], job: Job) -> list[int]:
+    """The most weights that are whole for a time: those of the largest stages."""
+    whole = sorted(sum(bucket.weights for bucket in stage.buckets) for stage in stages)
+    return whole[-job.stays.room :] if job.stays else []
 
 
 def _parts(bucket: BucketBytes, job: Job) -> int:

@@ -30,7 +30,7 @@ its own, and hooks are not pickled.
 
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,8 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
     Returns:
         None where the gradient will be computed later, by the `W` of this stage and microbatch, or
         where nobody wants it. Else the gradient, computed now: outside axrt, under a policy that
-        does not split backwards, and where the parameter has hooks that want to see it.
+        does not split backwards, where the parameter has hooks that want to see it, and with
+        `memory.zero = 3`, under which weights that `compute` may read are let go before.
     Raises:
         TypeError: `compute` is not callable.
 
@@ -85,7 +86,7 @@ def defer_weight_gradient(parameter: Tensor, compute: Compute) -> Tensor | None:
             "function without arguments"
         )
     deferral = _deferral_of(parameter)
-    if deferral is None or not deferral.takes(parameter):
+    if deferral is None or not (deferral.takes(parameter) and deferral.may_keep(compute)):
         return compute()
     try:
         accumulated = torch._C._will_engine_execute_node(get_gradient_edge(parameter).node)
@@ -102,9 +103,16 @@ class Deferral:
     Args:
         parameters: trained parameters of the stage; `defer_weight_gradient` finds this object
             through them.
+        passing: function that gives the memory of weights, by identity of storages, where it is let
+            go after an input gradient (ZeRO stage 3); None: weights stay.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        passing: Callable[[], Collection[int]] | None = None,
+    ) -> None:
+        self._passing = passing
         self._collecting: deque[tuple[nn.Parameter, list[Compute]]] | None = None
         # Parameters by identity here: comparing tensors means something else, and a reference would
         # keep them alive.
@@ -143,6 +151,15 @@ class Deferral:
             and id(parameter) not in self._shared
             and not _has_other_hooks(parameter)
         )
+
+    def may_keep(self, compute: Compute) -> bool:
+        """What the function reads will be there later: not weights that are let go before."""
+        if self._passing is None:
+            return True
+        if not isinstance(compute, _WeightProduct):
+            return False
+        passing = self._passing()
+        return not any(one.untyped_storage()._cdata in passing for one in compute.reads)
 
     def note(self, parameter: Tensor, compute: Compute) -> None:
         """Keep the function that computes a gradient, until autograd has gone through all uses of

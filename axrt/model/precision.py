@@ -21,7 +21,7 @@ from axrt.errors import ConfigError
 from axrt.payload import flatten, unflatten
 
 _TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-Place = tuple[int, tuple[int, ...]]  # address and shape
+Place = tuple[int, int, tuple[int, ...]]  # memory, where it begins there, and shape
 _NARROWED = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -246,8 +246,10 @@ def types_on_device(layer: nn.Module, types: Types) -> dict[int, torch.dtype]:
 
 
 def place_of(tensor: Tensor) -> Place:
-    """Where a tensor is: its address and shape, which it shares with what was detached from it."""
-    return tensor.data_ptr(), tuple(tensor.shape)
+    """Where a tensor is: its memory, also where that is let go for a time, and its shape, which it
+    shares with what was detached from it."""
+    memory = int(tensor.untyped_storage()._cdata)
+    return memory, int(tensor.storage_offset()), tuple(tensor.shape)
 
 
 def make_narrow(layer: nn.Module, types: Types) -> None:

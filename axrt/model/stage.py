@@ -199,7 +199,10 @@ class Stage:
         self._anchor = torch.empty(0, requires_grad=True)
         self.device = generator.device
         self._parameters = [parameter for _, parameter in self.named_parameters()]
-        self._deferral = Deferral(self._parameters if splits else ())
+        self._deferral = Deferral(
+            self._parameters if splits else (),
+            (lambda: self._own_memory) if job.stays else None,
+        )
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
         self._before_step: list[_Remembered] = []
@@ -395,6 +398,7 @@ class Stage:
         None."""
         self._stash.clear()
         self._deferral.drop()
+        self.__dict__.pop("_own_memory", None)  # weights may go on in other memory
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -647,7 +651,8 @@ def _described(value: object) -> str:
 
 
 def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    """What a tensor is in, also where that has no memory for a time."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> None:

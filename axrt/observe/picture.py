@@ -79,7 +79,7 @@ def _drawn(line: Timeline) -> list[Span]:
     return [
         span
         for span in line.spans
-        if not span.task.kind.once_a_step or span.task.kind in with_steps
+        if span.task.kind.of_a_microbatch or span.task.kind in with_steps
     ]
 
 

@@ -30,9 +30,10 @@ from axrt.queues import moment_of, wait_for
 from axrt.scheduler.bucket import BucketCopy
 
 from .assign import BucketSpec
-from .bucket_shard import BucketShard, shard_of_copy
+from .bucket_shard import BucketShard, Part
 from .flat import adopt, can_be_flat
 from .gradient import Gradient, Shards, Used, used_by_any
+from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .masters import Masters
 from .norms import Norms, norms_of
@@ -47,7 +48,6 @@ from .tried_step import TriedStep
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
-Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
 
 
 def constant(step: int) -> float:
@@ -120,7 +120,7 @@ class Bucket:
             if isinstance(self._gradient, GradientShard)
             else None
         )
-        self.optimizer = made_by(factory, list(zip(spec.called, masters.whole, strict=True)))
+        self.optimizer = made_by(factory, list(zip(spec.called, masters.shown, strict=True)))
         if cut and self.optimizer:
             give_pieces(self.optimizer, masters)
         self.initial_groups = [dict(group, params=None) for group in self.groups]
@@ -132,10 +132,11 @@ class Bucket:
         self._given_back: dict[str, Tensor] = {}
         if slots and self.optimizer:
             self._offload(slots, factory, speculate)
+        masters.let_go()  # not before: the factory has seen the weights
 
     def _offload(self, slots: Slots, factory: OptimizerFactory, speculate: str) -> None:
         """Put the state into scratch, where it lives from now on."""
-        known = probed(factory, list(zip(self.called, self._masters.whole, strict=True)))
+        known = probed(factory, list(zip(self.called, self._masters.shown, strict=True)))
         tries = speculate == "always" or (speculate == "auto" and known.is_torchs)
         self._offloaded = OffloadedState(
             slots,
@@ -178,8 +179,8 @@ class Bucket:
     # The gradient of a step.
 
     def open(self) -> None:
-        """Begin a step's gradient: backwards add to the `.grad` of each parameter, which is a view
-        of flat memory."""
+        """Begin a step's gradient, or that of a reduction: backwards add to the `.grad` of each
+        parameter, which is a view of flat memory."""
         self._factors = []
         self._gradient.open()
 
@@ -191,6 +192,8 @@ class Bucket:
         """Note that the gradient is complete on this copy; a parameter that no microbatch has used
         keeps none."""
         self._gradient.close()
+        if self.shard:
+            self.shard.close()
 
     def check_unchanged(self) -> None:
         """Check that nothing was added to the gradient after it was complete; for when the whole
@@ -211,6 +214,14 @@ class Bucket:
     def forget(self) -> None:
         """Drop the gradient and let go of its memory, which others may still write to."""
         self._gradient.forget()
+        if self.shard:
+            self.shard.forget()
+
+    def leave_memory(self) -> None:
+        """Drop the gradient, and the whole weights of a stay; go on in other memory, as others may
+        still read or write this."""
+        self.forget()
+        self._masters.leave_memory()
 
     def forget_gradients(self) -> None:
         """Take the gradient away from every parameter; the bucket keeps its memory."""
@@ -227,8 +238,9 @@ class Bucket:
             Views of the gradient, lent until the sums of copy `to` have come; and the parameters
             that have a gradient, None where all do.
         """
-        copy = shard_of_copy(to) if self.shard else self.copies.index(to)
-        return self._gradient.part(copy, len(self.copies)), self.used
+        if self.shard:
+            return self.shard.part_for(to)
+        return self._gradient.part(self.copies.index(to), len(self.copies)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
@@ -701,7 +713,8 @@ def gradient_of(
         to = masters.parameters if in_float32 else parameters
         return Gradient(to, masters.parameters, device, narrowest)
     alone = len(spec.copies) == cut.shards
-    return GradientShard(parameters, in_float32, masters, device, narrowest, cut, alone)
+    of = GradientOfRuns if cut.lets_go else GradientShard
+    return of(parameters, in_float32, masters, device, narrowest, cut, alone)
 
 
 def _called(spec: BucketSpec) -> list[tuple[str, nn.Parameter]]:

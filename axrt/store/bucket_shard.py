@@ -1,15 +1,19 @@
 """The shard of a bucket that this rank steps (ZeRO): its gradient comes in parts, and its new
 weights go to the other copies, as theirs come here."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from axrt.scheduler.bucket import BucketCopy, Copies
+from axrt.scheduler.bucket import BucketCopy, Copies, alike
 
-from .gradient import Gradient, Shards, Used, used_by_any
+from .gradient import Shards, Used, used_by_any
+from .gradient_of_runs import GradientOfRuns
+from .gradient_shard import GradientShard
 from .masters import Masters
 
+Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
 Weights = tuple[Tensor, ...]  # of a shard, one stretch for each type of parameters
 
 
@@ -30,39 +34,87 @@ class BucketShard:
     """
 
     def __init__(
-        self, copies: Copies, me: BucketCopy, masters: Masters, gradient: Gradient
+        self, copies: Copies, me: BucketCopy, masters: Masters, gradient: GradientShard
     ) -> None:
         self._copies, self._me, self._masters, self._gradient = copies, me, masters, gradient
+        self._leaving: dict[BucketCopy, deque[Part]] = {to: deque() for to in copies}
+        self._used: list[Used] = []  # of each part that was added up in this step
 
-    def add_up(self, parts: Sequence[tuple[Shards, Used]]) -> None:
-        """Sum the parts of the shard, in the order of copies, and make that the gradient."""
+    def close(self) -> None:
+        """This copy's gradient of a run is complete: where it is let go, parts are all that is
+        left of it."""
+        if isinstance(self._gradient, GradientOfRuns):
+            for to, leaving in self._leaving.items():
+                leaving.append(self._part(to))
+            self._gradient.let_go()
+
+    def forget(self) -> None:
+        """Let go of the parts that have not left."""
+        self._used = []
+        for leaving in self._leaving.values():
+            leaving.clear()
+
+    def part_for(self, to: BucketCopy) -> Part:
+        """This copy's gradient of the shard that another copy steps; of the earliest run whose part
+        has not left."""
+        return self._leaving[to].popleft() if self._leaving[to] else self._part(to)
+
+    def add_up(self, parts: Sequence[Part], last: bool = True) -> None:
+        """Sum the parts of the shard, in the order of copies.
+
+        Args:
+            parts: part of each copy, in the order of copies.
+            last: they complete the gradient of the step, which is that of the bucket then.
+        """
         self._gradient.add_up([part for part, _ in parts], 0)
-        self._gradient.set_used(used_by_any([used for _, used in parts]))
-        self._gradient.show_total()
+        self._used += [used for _, used in parts]
+        if last:
+            self._gradient.set_used(used_by_any(self._used))
+            self._gradient.show_total()
+            self._used = []
 
-    def new_weights(self) -> Callable[[BucketCopy], Weights]:
-        """After a step, a function that gives for each copy the shard's weights as layers have
-        them, lent until it has stepped again; none for the copy of another layer, which has them
-        from its own."""
-        weights = self._masters.weights_to_send()
-        return lambda to: weights if self._is_alike(to) else ()
+    def _part(self, to: BucketCopy) -> Part:
+        return self._gradient.part(shard_of_copy(to), len(self._copies)), self._gradient.used
 
-    def rooms_for_weights(self) -> Iterator[tuple[int, Weights]]:
-        """For each other copy of this layer its index, and the memory that its weights belong
-        in."""
-        for number, copy in enumerate(self._copies):
-            if self._is_alike(copy) and copy != self._me:
-                yield number, self._masters.weights(shard_of_copy(copy))
+    @property
+    def has_stays(self) -> bool:
+        """Weights are whole for stays alone."""
+        return self._masters.has_stays
+
+    def begin_stay(self) -> None:
+        """Have memory for the whole weights, for a stay."""
+        self._masters.begin_stay()
+
+    def end_stay(self) -> None:
+        """Let the whole weights go."""
+        self._masters.end_stay()
+
+    @property
+    def weights(self) -> Weights:
+        """The shard's weights as layers have them, lent until it has stepped again."""
+        return self._masters.weights_to_send()
+
+    @property
+    def kept_weights(self) -> Weights:
+        """The shard's weights in memory of their own; () where weights are always whole."""
+        return self.weights if self.has_stays else ()
+
+    def rooms_for_weights(self) -> Iterator[tuple[BucketCopy, Weights]]:
+        """For each other copy of this layer the memory that its weights belong in."""
+        for copy in alike(self._copies, self._me):
+            if copy != self._me:
+                yield copy, self._masters.weights(shard_of_copy(copy))
 
     def take_weights(self, weights: Sequence[Weights]) -> None:
         """Put the weights of all shards in place.
 
         Args:
-            weights: weights of each copy, in the order of copies; those that are in place already
-                are not copied.
+            weights: weights of each copy of this layer, in the order of copies; those that are in
+                place already are not copied.
         """
+        found_of = dict(zip(alike(self._copies, self._me), weights, strict=True))
         for copy, rooms in self.rooms_for_weights():
-            for room, found in zip(rooms, weights[copy], strict=True):
+            for room, found in zip(rooms, found_of[copy], strict=True):
                 if room.data_ptr() != found.data_ptr():  # else it has arrived where it belongs
                     room.copy_(found)
 
@@ -83,7 +135,3 @@ class BucketShard:
         place = self.place_of(whole)
         if place is not None:
             self._masters.take_whole(place, value)
-
-    def _is_alike(self, copy: BucketCopy) -> bool:
-        """The copy is of this layer, in some pipe."""
-        return (copy.stage, copy.bucket) == (self._me.stage, self._me.bucket)

@@ -80,7 +80,8 @@ class FlatBuffer:
         filled: True to begin with zeros; False where all of it is about to be written.
     Attributes:
         layout: where views begin.
-        flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros.
+        flat: the whole stretch, shape (elements,), gaps between views included; gaps hold zeros,
+            or anything where the memory was let go.
         views: one view for each of `like`, in order; each has a version counter of its own.
     """
 
@@ -118,6 +119,15 @@ class FlatBuffer:
         units = self.flat.numel() // self.layout.unit
         begin, end = (units * one // count * self.layout.unit for one in (index, index + 1))
         return self.flat[begin:end]
+
+    def let_go(self) -> None:
+        """Let go of the memory. Views stay, also those that a graph has kept, and have no values
+        until there is memory again."""
+        self.flat.untyped_storage().resize_(0)
+
+    def take_memory(self) -> None:
+        """Have memory again, for the same views; its values are any."""
+        self.flat.untyped_storage().resize_(self.layout.num_bytes)
 
     def adopt(self, tensors: Sequence[Tensor]) -> None:
         """Move the values of tensors here, one for each view; the tensors stay the same objects."""

@@ -227,18 +227,19 @@ class Gradient:
             if found is not total:
                 total.copy_(found)
 
-    def add_up(self, parts: Sequence[Shards], me: int) -> Shards:
+    def add_up(self, parts: Sequence[Shards], me: int, further: bool = False) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
 
         Args:
             parts: shards of each copy, in the order of copies.
             me: index of this copy.
+            further: True to add them to the total that is there already.
         Returns:
             The sums, which are views of the total.
         """
         own = self.shards(me, len(parts))
         for total, *of_copies in zip(own, *parts, strict=True):
-            _add_up(of_copies, total)
+            _add_up([total, *of_copies] if further else of_copies, total)
         return own
 
     def show_total(self) -> None:

@@ -55,6 +55,9 @@ class GradientShard(Gradient):
             for group, dtype in self._typed(self._parameters)
         }
         self._pieces = list(zip(masters.pieces, masters.parameters, strict=True))
+        self._shard_layouts = [
+            self._layout_of_shard(group, dtype) for group, dtype in self._typed(self._stepped)
+        ]
 
     def drop(self) -> None:
         for _, stepped in self._pieces:
@@ -103,20 +106,24 @@ class GradientShard(Gradient):
 
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:
-            self._totals = [
-                self._total_of(group, dtype, sums)
-                for (group, dtype), sums in zip(self._typed(self._stepped), self._sums, strict=True)
-            ]
+            self._totals = list(map(self._total_of, self._groups, self._sums, self._shard_layouts))
         return self._totals
 
-    def _total_of(self, group: list[int], dtype: torch.dtype, sums: FlatBuffer) -> FlatBuffer:
-        views = dict(zip(group, sums.views, strict=True))
+    def _layout_of_shard(self, group: list[int], dtype: torch.dtype) -> Layout:
+        whole = self._layout_for(group, self._parameters[group[0]].dtype)
+        memory = torch.empty(whole.elements, dtype=whole.dtype, device="meta")
+        views = dict(zip(group, whole.views_of(memory), strict=True))
         mine: list[Tensor] = [
             piece.of(views[piece.place]) for piece, _ in self._pieces if piece.place in views
         ]
-        layout = Layout(mine, dtype, self._narrowest)
-        first, end = self._bounds[id(group)][self._cut.mine : self._cut.mine + 2]
-        if sums.dtype == dtype and self._alone:
+        return Layout(mine, dtype, self._narrowest)
+
+    def _total_of(self, group: list[int], sums: FlatBuffer, layout: Layout) -> FlatBuffer:
+        if sums.dtype == layout.dtype and self._alone:
+            first, end = self._bounds[id(group)][self._cut.mine : self._cut.mine + 2]
             return FlatBuffer.within(layout, sums.flat[first:end].view(torch.uint8))
+        return self._own_memory(layout)
+
+    def _own_memory(self, layout: Layout) -> FlatBuffer:
         memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
         return FlatBuffer.within(layout, memory)

@@ -6,6 +6,10 @@ master is a parameter of its own. A parameter that is not narrow is its own mast
 
 Where state is sharded there are masters of the pieces in this rank's shard alone, and pieces of a
 parameter that is not narrow are views of it.
+
+Where weights are whole for stays alone (`scheduler/stays.py`), what layers compute with has memory
+for a stay, and the shard's weights have memory of their own. Then parameters that are not narrow
+have masters as well, of their own type, which are those weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +24,11 @@ from axrt.errors import ModelError
 from .flat import FlatBuffer, Layout, adopt, by_key, hollow
 from .shards import Cut, Piece
 
+_WRITTEN_TO = (
+    "a weight was written to beside the optimizer, by a layer or by the user, and with "
+    "memory.zero = 3 the copies of it would differ; expected memory.zero = 2"
+)
+
 
 @dataclass(slots=True)
 class _Narrow:
@@ -29,10 +38,12 @@ class _Narrow:
         parameters: the module's.
         masters: their masters, or those of their pieces.
         narrow: memory of the module's.
-        mine: what masters are of in it.
+        mine: the weights that masters are of, in the type of the module's: a part of `narrow`, or
+            memory of its own.
         layout: where each master begins in its memory.
         wide: memory of the masters; None while they are elsewhere.
         before: type that the module's had.
+        away: what the module's are while whole weights are let go; () where they never are.
     """
 
     parameters: list[nn.Parameter]
@@ -42,6 +53,7 @@ class _Narrow:
     layout: Layout
     wide: FlatBuffer | None
     before: torch.dtype
+    away: list[Tensor]
 
 
 class Masters:
@@ -58,9 +70,13 @@ class Masters:
         parameters: what the optimizer steps: a parameter for each of them, or for each piece.
         pieces: for each of `parameters` what it is of those that are given.
         whole: a parameter of the shape of each of those that are given, in the type that is
-            stepped. It is what is stepped where that is all of it. Else it is the parameter itself,
-            or hollow where weights are narrow.
+            stepped. It is what is stepped where that is all of it, but for parameters in their own
+            type that are whole for stays alone. Else it is the parameter itself, or hollow where
+            weights are narrow.
+        shown: what an optimizer's factory is given for each: what is stepped where that is all of
+            it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
+        has_stays: weights are whole for stays alone.
     """
 
     def __init__(
@@ -74,6 +90,7 @@ class Masters:
         self._given, self.whole = list(parameters), list(parameters)
         self._narrow: list[_Narrow] = []
         self._cut, self._narrowest, self._device = cut, narrowest, device
+        self.has_stays = cut is not None and cut.has_stays
         self._shards: list[list[Tensor]] = []  # of the weights, in each group's memory
         # memory of parameters that are stepped in place, where there are shards
         self._in_place: list[tuple[list[nn.Parameter], FlatBuffer] | None] = []
@@ -89,8 +106,11 @@ class Masters:
             for place, master in zip(group, self._whole_of(of_type, to), strict=True):
                 self.whole[place] = master
         stepped.sort(key=lambda one: one[0].place)
+        self.shown = list(self.whole)
         for piece, parameter in stepped:
             if piece.is_whole:
+                self.shown[piece.place] = parameter
+            if piece.is_whole and (narrow[piece.place] is not None or not self.has_stays):
                 self.whole[piece.place] = parameter
         self.pieces = [piece for piece, _ in stepped]
         self.parameters = [parameter for _, parameter in stepped]
@@ -104,8 +124,8 @@ class Masters:
         """Put parameters of one type into flat memory, and give what is stepped of each."""
         cut, device, narrowest = self._cut, self._device, self._narrowest
         pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
-        if to is not None:
-            made = _narrowed(parameters, to, device, cut, pieces)
+        if to is not None or self.has_stays:
+            made = _narrowed(parameters, to, device, cut, pieces, narrowest)
             self._narrow.append(made)
             self._shards.append(_shards(made.narrow, cut))
             self._in_place.append(None)
@@ -137,6 +157,8 @@ class Masters:
         """The weights of the own shard; copies of those that the user or a layer may write to while
         they are sent."""
         assert self._cut is not None
+        if self.has_stays:
+            return tuple([group.mine for group in self._narrow])
         return tuple(
             [
                 own if in_place is None else own.clone()
@@ -144,14 +166,71 @@ class Masters:
             ]
         )
 
+    def begin_stay(self) -> None:
+        """Have memory for whole weights, with those of the own shard in place."""
+        assert self._cut is not None
+        for group, shards in zip(self._narrow, self._shards, strict=True):
+            group.narrow.take_memory()
+            shards[self._cut.mine].copy_(group.mine)
+            for parameter, view in zip(group.parameters, group.narrow.views, strict=True):
+                parameter.data = view
+
+    def end_stay(self) -> None:
+        """Let whole weights go, after a stay.
+
+        Raises:
+            ModelError: a layer has written to one of them, or put another tensor there.
+        """
+        assert self._cut is not None
+        for group, shards in zip(self._narrow, self._shards, strict=True):
+            memory = group.narrow.flat.untyped_storage()._cdata
+            own = shards[self._cut.mine]
+            if any(one.untyped_storage()._cdata != memory for one in group.parameters) or (
+                not torch.equal(own.view(torch.uint8), group.mine.view(torch.uint8))
+            ):
+                raise ModelError(_WRITTEN_TO)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let whole weights go, where they are whole for stays alone. Parameters are hollow then:
+        whoever looks at one sees nan, and torch refuses to write to it. Memory that is let go
+        cannot be read without a crash."""
+        for group in self._narrow if self.has_stays else ():
+            group.narrow.let_go()
+            for parameter, away in zip(group.parameters, group.away, strict=True):
+                parameter.data = away
+
+    def leave_memory(self) -> None:
+        """Go on in other memory, where weights are whole for stays alone and no graph is left: the
+        network may still read or write this one."""
+        for number, group in enumerate(self._narrow if self.has_stays else ()):
+            group.narrow = _empty(group.narrow.layout, self._device)
+            self._shards[number] = _shards(group.narrow, self._cut)
+            if group.wide is not None and group.mine is group.wide.flat:
+                group.wide = _empty(group.layout, self._device)
+                group.wide.adopt(group.masters)
+                group.mine = group.wide.flat
+            else:
+                group.mine = group.mine.clone()
+        self.let_go()
+
     def keep_memory(self) -> None:
         """Let parameters of which pieces are stepped be in their flat memory again, with the values
         that they have, where the user has given them other memory (`p.data = ...`).
 
         Raises:
-            ModelError: somebody has written to a narrow parameter.
+            ModelError: somebody has written to a narrow parameter, or to one that is whole for
+                stays alone.
         """
         self._check_narrow()
+        for group in self._narrow if self.has_stays else ():
+            for parameter, away in zip(group.parameters, group.away, strict=True):
+                if parameter.untyped_storage()._cdata != away.untyped_storage()._cdata:
+                    raise ModelError(
+                        f"a parameter of shape {tuple(parameter.shape)} was given other values "
+                        "between two calls, and with memory.zero = 3 its weights are elsewhere; "
+                        "expected memory.zero = 2, or a checkpoint with those values"
+                    )
         for in_place in self._in_place:
             for parameter, view in zip(*_pairs(in_place), strict=True):
                 if parameter.data_ptr() != view.data_ptr():
@@ -198,7 +277,8 @@ class Masters:
                 if master.data_ptr() != view.data_ptr():  # somebody has put another tensor there
                     view.copy_(master.detach())
                     master.data = view
-            group.mine.copy_(group.wide.flat)
+            if group.mine is not group.wide.flat:
+                group.mine.copy_(group.wide.flat)
         self._published = self._versions()
 
     def take_whole(self, place: int, value: Tensor) -> None:
@@ -209,7 +289,8 @@ class Masters:
             value: the whole of it, in the type of masters.
         """
         given = self._given[place]
-        given.data.copy_(value)  # `.data`: it is no change by a layer or by the user
+        if not self.has_stays:
+            given.data.copy_(value)  # `.data`: it is no change by a layer or by the user
         for piece, stepped in zip(self.pieces, self.parameters, strict=True):
             if piece.place == place and stepped is not given and self.is_master(stepped):
                 stepped.detach().copy_(piece.of(value))
@@ -217,6 +298,8 @@ class Masters:
     def _check_narrow(self) -> None:
         if self._narrow_versions() == self._untouched:
             return
+        if self.has_stays:
+            raise ModelError(_WRITTEN_TO)
         instead = (
             "no changes of them with memory.zero"
             if self._cut
@@ -236,6 +319,10 @@ class Masters:
         """Give the modules' parameters the type that they had, with the weights of the masters, or
         with their own where masters are elsewhere. Masters are the same tensors then."""
         for group in self._narrow:
+            if self.has_stays:  # whoever wants values has them from the other ranks
+                for parameter in group.parameters:
+                    parameter.grad, parameter.data = None, hollow(parameter.data, group.before)
+                continue
             # Where there are shards, whoever wants all masters has them from the other ranks.
             are_here = group.wide is not None and self._cut is None
             found = group.masters if are_here else group.parameters
@@ -246,8 +333,8 @@ class Masters:
             if self._cut is None:
                 for parameter, master in zip(group.parameters, group.masters, strict=True):
                     master.data = parameter.data
-        # The flat memory goes with its bucket, so a rank never has all weights in both types.
-        self._narrow, self._published, self._untouched = [], [], []
+        # The flat memory goes now, so a rank never has all weights in both types.
+        self._narrow, self._published, self._untouched, self._shards = [], [], [], []
 
     def _narrow_versions(self) -> list[int]:
         return [parameter._version for group in self._narrow for parameter in group.parameters]
@@ -258,16 +345,18 @@ class Masters:
 
 def _narrowed(
     parameters: list[nn.Parameter],
-    to: torch.dtype,
+    to: torch.dtype | None,
     device: torch.device,
     cut: Cut | None,
     pieces: Sequence[Piece],
+    narrowest: torch.dtype | None,
 ) -> _Narrow:
-    narrow = FlatBuffer(parameters, device, to, narrowest=to)
     before = parameters[0].dtype
+    narrowest, of_masters = (narrowest, before) if to is None else (to, torch.float32)
+    narrow = FlatBuffer(parameters, device, to, narrowest)
     of_pieces = [piece.of(_dense(parameters[piece.place])) for piece in pieces]
-    wide = FlatBuffer(of_pieces, device, torch.float32, narrowest=to)
-    layout = Layout(of_pieces, torch.float32, narrowest=to)
+    wide = FlatBuffer(of_pieces, device, of_masters, narrowest)
+    layout = Layout(of_pieces, of_masters, narrowest)
     masters = []
     for piece, its, view in zip(pieces, of_pieces, wide.views, strict=True):
         view.copy_(its)
@@ -279,7 +368,16 @@ def _narrowed(
         parameter.grad = None
         parameter.data = copy
     mine = _shards(narrow, cut)[cut.mine] if cut else narrow.flat
-    return _Narrow(parameters, masters, narrow, mine, layout, wide, before)
+    away = []
+    if cut and cut.has_stays:
+        mine = wide.flat if to is None else mine.clone()
+        away = [hollow(parameter.data) for parameter in parameters]
+    return _Narrow(parameters, masters, narrow, mine, layout, wide, before, away)
+
+
+def _empty(layout: Layout, device: torch.device) -> FlatBuffer:
+    memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=device)
+    return FlatBuffer.within(layout, memory)
 
 
 def _dense(parameter: nn.Parameter) -> Tensor:

@@ -13,12 +13,12 @@ def give_pieces(optimizer: torch.optim.Optimizer, masters: Masters) -> None:
     that it has from its start is cut.
 
     Args:
-        optimizer: optimizer of `masters.whole`.
+        optimizer: optimizer of `masters.shown`.
         masters: what is stepped.
     """
     pieces: dict[nn.Parameter, list[tuple[Piece, nn.Parameter]]] = {}
     for piece, stepped in zip(masters.pieces, masters.parameters, strict=True):
-        pieces.setdefault(masters.whole[piece.place], []).append((piece, stepped))
+        pieces.setdefault(masters.shown[piece.place], []).append((piece, stepped))
     for group in optimizer.param_groups:
         listed = group["params"]
         group["params"] = [stepped for whole in listed for _, stepped in pieces.get(whole, ())]
@@ -26,7 +26,7 @@ def give_pieces(optimizer: torch.optim.Optimizer, masters: Masters) -> None:
             names = zip(group["param_names"], listed, strict=True)
             group["param_names"] = [name for name, whole in names for _ in pieces.get(whole, ())]
     begun = {
-        whole: optimizer.state.pop(whole) for whole in masters.whole if whole in optimizer.state
+        whole: optimizer.state.pop(whole) for whole in masters.shown if whole in optimizer.state
     }
     for whole, of_one in begun.items():
         for piece, stepped in pieces.get(whole, ()):

@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from axrt.config import Config
+from axrt.scheduler.job import Job
+
 from .flat import Layout
 
 
@@ -42,11 +45,15 @@ class Cut(NamedTuple):
         shards: number of shards.
         mine: index of the shard that this rank steps.
         whole: True if no parameter is cut.
+        lets_go: True if gradients are let go after each reduction (ZeRO stage 2).
+        has_stays: True if weights are whole for stays alone (ZeRO stage 3).
     """
 
     shards: int
     mine: int
     whole: bool = False
+    lets_go: bool = False
+    has_stays: bool = False
 
     def bounds(self, layout: Layout) -> list[int]:
         """The element at which each shard of some memory begins, then the number of elements."""
@@ -73,3 +80,11 @@ class Cut(NamedTuple):
             if begins < bound < ends and (self.whole or not layout.is_contiguous[place]):
                 return begins if bound - begins < ends - bound else ends
         return bound
+
+
+def cut_of(config: Config, job: Job, pipe: int) -> Cut | None:
+    """The shards of the buckets of a pipe; None where there are none."""
+    if not job.shards:
+        return None
+    clips, zero = config.optimizer.clip > 0, config.memory.zero
+    return Cut(job.pipes, pipe, clips, zero > 1, zero > 2)

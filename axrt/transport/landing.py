@@ -16,15 +16,21 @@ class Landings:
 
     def __init__(self) -> None:
         self._rooms: dict[tuple[int, News], tuple[Tensor, ...]] = {}
+        self._newest = 0  # generation
 
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
-        """Let the tensors of a message go into `rooms`, one each, in order.
+        """Let the tensors of a message go into `rooms`, one each, in order; () takes back what was
+        said before.
 
         Messages of older generations are not expected any more.
         """
-        for key in [key for key in self._rooms if key[0] < generation]:
-            del self._rooms[key]
-        self._rooms[generation, message] = tuple(rooms)
+        if generation > self._newest:
+            self._newest = generation
+            self._rooms.clear()
+        if rooms:
+            self._rooms[generation, message] = tuple(rooms)
+        else:
+            self._rooms.pop((generation, message), None)
 
     def take(self, generation: int, message: News) -> tuple[Tensor, ...]:
         """The memory for a message that has come; () where none was given."""

@@ -83,7 +83,7 @@ class Transport(Protocol):
         Args:
             generation, message: generation and message of a parcel that has not come yet.
             rooms: contiguous tensors whose memory is lent until the parcel has been polled, or for
-                good if it never comes.
+                good if it never comes; () takes back what was said before.
         """
         ...
 

@@ -17,9 +17,8 @@ from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 
-from .worker import Made, Mail, Worker, nothing
+from .worker import Land, Made, Mail, Worker, nothing
 
-Land = Callable[[Message, Sequence[Tensor]], None]
 StillReads = Callable[[Tensor, float], bool]
 # Bytes that a core copies in a second, about: waiting for the network may take as long as a copy.
 _COPY_BYTES_PER_S = 4e9
@@ -35,12 +34,15 @@ class GradientWorker(Worker):
             see `Transport.expect`.
         still_reads: function that says whether memory is still being sent, see
             `Transport.still_reads`.
+        expect_weights: function that is called with a bucket whose shards are to be stepped, and
+            the step, when its own gradient is complete.
         by_library: stage and index of each bucket that a library adds up.
+        completes_step: function that says whether a reduction completes the gradient of a step.
     Attributes:
         leaving_in_parts: stages with a bucket that may leave before others are complete.
     """
 
-    kinds = (Kind.REDUCE, Kind.GATHER)
+    kinds = (Kind.REDUCE,)
 
     def __init__(
         self,
@@ -48,7 +50,9 @@ class GradientWorker(Worker):
         mail: Mail,
         land: Land,
         still_reads: StillReads,
+        expect_weights: Callable[[Bucket, int], None],
         by_library: Collection[tuple[int, int]] = (),
+        completes_step: Callable[[int], bool] = lambda reduction: True,
     ) -> None:
         self.leaving_in_parts = {
             stage
@@ -57,6 +61,8 @@ class GradientWorker(Worker):
         }
         self._buckets, self._mail, self._land = buckets, mail, land
         self._still_reads, self._by_library = still_reads, by_library
+        self._expect_weights = expect_weights
+        self._completes_step = completes_step
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
         self._senders: dict[tuple[BucketCopy, int], Bucket] = {
@@ -104,8 +110,8 @@ class GradientWorker(Worker):
         )
 
     def open(self, stage: int) -> None:
-        """Begin the gradients of a stage; called when a step's first backward there is about to
-        run."""
+        """Begin the gradients of a stage; called when the first backward there of a step, or of a
+        reduction, is about to run."""
         for bucket in self._buckets[stage]:
             bucket.open()
 
@@ -115,12 +121,13 @@ class GradientWorker(Worker):
         for bucket in self._buckets[stage]:
             bucket.keep_open()
 
-    def close(self, stage: int, step: int, completed: Collection[int] | None) -> None:
+    def close(self, stage: int, step: int | None, completed: Collection[int] | None) -> None:
         """Note that the gradients of some buckets are complete on this rank.
 
         Args:
             stage: index of the stage that the buckets belong to.
-            step: number of the step.
+            step: number of the step that they complete; None: they are those of a reduction before
+                the last one.
             completed: indices of the buckets on the stage; None: all that were not complete before.
         Raises:
             ModelError: a weight got a gradient after its bucket was complete.
@@ -130,7 +137,7 @@ class GradientWorker(Worker):
             if number not in closed and (completed is None or number in completed):
                 bucket.close()
                 closed.add(number)
-                if (stage, number) not in self._by_library:
+                if step is not None and (stage, number) not in self._by_library:
                     self._await(bucket, step)
         if completed is None:
             for bucket in self._buckets[stage]:
@@ -147,25 +154,21 @@ class GradientWorker(Worker):
 
     def _await(self, bucket: Bucket, step: int) -> None:
         """Let sums from other ranks arrive in the memory of the gradient; where there are shards,
-        their weights in that of the weights, which no backward of the step reads any more."""
+        weights come instead."""
+        if bucket.shard:
+            self._expect_weights(bucket, step)
+            return
         pipe, stage, number = bucket.me
         numbers = numbers_of(step, len(bucket.copies))
-        meaning, expected = (
-            (Meaning.WEIGHTS, bucket.shard.rooms_for_weights())
-            if bucket.shard
-            else (Meaning.SUM, bucket.rooms_for_sums())
-        )
-        for copy, rooms in expected:
+        for copy, rooms in bucket.rooms_for_sums():
             if bucket.copies[copy] not in self._here:  # what stays here never passes the transport
-                self._land(Message(meaning, stage, numbers[copy], pipe, number), rooms)
+                self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
         bucket = self._buckets[task.stage][task.part]
         if bucket.shard:
-            if task.kind is Kind.GATHER:
-                bucket.shard.take_weights(self._from_copies(Meaning.WEIGHTS, task))
-            else:
-                bucket.shard.add_up(self._from_copies(Meaning.PART, task))
+            last = self._completes_step(task.microbatch)
+            bucket.shard.add_up(self._from_copies(Meaning.PART, task), last)
             return nothing
         total = bucket.add_up(self._from_copies(Meaning.PART, task))
         self._reducing.add((task.stage, task.part))

@@ -77,7 +77,7 @@ class StageWorker(Worker):
 
     def _leaves_in_parts(self, task: Task) -> bool:
         """Some buckets may leave before the task's backward is done."""
-        return task.stage in self._gradients.leaving_in_parts and self._job.ends_a_step(
+        return task.stage in self._gradients.leaving_in_parts and self._job.ends_a_run(
             task.microbatch
         )
 
@@ -129,13 +129,15 @@ class StageWorker(Worker):
         """See to it that a backward adds to memory that is the gradient's own."""
         if task.part > 0:
             return
-        if self._job.begins_a_step(task.microbatch):
+        if self._job.begins_a_run(task.microbatch):
             self._gradients.open(task.stage)
         else:
             self._gradients.keep_open(task.stage)
 
     def _end(self, task: Task, piece: Piece) -> None:
-        """Close the gradients that the last backward of a step on a stage has completed."""
-        if self._job.ends_a_step(task.microbatch):
-            step, _ = self._job.step_of(task.microbatch)
+        """Close the gradients that the last backward of a step, or of a reduction, on a stage has
+        completed."""
+        number = task.microbatch
+        if self._job.ends_a_run(number):
+            step = self._job.step_of(number)[0] if self._job.ends_a_step(number) else None
             self._gradients.close(task.stage, step, piece.completes if piece.more else None)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from axrt.loss_scale import LossScale
 from axrt.losses import Losses, mean_loss, total_weight
-from axrt.scheduler.bucket import BucketCopy
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.rules.clipping import voters_of
@@ -180,8 +179,8 @@ class SteppingWorker(Worker):
         shard = self._buckets[task.stage][task.part].shard
         if shard is None:
             return nothing
-        weights_for = shard.new_weights()
-        return lambda message: weights_for(BucketCopy(message.pipe, message.stage, message.bucket))
+        weights = shard.weights
+        return lambda message: weights
 
     def _try(self, task: Task) -> Made:
         """Step on the expectation that the vote changes nothing, where that can be taken back."""

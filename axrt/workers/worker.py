@@ -6,10 +6,13 @@ Facts are the brain's. Workers know the payloads of messages, and nothing of whe
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from torch import Tensor
+
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import AnyKind, Task
 
 Made = Callable[[Message], Any]  # the payload of each message that follows from a task
+Land = Callable[[Message, Sequence[Tensor]], None]  # says where the tensors of a message go
 
 
 def nothing(message: Message) -> Any:

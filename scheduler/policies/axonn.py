@@ -13,7 +13,8 @@ class AxoNN(Policy):
     fewer than `limit` are in flight.
 
     Bound: `limit` on every rank, since a microbatch in flight anywhere is in flight on rank 0; 1 on
-    the last.
+    the last, whose backward is ready with its forward. There a forward also waits for the pieces of
+    a backward: reductions within a step cut it, and one that runs has no head that could be first.
     Source: Singh and Bhatele, "AxoNN", IPDPS 2022, section IV (`pipeline limit`, there equal to
     G_inter).
     """
@@ -27,12 +28,11 @@ class AxoNN(Policy):
         return (task.kind is Kind.FORWARD, task.microbatch)
 
     def admits(self, task: Task, view: View) -> bool:
-        return (
-            task.kind is not Kind.FORWARD
-            or view.rank > 0
-            or view.in_flight < (self.limit or view.ranks)
-        )
+        return task.kind is not Kind.FORWARD or view.in_flight < self._most(view.rank, view.ranks)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
-        most = 1 if rank == placement.ranks - 1 else self.limit or placement.ranks
+        most = self._most(rank, placement.ranks)
         return Bounds(most, most)
+
+    def _most(self, rank: int, ranks: int) -> int:
+        return 1 if rank == ranks - 1 else self.limit or ranks

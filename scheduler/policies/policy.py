@@ -43,16 +43,21 @@ than the cap leaves above that run ahead. An order that is given is acyclic if o
 ends, since nothing but the order decides what waits for what. breadth-first refuses nothing.
 
 *Rows*. Forwards and backwards stand here for rows of the table (`rules`) whose `admitted` asks the
-policy. Every other row is admitted always, and its head runs when its needs are met. So a row is
-stuck only behind another row, and the needs between rows of one step are acyclic: forward,
-backward, sums of buckets, norms, vote, fetches, steps, stores; only the gates of the weights and of
-the stores lead from a step to the next. A feature that adds rows keeps the proof if its rows are
-always admitted and come between two of these.
+policy. Every other row is admitted always, but for recomputations and releases, which have their
+own paragraphs, and its head runs when its needs are met. So a row is stuck only behind another row,
+and the needs between rows of one step are acyclic: forward, backward, sums of buckets, norms, vote,
+fetches, steps, stores. Only gates lead from a step to the next, and from a run to the run after the
+next one (`rules/replicas.py`). A feature that adds rows keeps the proof if its rows are always
+admitted and come between two of these.
 
 *Slots.* Fetches of offloaded state (`rules.offload`) are such rows, between a bucket being whole
 and its step, but one is refused while all slots are taken. `rules/offload.py` argues why a slot
 becomes free. Forwards, backwards, sums and votes of a step need no slot, so all of the above holds
 for them whatever the copies do.
+
+*Stays.* Weights that are whole for a time keep back what reads them until its stay has begun.
+`rules/stays.py` argues why each begins, and is released: stays follow one order in which the
+schedule has run to its end.
 
 *Recomputation* adds a task between a forward and its backward that no policy is asked about. It is
 refused only while others of its stage are recomputed and wait, and the first of those wants nothing

@@ -11,11 +11,12 @@ from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
 from .replicas import replicas
-from .row import Need, OnDevice, Queue, Row, StageHere
+from .row import Need, OnDevice, Pool, Queue, Row, StageHere
 from .sharding import sharding
 from .speculation import speculation
+from .stays import stays
 
-__all__ = ["Feature", "Need", "OnDevice", "Queue", "Row", "StageHere", "features_of"]
+__all__ = ["Feature", "Need", "OnDevice", "Pool", "Queue", "Row", "StageHere", "features_of"]
 
 Feature = Callable[[StageHere], Iterable[Row]]
 
@@ -27,5 +28,5 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     by_library = (collectives,) if job.by_library else ()
     offloaded = (offload,) if job.slots else ()
     tried = (speculation,) if job.speculates else ()
-    sharded = (sharding,) if job.shards else ()
+    sharded = ((stays if job.stays else sharding),) if job.shards else ()
     return (pipeline, recomputation, replicas, *by_library, clipping, *offloaded, *tried, *sharded)

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from ..lane import Gate
 from ..task import Kind
 from .replicas import whole
-from .row import Need, OnDevice, Row, StageHere, urgent
+from .row import Need, OnDevice, Pool, Row, StageHere, for_steps, urgent
 
 
 def offload(here: StageHere) -> Iterator[Row]:
@@ -42,7 +42,7 @@ def offload(here: StageHere) -> Iterator[Row]:
             urgent(2),
             bucket=bucket,
             queue=OnDevice.COPIES_IN,
-            takes_slot=True,
+            takes=Pool.SLOTS,
         )
         yield Row(
             Kind.STORE,
@@ -50,6 +50,6 @@ def offload(here: StageHere) -> Iterator[Row]:
             urgent(4),
             bucket=bucket,
             queue=OnDevice.COPIES_OUT,
-            opens=None if here.job.speculates else Gate.STORED,
-            frees_slot=True,
+            opens=() if here.job.speculates else for_steps(here.job, Gate.STORED),
+            frees=Pool.SLOTS,
         )

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
-from .replicas import parts
+from .replicas import parts, reduced
 from .row import Need, Row, StageHere, Turn
 
 
@@ -33,7 +33,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
 
     yield Row(
         Kind.FORWARD,
-        (*inputs(here), Need(Gate.WEIGHTS)),
+        (*inputs(here), Need(Gate.WEIGHTS), *whole_weights(here, Gate.FORWARDS)),
         in_order(here),
         lambda task: losses(here, task) if here.is_last else sent_on(here, task),
         admitted=policy.admits,
@@ -43,7 +43,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
     if not here.job.splits:
         yield Row(
             Kind.BACKWARD,
-            gradient(here),
+            (*gradient(here), *whole_weights(here, Gate.BACKWARDS), *reduced(here)),
             in_order(here),
             lambda task: sent_back(here, task),
             completes,
@@ -54,7 +54,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         return
     yield Row(
         Kind.INPUT,
-        gradient(here),
+        (*gradient(here), *whole_weights(here, Gate.BACKWARDS)),
         in_order(here),
         lambda task: sent_back(here, task),
         admitted=policy.admits,
@@ -81,6 +81,11 @@ def in_order(here: StageHere, level: int = 1) -> Turn:
     """
     key = here.job.policy.key
     return lambda task, view: (level, *key(task, view))
+
+
+def whole_weights(here: StageHere, gate: Gate) -> tuple[Need, ...]:
+    """The weights are whole; needed only where they come for stays."""
+    return (Need(gate),) if here.job.stays else ()
 
 
 def inputs(here: StageHere) -> tuple[Need, ...]:

@@ -11,9 +11,11 @@ may be ahead of their backwards.
 
 from collections.abc import Iterator
 
+from ..lane import Gate
 from ..message import Meaning
 from ..policies.policy import View
 from ..task import Kind, Task
+from .pipeline import whole_weights
 from .row import Need, Row, StageHere
 
 
@@ -32,4 +34,5 @@ def recomputation(here: StageHere) -> Iterator[Row]:
         return ahead < policy.recomputes_ahead
 
     if here.recomputes:
-        yield Row(Kind.RECOMPUTE, (Need(Kind.FORWARD),), turn, admitted=admitted, fills=True)
+        needs = (Need(Kind.FORWARD), *whole_weights(here, Gate.RECOMPUTES))
+        yield Row(Kind.RECOMPUTE, needs, turn, admitted=admitted, fills=True)

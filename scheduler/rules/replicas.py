@@ -2,27 +2,32 @@
 
     head          needs                                   then
     ------------  --------------------------------------  -------------------------------------
-    reduce s.t/b  a part from each copy; only of        a sum to each copy
-                  buckets that are shared, and not
+    reduce s.t/b  a part from each copy; only of          a sum to each copy; see `sharding.py`
+                  buckets that are shared, and not        for shards
                   added up by a library
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
-                  pipes; the vote where there is one;     buckets of the stage have stepped
-                  its state where that is offloaded
+                  pipes; the vote where there is one;     buckets of the stage have stepped; see
+                  its state where that is offloaded;      `sharding.py` and `stays.py` for shards
+                  the release of whole weights
 
 Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
 the step has started. The losses give the divisor of the gradient, and say that all went well.
+
+Where a step has several reductions, backwards of a run wait for the reduction of the run before
+last. That needs parts of all copies of the stage, whose runs before last have begun. So nobody
+waits in a circle: of all runs that wait, take one of the least number.
 """
 
 from collections.abc import Callable, Iterator
 
-from ..bucket import BucketCopy, Copies
+from ..bucket import BucketCopy, Copies, alike
 from ..job import Seat
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
-from ..task import Kind, Task
+from ..task import Counts, Kind, Task
 from .collectives import by_library, ready
-from .row import Need, Row, StageHere, nothing, urgent
+from .row import Need, Opening, Row, StageHere, for_steps, nothing, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:
@@ -31,13 +36,14 @@ def replicas(here: StageHere) -> Iterator[Row]:
         if len(copies) > 1 and not by_library(here.job, copies):
             parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
             then = nothing if here.job.shards else sums(here)
-            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket)
+            opens = (run_after_next(here),) if here.job.reductions > 1 else ()
+            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
         # Buckets may leave and step before their stage's backward is done; the next step may not
         # begin before. One of them waits for it.
         backward = (Need(here.completes),) if bucket == 0 else ()
         tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
         vote = () if tried else voted(here)
-        needs = (whole(here, bucket), *backward, losses_of_all(here), *vote)
+        needs = (whole(here, bucket), *backward, losses_of_all(here), *vote, *let_go(here))
         all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
         yield Row(
             Kind.STEP,
@@ -49,22 +55,43 @@ def replicas(here: StageHere) -> Iterator[Row]:
         )
 
 
-def opened(here: StageHere, tried: bool = False) -> Gate | None:
-    """The gate that the end of a step opens.
+def opened(here: StageHere, tried: bool = False) -> tuple[Opening, ...]:
+    """The gates that the end of a step opens.
 
     Args:
         here: the stage.
         tried: True if the step may be taken back, so that it opens none.
     """
-    return None if tried or here.job.shards else Gate.WEIGHTS
+    job, stage = here.job, here.seat.stage
+    if tried or (job.shards and not job.stays):
+        return ()
+    of_step = for_steps(job, Gate.WEIGHTS)
+    if not job.stays:
+        return of_step
+    a_step = job.a_step(Counts.STAYS, stage)
+    return (*of_step, Opening(Gate.STEPPED, lambda steps: (steps + 1) * a_step))
+
+
+def run_after_next(here: StageHere) -> Opening:
+    """A reduction opens the run after the next one to backwards.
+
+    Otherwise a rank whose replica is faster would have all gradients of its runs on their way.
+    """
+    return Opening(Gate.REDUCED, lambda runs: here.job.first_of_run(runs + 2))
+
+
+def reduced(here: StageHere) -> tuple[Need, ...]:
+    """Of the stage's gradients no more than that of the run before is on its way; needed only
+    where they are let go within a step."""
+    return (Need(Gate.REDUCED),) if here.job.reductions > 1 and here.buckets else ()
 
 
 def new_weights(here: StageHere, tried: bool = False) -> Callable[[Task], list[Message]]:
-    """After a step, a message to each copy that its new weights are there, where there are shards;
-    see `opened`."""
-    if tried or not here.job.shards:
+    """After a step, a message to each copy that its new weights are there, where there are shards
+    and weights are always whole; see `opened`."""
+    if tried or not here.job.shards or here.job.stays:
         return lambda task: []
-    return lambda task: to_copies(Meaning.WEIGHTS, here, task.part, task.microbatch)
+    return lambda task: weights(here, task.part, task.microbatch)
 
 
 def seats_of(copies: Copies) -> tuple[Seat, ...]:
@@ -101,15 +128,21 @@ def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
     return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()
 
 
+def let_go(here: StageHere) -> tuple[Need, ...]:
+    """Whole weights of the step have been let go; needed only where they come for stays."""
+    return (Need(Kind.RELEASE),) if here.job.stays else ()
+
+
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
-    """With a step's last microbatch, a message to each copy of a shared bucket: a part of its
-    gradient is there. Where the library adds up, one that this copy is ready."""
-    if not here.job.ends_a_step(task.microbatch) or len(here.buckets[bucket]) == 1:
+    """With the last microbatch of a step, or of each reduction, a message to each copy of a shared
+    bucket: a part of its gradient is there. Where the library adds up, one that this copy is
+    ready."""
+    if not here.job.ends_a_run(task.microbatch) or len(here.buckets[bucket]) == 1:
         return []
-    step, _ = here.job.step_of(task.microbatch)
     if by_library(here.job, here.buckets[bucket]):
+        step, _ = here.job.step_of(task.microbatch)
         return ready(here, bucket, step)
-    return to_copies(Meaning.PART, here, bucket, step)
+    return to_copies(Meaning.PART, here, bucket, here.job.run_of(task.microbatch))
 
 
 def sums(here: StageHere) -> Callable[[Task], list[Message]]:
@@ -117,9 +150,36 @@ def sums(here: StageHere) -> Callable[[Task], list[Message]]:
     return lambda task: to_copies(Meaning.SUM, here, task.part, task.microbatch)
 
 
+def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
+    """A message to each copy of a bucket of this layer: the weights of this copy's shard are there.
+
+    Args:
+        here: the stage.
+        bucket: index of the bucket.
+        number: number of the stay, or of the step where weights are always whole.
+    """
+    me = BucketCopy(*here.seat, bucket)
+    of_layer = alike(here.buckets[bucket], me)
+    numbered_by_me = numbered(number, of_layer, me)
+    return [Message(Meaning.WEIGHTS, to.stage, numbered_by_me, to.pipe, bucket) for to in of_layer]
+
+
+def weights_of_all(here: StageHere, bucket: int) -> Need:
+    """The weights of all shards of a bucket are here."""
+    of_layer = alike(here.buckets[bucket], BucketCopy(*here.seat, bucket))
+    return Need(Meaning.WEIGHTS, seats_of(of_layer), bucket)
+
+
 def to_copies(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
     """One message for each copy of a bucket, this one included; each copy owns a shard of its
-    own."""
+    own.
+
+    Args:
+        meaning: what became true.
+        here: the stage.
+        bucket: index of the bucket.
+        step: number of the step, or of the reduction, as `meaning` counts.
+    """
     copies = here.buckets[bucket]
     number = numbered(step, copies, BucketCopy(*here.seat, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

@@ -38,7 +38,8 @@ class Need(NamedTuple):
     Args:
         counter: kind of task started, meaning of messages received, or gate.
         senders: seats that send the messages, () for tasks and gates. Where a meaning counts steps,
-            each sender sends one message a step, and they are numbered in this order.
+            reductions or stays, each sender sends one message for each, and they are numbered in
+            this order.
         bucket: index of the bucket whose lane keeps the counter; None: the stage's lane.
         after: kind of work here that the messages answer, so that no message comes before it; None
             where there is no such work.
@@ -48,6 +49,27 @@ class Need(NamedTuple):
     senders: tuple[Seat, ...] = ()
     bucket: int | None = None
     after: AnyKind | None = None
+
+
+class Opening(NamedTuple):
+    """A gate that work opens.
+
+    Args:
+        gate: gate of the stage; it opens once every row of the stage that opens it has started.
+        to: function that says how far it is open when all of them have started so many times.
+    """
+
+    gate: Gate
+    to: Callable[[int], int]
+
+
+class Pool(Enum):
+    """What a rank has a few of, for work to take and to give back."""
+
+    SLOTS = "slot"  # memory on the device for offloaded state of a bucket
+    ROOMS = "room for whole weights"  # of a stage
+
+    __hash__ = object.__hash__
 
 
 Turn = Callable[[Task, View], tuple[int, ...]]
@@ -69,9 +91,14 @@ def never(task: Task, view: View) -> bool:
     return False
 
 
+def for_steps(job: Job, *gates: Gate) -> tuple[Opening, ...]:
+    """Gates that are open for the microbatches of the next step once the work of a step is done."""
+    return tuple(Opening(gate, lambda steps: job.first_of(steps + 1)) for gate in gates)
+
+
 def urgent(level: int) -> Turn:
-    """The turn of work that ends a step: before all that the policy orders, the least level first,
-    then by stage and bucket."""
+    """The turn of work that ends a step, or brings weights: before all that the policy orders, the
+    least level first, then by stage and bucket."""
     return lambda task, view: (0, level, task.stage, task.part)
 
 
@@ -95,13 +122,14 @@ class Row:
         early: function that says whether other work comes first by the policy's plan, though the
             head may run; that work should be here any moment.
         fills: True if the work fills time and no other rank waits for it.
-        opens: gate of the next step, which opens once every such row of the stage has started; None
-            where the work opens none.
+        opens: gates that the work opens.
         gives_turns: True if the messages that follow give out the group's next turn, which is then
             their number.
         in_turn: True if the work runs on the bucket's turn.
-        takes_slot: True if the work starts only with a free slot of the rank, which it takes.
-        frees_slot: True if a slot of the rank is free again when the work has ended.
+        in_order: True if such work of a rank starts in the order of `Job.stays`.
+        takes: pool of which the work starts only with one that is free, which it takes; None: it
+            takes none.
+        frees: pool of which one is free again when the work has ended; None: it frees none.
         in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
         held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
     """
@@ -116,11 +144,12 @@ class Row:
     admitted: Leave = always
     early: Leave = never
     fills: bool = False
-    opens: Gate | None = None
+    opens: tuple[Opening, ...] = ()
     gives_turns: bool = False
     in_turn: bool = False
-    takes_slot: bool = False
-    frees_slot: bool = False
+    in_order: bool = False
+    takes: Pool | None = None
+    frees: Pool | None = None
     in_flight: int = 0
     held: int = 0
 

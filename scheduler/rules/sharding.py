@@ -20,19 +20,18 @@ all gathers of t - 1 came before the forwards of t.
 from collections.abc import Iterator
 
 from ..lane import Gate
-from ..message import Meaning
 from ..task import Kind
-from .replicas import seats_of
-from .row import Need, Row, StageHere, urgent
+from .replicas import weights_of_all
+from .row import Row, StageHere, for_steps, urgent
 
 
 def sharding(here: StageHere) -> Iterator[Row]:
     """The row of each bucket of a stage that puts weights of all copies in place."""
-    for bucket, copies in enumerate(here.buckets):
+    for bucket in range(len(here.buckets)):
         yield Row(
             Kind.GATHER,
-            (Need(Meaning.WEIGHTS, seats_of(copies), bucket),),
+            (weights_of_all(here, bucket),),
             urgent(4),
             bucket=bucket,
-            opens=Gate.WEIGHTS,
+            opens=for_steps(here.job, Gate.WEIGHTS),
         )

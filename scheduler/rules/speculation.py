@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from ..lane import Gate
 from ..task import Kind
 from .replicas import new_weights, opened, voted
-from .row import Need, OnDevice, Row, StageHere, urgent
+from .row import Need, OnDevice, Pool, Row, StageHere, for_steps, urgent
 
 
 def speculation(here: StageHere) -> Iterator[Row]:
@@ -37,7 +37,7 @@ def speculation(here: StageHere) -> Iterator[Row]:
             urgent(1),
             bucket=bucket,
             queue=OnDevice.COPIES_IN,
-            takes_slot=True,
+            takes=Pool.SLOTS,
         )
         yield Row(
             Kind.COMMIT,
@@ -53,6 +53,6 @@ def speculation(here: StageHere) -> Iterator[Row]:
             urgent(4),
             bucket=bucket,
             queue=OnDevice.COPIES_OUT,
-            opens=Gate.STORED,
-            frees_slot=True,
+            opens=for_steps(here.job, Gate.STORED),
+            frees=Pool.SLOTS,
         )

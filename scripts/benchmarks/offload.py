@@ -165,10 +165,10 @@ def _same_losses(bench: Bench, gpt: Gpt) -> None:
     cap = 0 if bench.quick else formula + 40e6
     offloaded = bench.train(gpt, 10, NARROW, cap_bytes=cap)
     plain = bench.train(gpt, 10, NARROW, offload=False)
+    equal = offloaded.losses == plain.losses if offloaded.fits else "it does not fit"
     print(
         f"{gpt.parameters / 1e6:,.1f} M parameters, ten steps, with offload under "
-        f"{cap / GB:.3f} GB beside the base and without both: losses equal to the bit: "
-        f"{offloaded.fits and offloaded.losses == plain.losses}"
+        f"{cap / GB:.3f} GB beside the base and without both: losses equal to the bit: {equal}"
     )
 
 

@@ -150,6 +150,8 @@ class Clocks:
 
     def touch(self, agent: int, address: int, span: Span, writes: bool, what: str) -> None:
         """An agent reads or writes bytes of a block, from now on."""
+        if span.start == span.stop:
+            return  # all tensors without elements have one address, and no memory there
         memory = self._memory[address]
         for earlier in list(memory.touches()) if writes else memory.writes:
             if earlier.span.meets(span) and not self._knows(agent, earlier):

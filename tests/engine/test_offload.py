@@ -567,7 +567,7 @@ class Bytes(Observer):
         self.most = 0
 
     def started(self, task: Task) -> None:
-        if task.kind.once_a_step and self.engine:
+        if not task.kind.of_a_microbatch and self.engine:
             self.most = max(self.most, self._now())
 
     def _now(self) -> int:

@@ -65,18 +65,23 @@ def trained(
     return together(outcomes, pipes * data)
 
 
-def check_equal(*args: Any, clip: float = 0.0, **keys: Any) -> None:
-    """Losses and weights are equal to the bit. So are norms where gradients are clipped; else those
-    of parameters that are cut have another order of summation."""
+def check_equal(ranks: int, data: int, *, clip: float = 0.0, **keys: Any) -> None:
+    """Losses and weights are equal to the bit, also where gradients and weights are let go. So are
+    norms where gradients are clipped; else those of parameters that are cut have another order of
+    summation. `test_zero2.py` has stage 2."""
     optimizer = {"clip": clip, **keys.pop("optimizer", {})}
-    plain, found = (trained(zero, *args, optimizer=optimizer, **keys) for zero in (0, 1))
-    assert found.losses == plain.losses
-    assert found.parameters.keys() == plain.parameters.keys()
-    for name, value in plain.parameters.items():
-        assert torch.equal(found.parameters[name], value), name
-    assert found.norms == (
-        plain.norms if clip else pytest.approx(plain.norms, rel=1e-6, nan_ok=True)
-    )
+    memory = keys.pop("memory", {})
+    plain = trained(0, ranks, data, optimizer=optimizer, memory=memory, **keys)
+    for zero, of_zero in (1, {}), (3, {"reductions": 1, "gathered": keys.get("pipes", 1)}):
+        of = memory | of_zero
+        found = trained(zero, ranks, data, optimizer=optimizer, memory=of, **keys)
+        assert found.losses == plain.losses
+        assert found.parameters.keys() == plain.parameters.keys()
+        for name, value in plain.parameters.items():
+            assert torch.equal(found.parameters[name], value), (name, zero)
+        assert found.norms == (
+            plain.norms if clip else pytest.approx(plain.norms, rel=1e-6, nan_ok=True)
+        )
 
 
 @swept(
@@ -381,9 +386,9 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], str]] = {
     "whole": (1, 1, {}, "1f1b"),
     "replicas": (2, 2, {}, "1f1b"),
     "shards": (2, 2, {"zero": 1}, "1f1b"),
-    "three shards": (1, 3, {"zero": 1}, "zb-h1"),
+    "three shards": (1, 3, {"zero": 3}, "zb-h1"),
     "shards on disk": (1, 2, {"zero": 1, "offload": "stream"}, "1f1b"),
-    "two pipes": (2, 1, {"zero": 1}, "chimera"),
+    "two pipes": (2, 1, {"zero": 3, "reductions": 1}, "chimera"),
 }
 ONE_STAGE = ["whole", "three shards", "shards on disk"]
 
@@ -483,8 +488,11 @@ def _like(layout: str) -> str:
     return name
 
 
+@pytest.mark.parametrize("shared", [1, 2, 3])
 @pytest.mark.parametrize("kind", TYPES)
-def test_evaluations_ends_of_data_and_looks_at_weights_change_nothing(kind: str) -> None:
+def test_evaluations_ends_of_data_and_looks_at_weights_change_nothing(
+    kind: str, shared: int
+) -> None:
     def rank_main(transport: Transport, zero: int) -> dict[str, Tensor]:
         config = configured(
             MICROBATCHES,
@@ -504,7 +512,7 @@ def test_evaluations_ends_of_data_and_looks_at_weights_change_nothing(kind: str)
         return {name: p.detach().clone() for name, p in engine.named_parameters()}
 
     quiet = LocalWorld(4).run(lambda transport: rank_main(transport, 0))
-    disturbed = LocalWorld(4).run(lambda transport: rank_main(transport, 1))
+    disturbed = LocalWorld(4).run(lambda transport: rank_main(transport, shared))
     for one, other in zip(quiet, disturbed, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -515,8 +523,11 @@ def test_an_overflow_anywhere_skips_the_step_everywhere() -> None:
     check_equal(2, 2, precision=precision)
 
 
+@pytest.mark.parametrize("shared", [1, 3])
 @pytest.mark.parametrize("kind", TYPES)
-def test_modules_that_differ_take_the_first_ones_and_come_back_whole(kind: str) -> None:
+def test_modules_that_differ_take_the_first_ones_and_come_back_whole(
+    kind: str, shared: int
+) -> None:
     def rank_main(transport: Transport, zero: int) -> list[Tensor]:
         torch.manual_seed(transport.rank)
         layers: list[Any] = [nn.Linear(16, 16), torch.tanh, nn.Linear(16, 5)]
@@ -531,7 +542,7 @@ def test_modules_that_differ_take_the_first_ones_and_come_back_whole(kind: str) 
         return [p for place in (0, 2) for p in layers[place].parameters()]
 
     plain = LocalWorld(2).run(lambda transport: rank_main(transport, 0))
-    found = LocalWorld(2).run(lambda transport: rank_main(transport, 1))
+    found = LocalWorld(2).run(lambda transport: rank_main(transport, shared))
     for one, other in zip(chain(*plain), chain(*found), strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert torch.equal(one, other)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
 import axrt
@@ -270,12 +269,6 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
     on from what shards have saved."""
     if comm.size == 1:
         return
-    if _device().type != "cpu":
-        config = _configured(parallel={"data": comm.size}, memory={"zero": 1})
-        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
-        with pytest.raises(axrt.ConfigError, match="shards are for CPUs so far"):
-            axrt.initialize(perceptron(), adamw, config=config, transport=transport)
-        return
     batches = random_batches((6, 96), classes=5, microbatches=MICROBATCHES * comm.size)
 
     def trained(memory: dict[str, Any], load: Path | None = None, **sections: Any) -> Outcome:
@@ -314,7 +307,7 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
 
 def case_what_is_written_to_weights_after_a_step_counts_once_in_shards(comm: "MPI.Comm") -> None:
     """Large weights may still be on their way to others when `train_batch` returns."""
-    if comm.size == 1 or _device().type != "cpu":  # accelerators refuse shards
+    if comm.size == 1:
         return
     batches = random_batches((6, 512), classes=5, microbatches=MICROBATCHES * comm.size)
 

@@ -3,7 +3,9 @@ properties."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 from random import Random
 
 from axrt.scheduler.bucket import BucketCopy, Copies, copies_by_pipe
@@ -14,7 +16,9 @@ from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, polic
 from axrt.scheduler.reader_messages import has_ended, has_read
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
 from axrt.scheduler.state import RankState
-from axrt.scheduler.task import AnyKind, Kind, Task
+from axrt.scheduler.stay_planner import plan_stays
+from axrt.scheduler.stays import READERS, Stays
+from axrt.scheduler.task import AnyKind, Counts, Kind, Task
 
 TICKS: dict[AnyKind, int] = dict[AnyKind, int](dict.fromkeys(Kind, 0))
 TICKS |= {Kind.FORWARD: 1, Kind.RECOMPUTE: 1, Kind.BACKWARD: 2, Kind.INPUT: 1, Kind.WEIGHT: 1}
@@ -53,6 +57,9 @@ class Pipeline:
         slots: buckets whose offloaded state a rank may have on the device; 0: state stays there.
         speculates: steps do not wait for the vote, where there are slots and a vote.
         shards: each copy steps a shard of its own, where there are several pipes.
+        reductions: of a bucket in a step, where there are shards and backwards are whole.
+        first_step: number of the step to begin with; nothing is watched then but the tasks.
+        room: stages whose weights a rank may have whole at a time, where there are shards; 0: any.
     """
 
     def __init__(
@@ -76,6 +83,9 @@ class Pipeline:
         slots: int = 0,
         speculates: bool = False,
         shards: bool = False,
+        reductions: int = 1,
+        room: int = 0,
+        first_step: int = 0,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -94,13 +104,24 @@ class Pipeline:
             shards=bool(shards and trains and replicas * self.placement.pipes > 1),
             trains=trains,
         )
+        if self.job.shards and not (self.job.splits or by_library):
+            of = min(reductions, self.job.microbatches_a_pipe)
+            self.job = replace(self.job, reductions=of)
+        if self.job.shards and room and not by_library:
+            least = self.placement.chunks if self.placement.pipes > 1 else 1
+            self.job = replace(self.job, stays=plan_stays(self.job, max(room, least)))
         stages, pipes = self.placement.stages, self.job.pipes
         self.buckets = {
             stage: copies_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
         }
         self.states = [
             RankState(
-                self.job, rank, replica=replica, buckets=self.buckets, features=features(self.job)
+                self.job,
+                rank,
+                replica=replica,
+                buckets=self.buckets,
+                features=features(self.job),
+                first_step=first_step,
             )
             for replica in range(replicas)
             for rank in range(ranks)
@@ -112,7 +133,7 @@ class Pipeline:
         self.stash = [Bounds(0, 0)] * len(self.states)
         self.now = list(self.stash)
         self.untold: list[list[Task]] = [[] for _ in self.states]
-        self.watches = [SlotWatch(self.job, self.buckets) for _ in self.states]
+        self.watches = [SlotWatch(self.job, self.buckets, first_step) for _ in self.states]
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
@@ -171,8 +192,8 @@ class Pipeline:
         )
 
     def pieces_of(self, task: Task) -> int:
-        """Three of a weight gradient; one a bucket of the last whole backward, if they leave."""
-        if task.kind is Kind.BACKWARD and self.leaves and self.job.ends_a_step(task.microbatch):
+        """Three of a weight gradient; one a bucket of a whole backward after which they leave."""
+        if task.kind is Kind.BACKWARD and self.leaves and self.job.ends_a_run(task.microbatch):
             return len(self.buckets[task.stage])
         return PIECES if task.kind is Kind.WEIGHT else 1
 
@@ -187,22 +208,29 @@ _TRIED = (Kind.FETCH, Kind.STEP, Kind.STORE, Kind.REFETCH, Kind.COMMIT, Kind.RES
 
 class SlotWatch:
     """What sharded and offloaded state promise of a rank, counted from its tasks alone: never older
-    weights or state than those of the step before, and no more buckets on the device than slots."""
+    weights or state than those of the step before, no more buckets on the device than slots, and
+    nothing in a shard's sum that this copy's backwards have not made."""
 
-    def __init__(self, job: Job, buckets: Mapping[int, Sequence[Copies]]) -> None:
-        self._job, self._buckets = job, buckets
+    def __init__(
+        self, job: Job, buckets: Mapping[int, Sequence[Copies]], first_step: int = 0
+    ) -> None:
+        self._job, self._buckets, self._watches = job, buckets, first_step == 0
         self.on_device: set[tuple[int, int]] = set()
+        self.whole: set[int] = set()  # stages whose weights are, or will be when they have come
         self._started: Counter[tuple[AnyKind, int, int]] = Counter()
         self._finished: Counter[tuple[AnyKind, int, int]] = Counter()
 
     def started(self, task: Task) -> None:
+        kind, stage, _, part = task
+        if self._job.shards and self._watches:
+            self._check_shard(task)
+        if self._job.slots and self._watches:
+            self._check_slots(task)
+        self._started[kind, stage, part] += 1
+
+    def _check_slots(self, task: Task) -> None:
+        """State comes to the device for its step, after that of the step before has gone."""
         kind, stage, number, part = task
-        if kind is Kind.FORWARD and self._job.shards:
-            step, _ = self._job.step_of(number)
-            assert self._of_all_buckets(self._started, Kind.GATHER, stage) >= step, task
-        if not self._job.slots:
-            self._started[kind, stage, part] += 1
-            return
         last, end = (Kind.STEP, Kind.STORE)
         if self._job.speculates:
             last, end = (Kind.COMMIT, Kind.RESTORE)
@@ -218,12 +246,56 @@ class SlotWatch:
         for before, after in pairwise(_TRIED):
             if kind is after:
                 assert self._finished[before, stage, part] == number + 1, task
-        self._started[kind, stage, part] += 1
+
+    def _check_shard(self, task: Task) -> None:
+        """Weights are those of the step, and sums those of the run."""
+        kind, stage, number, _ = task
+        if kind is Kind.FORWARD:
+            step, _ = self._job.step_of(number)
+            stays = self._job.a_step(Counts.STAYS, stage)
+            assert self._of_all_buckets(self._started, Kind.GATHER, stage) >= step * stays, task
+        if kind is Kind.REDUCE:
+            self._check_run(task)
+        if kind is Kind.BACKWARD and self._job.reductions > 1:
+            self._check_on_its_way(task)
+        if self._job.stays:
+            self._check_stay(task, self._job.stays)
+
+    def _check_stay(self, task: Task, stays: Stays) -> None:
+        """Weights are whole for all that reads them, and let go when a step changes them; a rank
+        has no more of them than it has room for."""
+        kind, stage, *_ = task
+        shares = self._started[Kind.SHARE, stage, 0]
+        if kind in READERS:
+            assert stage in self.whole, task
+            assert self._of_all_buckets(self._started, Kind.GATHER, stage) == shares, task
+        if kind is Kind.SHARE:
+            assert stage not in self.whole, task
+            self.whole.add(stage)
+            assert len(self.whole) <= stays.room, task
+        if kind is Kind.RELEASE:
+            assert self._of_all_buckets(self._started, Kind.GATHER, stage) == shares, task
+            self.whole.remove(stage)
+        if kind is Kind.STEP:
+            assert stage not in self.whole, task
+
+    def _check_on_its_way(self, backward: Task) -> None:
+        """When a run begins, no more than one before it has not been added up."""
+        stage, runs = backward.stage, self._job.run_of(backward.microbatch)
+        assert self._of_all_buckets(self._started, Kind.REDUCE, stage) >= runs - 1, backward
+
+    def _check_run(self, reduce: Task) -> None:
+        """Every backward whose gradient goes into the reduction has begun here."""
+        step, run = divmod(reduce.microbatch, self._job.reductions)
+        a_pipe = self._job.microbatches_a_pipe
+        of_runs = ceil((run + 1) * a_pipe / self._job.reductions)
+        kind = Kind.WEIGHT if self._job.splits else Kind.BACKWARD
+        assert self._started[kind, reduce.stage, 0] >= step * a_pipe + of_runs, reduce
 
     def finished(self, task: Task) -> None:
         kind, stage, _, part = task
         self._finished[kind, stage, part] += 1
-        if kind in (Kind.STORE, Kind.RESTORE):
+        if kind in (Kind.STORE, Kind.RESTORE) and self._watches:
             self.on_device.remove((stage, part))
 
     def _of_all_buckets(

@@ -331,7 +331,7 @@ def ends_of_steps(line: Timeline, stage: int, kind: Kind, a_step: int) -> list[f
     ends = [0.0] * (1 + max(span.task.microbatch for span in line.spans) // a_step)
     for _, task, _, end in line.spans:
         if (task.kind, task.stage) == (kind, stage):
-            step = task.microbatch if task.kind.once_a_step else task.microbatch // a_step
+            step = task.microbatch // a_step if task.kind.of_a_microbatch else task.microbatch
             ends[step] = max(ends[step], end)
     return ends
 

@@ -35,7 +35,7 @@ def ran(policy: Fixed, microbatches: int) -> list[list[str]]:
         [
             str(span.task)
             for span in line.spans
-            if span.rank == rank and not span.task.kind.once_a_step
+            if span.rank == rank and span.task.kind.of_a_microbatch
         ]
         for rank in ranks
     ]

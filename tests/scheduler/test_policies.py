@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from axrt.scheduler.job import Job
 from axrt.scheduler.placement import (
     Bidirectional,
     Linear,
@@ -17,7 +18,7 @@ from axrt.scheduler.placement import (
 )
 from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.rules.collectives import by_library, leader, places
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import Counts, Kind, Task
 
 from ..sweeps import examples
 from .pipelines import PIECES, Pipeline, drawn, run_in_random_order, timetable
@@ -152,6 +153,14 @@ def test_an_evaluation_keeps_the_pipeline_full() -> None:
         .. .. F0 F1 F2 F3 F4""")
 
 
+def gathers_of(job: Job, stage: int, buckets: int, steps: int) -> set[Task]:
+    """What gathers the weights of a stage; without shards nothing."""
+    stays = range(steps * job.a_step(Counts.STAYS, stage) if job.shards else 0)
+    once = (Kind.SHARE, Kind.RELEASE) if job.stays else ()
+    of_buckets = {Task(Kind.GATHER, stage, n, part) for n in stays for part in range(buckets)}
+    return of_buckets | {Task(kind, stage, n) for kind in once for n in stays}
+
+
 def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
     expected = []
     for state in pipeline.states:
@@ -174,13 +183,14 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
                 tried = (Kind.REFETCH, Kind.COMMIT, Kind.RESTORE) if state.job.speculates else ()
                 of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *tried)}
-                of_step |= {(Kind.GATHER, bucket)} if state.job.shards else set()
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):
                         of_step |= {(Kind.ANNOUNCE, bucket)}
                 elif len(copies) > 1:
-                    of_step |= {(Kind.REDUCE, bucket)}
+                    runs = steps * state.job.reductions
+                    everything |= {Task(Kind.REDUCE, stage, run, bucket) for run in range(runs)}
+            everything |= gathers_of(state.job, stage, len(pipeline.buckets[stage]), steps)
             every_task = {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             for task in list(every_task):
                 if task.kind is Kind.BACKWARD:
@@ -275,6 +285,8 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         slots=slots,
         speculates=seed % 5 < 3,
         shards=seed % 7 < 3,
+        reductions=1 + seed % 4,
+        room=seed % 11 % 4,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
@@ -378,6 +390,8 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
         slots=slots,
         speculates=seed % 2 == 0,
         shards=seed % 7 < 3,
+        reductions=1 + seed % 4,
+        room=seed % 11 % 4,
     )
     run_in_random_order(pipeline, seed)
     assert all(state.cut_short and not state.finished for state in pipeline.states)

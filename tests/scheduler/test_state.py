@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Bidirectional, Linear, Looped
-from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
+
+from .pipelines import Pipeline, run_in_random_order
 
 
 def state_of(rank: int, ranks: int = 3, microbatches: int = 2, policy: str = "1f1b") -> RankState:
@@ -199,6 +202,64 @@ def test_a_state_may_begin_at_any_step() -> None:
     state.ask_step()
     state.deliver(activation(1, 10))
     assert run(state, "F1.10") == [activation(2, 10)]
+
+
+@pytest.mark.parametrize("policy", ["interleaved-1f1b", "breadth-first", "zb-v"])
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_job_with_shards_may_begin_at_any_step(policy: str, room: int) -> None:
+    """It does what one from the start does, with the numbers of later steps."""
+
+    def ran(first_step: int) -> list[set[Task]]:
+        rule, chunks = policy_by_name(policy), 2 if policy == "zb-v" else 3
+        where = placement_for(rule, 2, 4, chunks=chunks)
+        pipeline = Pipeline(
+            rule,
+            2,
+            4,
+            steps=2,
+            replicas=2,
+            buckets=2,
+            placement=where,
+            slots=1,
+            shards=True,
+            reductions=2,
+            room=room,
+            first_step=first_step,
+        )
+        run_in_random_order(pipeline, seed=first_step)
+        assert pipeline.finished
+
+        def from_the_start(task: Task) -> Task:
+            a_step = pipeline.job.a_step(task.kind.counts, task.stage)
+            return task._replace(microbatch=task.microbatch - first_step * a_step)
+
+        return [set(map(from_the_start, tasks)) for tasks in pipeline.ran]
+
+    assert ran(5) == ran(0)
+
+
+def test_the_gradient_of_one_run_more_is_on_its_way_and_no_third_begins() -> None:
+    """A replica whose other copy has not sent a part yet; with each backward a run ends."""
+    job = Job(Linear(1), policy_by_name("1f1b"), 4, replicas=2, shards=True, reductions=4)
+    state, ran = RankState(job, 0), []
+    state.ask_step()
+
+    def reads() -> None:
+        while (number := state.microbatch_to_read()) is not None:
+            for message in has_read(state.placement, 0, number):
+                state.deliver(message)
+
+    reads()
+    while task := state.pick():
+        ran.append(str(task))
+        run(state, str(task))
+        reads()
+    assert ran == ["F0.0", "B0.0", "F0.1", "B0.1", "F0.2"]
+    lacks = [str(lack) for lack in state.waiting_for() if lack.task.kind is Kind.BACKWARD]
+    assert lacks == ["B0.2 lacks sums of the run before last"]
+    state.deliver(Message(Meaning.PART, 0, 1))  # of the other copy, for the first run
+    run(state, "reduce0.0")
+    assert str(state.pick()) == "B0.2"
 
 
 def test_work_that_may_come_in_pieces_has_no_head_until_it_was_told() -> None:

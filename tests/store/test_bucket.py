@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import axrt
 from axrt.scheduler.bucket import copies_by_pipe
@@ -452,3 +453,15 @@ def test_what_the_step_itself_does_to_a_gradient_is_not_taken_for_a_late_one() -
     bucket.named[0][1].sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(axrt.ModelError, match="0 got a gradient from an earlier layer"):
         bucket.check_unchanged()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_are_let_go_when_modules_are_given_back(dtype: torch.dtype) -> None:
+    """Else a rank has all weights in both types at its end, and needs more memory than before."""
+    parameter = nn.Parameter(torch.arange(8.0))
+    bucket = bucket_of(parameter, copies=1, narrow=dtype)
+    narrow = StorageWeakRef(parameter.untyped_storage())  # type: ignore[no-untyped-call]
+    bucket.release()
+    assert parameter.dtype is torch.float32
+    assert parameter.tolist() == list(range(8))
+    assert narrow.expired()  # type: ignore[no-untyped-call]

@@ -37,6 +37,17 @@ def test_a_large_tensor_lands_where_it_is_expected_and_a_small_one_is_copied() -
     LocalWorld(2).run(rank_main)
 
 
+def test_what_is_expected_may_be_taken_back_and_ends_with_its_generation() -> None:
+    landings, room = Landings(), torch.zeros(3)
+    landings.expect(0, SUM, [room])
+    landings.expect(0, SUM, ())
+    assert landings.take(0, SUM) == ()
+    landings.expect(0, SUM, [room])
+    landings.expect(1, SUM, [room])
+    assert landings.take(0, SUM) == ()
+    assert landings.take(1, SUM) == (room,)
+
+
 def test_only_its_own_message_lands_and_only_once() -> None:
     landings, room = Landings(), torch.zeros(2)
     landings.expect(1, SUM, [room])

@@ -1,0 +1,37 @@
+"""The gradient of a bucket that is whole only while a run of backwards adds to it (ZeRO stage 2).
+
+When the run ends, parts leave for the copies that own them, and this rank lets go of all the
+memory, which lives until the last part has left. The total of the own shard has memory for itself,
+and each run is added to it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from .flat import FlatBuffer
+from .gradient import Shards
+from .gradient_shard import GradientShard
+
+
+class GradientOfRuns(GradientShard):
+    """The memory of such a gradient; arguments are those of `GradientShard`."""
+
+    def let_go(self) -> None:
+        """Let go of the memory that microbatches add up in; parts of it that were asked for live as
+        long as somebody has them."""
+        self._sums, self._views = [], []
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.remember()
+
+    def add_up(self, parts: Sequence[Shards], me: int, further: bool = False) -> Shards:
+        return super().add_up(parts, me, further=bool(self._totals))
+
+    @property
+    def own_totals(self) -> list[torch.Tensor]:
+        return [total.flat for total in self._totals]
+
+    def _total_memory(self) -> list[FlatBuffer]:
+        self._totals = self._totals or [self._own_memory(layout) for layout in self._shard_layouts]
+        return self._totals

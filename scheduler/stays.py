@@ -1,0 +1,60 @@
+"""A stay is a time in which a rank has the whole weights of a stage, where each copy keeps a shard
+of them (ZeRO stage 3).
+
+It begins when the weights are gathered from all copies, and ends when they are let go. A step has
+the same stays on every copy of a stage, so each of them has a number, which counts on over steps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .task import AnyKind, Kind
+
+
+class Stay(NamedTuple):
+    """The tasks of a stage and pipe that have run by the end of a stay, counted from the beginning
+    of the step.
+
+    Args:
+        forwards: number of forwards.
+        recomputed: number of forwards that have run again.
+        backwards: number of whole backwards, or of input gradients.
+    """
+
+    forwards: int
+    recomputed: int
+    backwards: int
+
+    def until(self, kind: AnyKind) -> int:
+        """The number of tasks of a kind that have run by the end of the stay."""
+        return self[_COLUMNS[kind]]
+
+
+# The kinds of work that read weights. A weight gradient that comes later reads what was kept.
+_COLUMNS: Mapping[AnyKind, int] = {
+    Kind.FORWARD: 0,
+    Kind.RECOMPUTE: 1,
+    Kind.BACKWARD: 2,
+    Kind.INPUT: 2,
+}
+READERS = tuple(_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """The stays of a step.
+
+    Args:
+        room: number of stages whose weights a rank may have whole at a time, at least 1.
+        of_stage: stays of each stage, in order; at least one each.
+        order: for each rank of a pipeline, its stages in the order in which their stays begin.
+    """
+
+    room: int
+    of_stage: tuple[tuple[Stay, ...], ...]
+    order: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if self.room < 1 or not all(self.of_stage):
+            raise ValueError(f"{self}; expected room for a stage, and a stay of each")
