@@ -32,7 +32,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.planner import caps_of
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
-from axrt.scheduler.shards import with_shards
+from axrt.scheduler.shards import usual_group, with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
@@ -229,8 +229,11 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
 
 def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     of = config.memory
+    group = of.shard if of.zero else config.parallel.group or usual_group(mesh.data, job.ranks)
+    group = 0 if group == 1 or job.by_library else group
+    job = replace(job, replicas=mesh.data)
     try:
-        return with_shards(replace(job, replicas=mesh.data), of.zero, of.reductions, of.gathered)
+        return with_shards(job, of.zero, of.reductions, of.gathered, group)
     except ValueError as error:
         is_named = config.schedule.policy == job.policy.name
         why = "" if is_named else f"; schedule.policy names none, and {job.policy.name!r} was taken"

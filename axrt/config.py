@@ -190,6 +190,13 @@ class Parallel(_Section):
         "'library' = NCCL or gloo",
         choices=("parts", "library"),
     )
+    group: int = _key(
+        0,
+        "replicas that add gradients up among themselves, such as those of a node, before groups "
+        "do; 1 = all at once; 0 = all at once up to 8 replicas, and above that groups for nodes of "
+        "8 ranks. The sum has another order. With memory.zero groups are memory.shard",
+        least=0,
+    )
     activations: str = _key(
         "mpi",
         "what carries large activations and their gradients between stages: 'mpi'; 'library' = "
@@ -373,6 +380,12 @@ class Memory(_Section):
         "optimizer's state; 2 = gradients, too; 3 = weights, too",
         least=0,
         most=3,
+    )
+    shard: int = _key(
+        0,
+        "with zero: number of replicas that share out among themselves, such as those of a node "
+        "(hybrid sharding); groups add up across. 0 = all",
+        least=0,
     )
     gathered: int = _key(
         2,
@@ -764,6 +777,29 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
             return
 
 
+def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
+    for key, replicas in (("memory.shard", memory.shard), ("parallel.group", parallel.group)):
+        if replicas and parallel.data % replicas:
+            yield (
+                f"{key} = {replicas} of parallel.data = {parallel.data} replicas; expected one of "
+                f"{', '.join(str(n) for n in range(1, parallel.data + 1) if not parallel.data % n)}"
+            )
+        if 1 < replicas < parallel.data and parallel.collectives == "library":
+            yield (
+                f"{key} = {replicas} with parallel.collectives = 'library', which adds all "
+                f"replicas up in its own way; expected {key} = 0"
+            )
+    if memory.shard and not memory.zero:
+        yield f"memory.shard = {memory.shard} with memory.zero = 0; expected memory.zero > 0"
+    if memory.shard == 1 < parallel.data:
+        yield "memory.shard = 1: nothing is shared out; expected memory.zero = 0"
+    if memory.zero and parallel.group not in (0, 1, memory.shard):
+        yield (
+            f"parallel.group = {parallel.group} with memory.zero = {memory.zero}: what shares out "
+            f"adds up; expected parallel.group = 0, or memory.shard = {parallel.group}"
+        )
+
+
 def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
     if memory.zero and collectives == "library":
         yield (
@@ -799,6 +835,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"data.source = {source!r} and data.validation = {validation!r}: one is a token file "
             "and the other is text; expected the same"
         )
+    yield from _of_groups(config.memory, config.parallel)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:
         yield (

@@ -333,6 +333,7 @@ class Engine:
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,
+            "group": job.group // job.placement.pipes,
         }
 
     @one_at_a_time

@@ -328,6 +328,7 @@ def local_model(
                     slots,
                     config.optimizer.speculate if job.speculates else "never",
                     cut_of(config, job, pipes[stage]),
+                    job.pipes_a_group,
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(

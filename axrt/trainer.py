@@ -141,7 +141,7 @@ class Trainer:
             transport.still_reads,
             weights.expect_new,
             self._groups,
-            self._job.is_last_of_step,
+            self._job.step_completed_by,
         )
         collectives = CollectiveWorker(
             model.buckets, self._groups, self._rank.collective_queue, mail

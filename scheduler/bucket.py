@@ -30,6 +30,23 @@ def copies_by_pipe(stage: int, bucket: int, pipes: int) -> Copies:
     return tuple(BucketCopy(pipe, stage, bucket) for pipe in range(pipes))
 
 
+def of_group(copies: Copies, one: BucketCopy, pipes: int) -> Copies:
+    """The copies in the group of one of them, which add up among themselves first.
+
+    Args:
+        copies: all copies of the bucket.
+        one: one of them.
+        pipes: number of pipes of a group.
+    """
+    return tuple(copy for copy in copies if copy.pipe // pipes == one.pipe // pipes)
+
+
+def across(copies: Copies, one: BucketCopy, pipes: int) -> Copies:
+    """The copies of the same layers at the same place of each group, one a group; arguments are
+    those of `of_group`. They own the same shard."""
+    return tuple(copy for copy in alike(copies, one) if (copy.pipe - one.pipe) % pipes == 0)
+
+
 def alike(copies: Copies, one: BucketCopy) -> Copies:
     """The copies of the same layers as one of them, in all pipes: of tied weights, which several
     layers hold, those of one layer. They send each other the weights of their shards."""

@@ -27,13 +27,14 @@ class Run:
         line: timeline of some whole steps.
         job: schedule of the run.
         recompute: value of `memory.recompute` in the run.
-        shared: what its replicas share out: `zero`, `reductions` and `gathered` of `with_shards`.
+        shared: what its replicas share out: `zero`, `reductions`, `gathered` and `group` of
+            `with_shards`.
     """
 
     line: Timeline
     job: Job
     recompute: str | int
-    shared: tuple[int, int, int] = (0, 1, 2)
+    shared: tuple[int, int, int, int] = (0, 1, 2, 0)
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -64,7 +65,7 @@ class Run:
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, zero = of.pop("slots", 0), of.pop("zero", 0)
-            shared = zero, of.pop("reductions", 1), of.pop("gathered", 2)
+            shared = zero, of.pop("reductions", 1), of.pop("gathered", 2), of.pop("group", 0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
             job = with_shards(job, *shared)
         except (KeyError, TypeError) as error:
@@ -101,12 +102,12 @@ class Run:
             slots=self.job.slots,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
-        zero, reductions, gathered = self.shared
+        zero, reductions, gathered, group = self.shared
         if job.policy != self.job.policy:  # reductions as often as that leaves a stage for another
             reductions = 0
         if job.placement.pipes > 1:
             gathered = max(gathered, job.placement.chunks)
-        job = with_shards(job, zero, reductions, gathered)
+        job = with_shards(job, zero, reductions, gathered, group)
         seeds = range(_SEEDS if costs.jitter else 1)
         lines = [
             simulate(job, replace(costs, seed=seed), steps=self.steps + 1, buckets=buckets)

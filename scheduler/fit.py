@@ -59,6 +59,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
         reduce=of_buckets(Kind.REDUCE) + of_buckets(Kind.COLLECT),
+        others={kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN)},
         step=of_buckets(Kind.STEP),
         state=float(offloads),
         copies_in=1 / fetch if fetch else inf,

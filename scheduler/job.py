@@ -44,6 +44,8 @@ class Job:
         slots: number of buckets whose offloaded state a rank may have on the device at a time; 0:
             state stays on the device.
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
+        group: number of pipes whose copies add up among themselves before groups do across, and
+            share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
         shards: True if each copy of a bucket keeps and steps a shard of its own (ZeRO); then there
             are several pipes, so every bucket has several copies.
         reductions: number of times that a bucket with shards is added up over its copies in a step,
@@ -65,6 +67,7 @@ class Job:
     by_library: bool = False
     slots: int = 0
     speculates: bool = False
+    group: int = 0
     shards: bool = False
     reductions: int = 1
     stays: Stays | None = None
@@ -74,6 +77,8 @@ class Job:
         pipes = self.placement.pipes
         if self.shards and self.pipes == 1:
             raise ValueError("shards of one copy; expected several pipes or replicas")
+        if self.group:
+            self._check_group()
         if self.reductions > 1:
             self._check_reductions()
         if self.stays is not None and (not self.shards or self.by_library):
@@ -82,6 +87,14 @@ class Job:
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "
                 f"multiple of {pipes}, at least 1"
+            )
+
+    def _check_group(self) -> None:
+        whole = self.pipes % self.group == 0 and self.group % self.placement.pipes == 0
+        if not whole or self.by_library:
+            raise ValueError(
+                f"groups of {self.group} pipes, of {self.pipes} in all; expected groups of whole "
+                "replicas that divide them, and sums by messages"
             )
 
     def _check_reductions(self) -> None:
@@ -102,6 +115,16 @@ class Job:
     def pipes(self) -> int:
         """Number of copies of the sequence of stages, over all replicas."""
         return self.replicas * self.placement.pipes
+
+    @property
+    def pipes_a_group(self) -> int:
+        """Number of pipes whose copies add up among themselves."""
+        return self.group or self.pipes
+
+    @property
+    def is_grouped(self) -> bool:
+        """Sums have two levels: within groups, then across."""
+        return self.pipes_a_group < self.pipes
 
     @property
     def stages(self) -> int:
@@ -148,6 +171,7 @@ class Job:
             by_library=False,
             slots=0,
             speculates=False,
+            group=0,
             shards=False,
             reductions=1,
             stays=None,
@@ -197,9 +221,10 @@ class Job:
         place = -(-within * self.microbatches_a_pipe // self.reductions)
         return self.first_of(step) + place * self.placement.pipes
 
-    def is_last_of_step(self, reduction: int) -> bool:
-        """The reduction completes a step's gradient."""
-        return (reduction + 1) % self.reductions == 0
+    def step_completed_by(self, reduction: int) -> int | None:
+        """The step whose gradient a reduction completes; None where others follow in its step."""
+        step, within = divmod(reduction + 1, self.reductions)
+        return None if within else step - 1
 
     def a_step(self, counts: Counts, stage: int) -> int:
         """How many of what a kind of work, or a message of one sender, counts are in a step of a

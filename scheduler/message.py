@@ -14,6 +14,7 @@ class Load(Enum):
     WORD = "a few bytes"
     ACTIVATIONS = "what a stage sends on, or the gradient of it"
     SHARD = "a copy's shard of a bucket; the message is addressed to the bucket"
+    PART_OF_SHARD = "the part of a shard that one group sums; addressed to the bucket, too"
 
 
 class Meaning(Vocabulary):
@@ -42,6 +43,10 @@ class Meaning(Vocabulary):
     PART = "part", Counts.REDUCTIONS, Load.SHARD
     # A copy has added up its shard (all-gather).
     SUM = "sum", Counts.STEPS, Load.SHARD
+    # A copy has added up its shard over its group, and sends a copy of each group its part of that.
+    SUBTOTAL = "subtotal", Counts.STEPS, Load.PART_OF_SHARD
+    # A copy has added its part of a shard up over all groups.
+    TOTAL = "total", Counts.STEPS, Load.PART_OF_SHARD
     # A copy has the weights of its shard for all others (all-gather).
     WEIGHTS = "weights", Counts.STAYS, Load.SHARD
     # A stage knows the norms of its gradients.
@@ -66,7 +71,7 @@ class Meaning(Vocabulary):
         self.counts = counts
         self.of_a_microbatch = counts is Counts.MICROBATCHES
         self.load = load
-        self.of_a_bucket = of_a_bucket or load is Load.SHARD
+        self.of_a_bucket = of_a_bucket or load in (Load.SHARD, Load.PART_OF_SHARD)
         self.for_the_host = for_the_host
 
 

@@ -1,4 +1,5 @@
-"""What the copies of a bucket share out (ZeRO), as a property of a job."""
+"""What the copies of a bucket share out (ZeRO), and the groups in which they add up, as properties
+of a job."""
 
 from dataclasses import replace
 
@@ -6,9 +7,35 @@ from .job import Job
 from .reductions import reductions_of
 from .stay_planner import plan_stays
 
+# docs/schedules.md has the simulations. A user who knows the nodes sets `parallel.group`.
+_MOST_AT_ONCE = 8  # replicas that add up in one level
+_USUAL_NODE = 8  # ranks of a node
 
-def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2) -> Job:
-    """The job with shards, where there are several copies.
+
+def usual_group(replicas: int, ranks: int) -> int:
+    """The number of replicas of a group that suits most machines; 0: all, since there are few
+    replicas or they have no groups.
+
+    It depends on nothing else, so that the bits of a sum do not depend on the machine.
+
+    Args:
+        replicas: number of replicas.
+        ranks: number of ranks of each, which are neighbours.
+    Returns:
+        As many as fill a node of 8 ranks or a half, a quarter of it; where a replica fills one, the
+        number with the fewest messages.
+    """
+    if replicas <= _MOST_AT_ONCE:
+        return 0
+    fit = [group for group in range(2, replicas) if replicas % group == 0]
+    within = [group for group in fit if _USUAL_NODE % (group * ranks) == 0]
+    if within:
+        return max(within)
+    return min(fit, key=lambda group: (group + replicas // group, -group), default=0)
+
+
+def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2, group: int = 0) -> Job:
+    """The job with groups and shards, where there are several copies.
 
     Args:
         job: schedule of the run, with its replicas.
@@ -17,10 +44,16 @@ def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2) -> 
         reductions: number of times that gradients are added up in a step, from `zero` 2 on; 0: as
             often as a rank leaves a stage for another.
         gathered: number of stages whose weights a rank may have whole at a time, with `zero` 3.
+        group: number of replicas that add up among themselves before groups do across, and that
+            share out among themselves; 0: all.
     Raises:
         ValueError: the schedule has no room for that; the text begins with the argument.
         RuntimeError: the schedule is stuck.
     """
+    if 0 < group < job.replicas:
+        if job.replicas % group:
+            raise ValueError(f"group = {group}; expected a divisor of the {job.replicas} replicas")
+        job = replace(job, group=group * job.placement.pipes)
     if zero == 0 or job.pipes == 1:
         return job
     job = replace(job, shards=True)

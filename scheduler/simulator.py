@@ -79,6 +79,11 @@ class Costs:
             for the loop itself.
         edge: link between any two ranks.
         edges: links that differ from `edge`, by (from, to), with ranks numbered over all replicas.
+        message: duration for which a rank is busy sending any message, besides its tasks; its
+            messages leave one after the other.
+        node: number of consecutive ranks on a node, numbered over all replicas; 0: all.
+        between_nodes: link from each rank to all ranks of other nodes together: its messages to
+            them take turns.
         bucket: size of a bucket's gradient.
         jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
             backwards, whose median is 1; 0 is none.
@@ -104,6 +109,9 @@ class Costs:
     task: float = 0.0
     edge: Edge = _AT_ONCE
     edges: dict[tuple[int, int], Edge] = field(default_factory=dict)
+    message: float = 0.0
+    node: int = 0
+    between_nodes: Edge = _AT_ONCE
     bucket: float = 0.0
     jitter: float = 0.0
     hiccups: tuple[float, float] = (0.0, 1.0)
@@ -145,7 +153,8 @@ class _Durations:
     """Durations of tasks of one of several pipes, with factors drawn once for each stage, kind and
     microbatch."""
 
-    def __init__(self, costs: Costs, placement: Placement, pipe: int, pipes: int) -> None:
+    def __init__(self, costs: Costs, job: Job, pipe: int) -> None:
+        placement = job.placement
         self._costs = costs
         self._pipe = pipe
         replica, of_replica = divmod(pipe, placement.pipes)
@@ -156,7 +165,8 @@ class _Durations:
         self._on_buckets = {
             Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
-            Kind.COLLECT: costs.reduce + _ring(costs, pipes),
+            Kind.ACROSS: costs.reduce / job.pipes_a_group,
+            Kind.COLLECT: costs.reduce + _ring(costs, job.pipes),
             Kind.FETCH: costs.state / costs.copies_in,
             Kind.STORE: costs.state / costs.copies_out,
             **costs.others,
@@ -223,9 +233,7 @@ class _Simulation:
         features: Sequence[Feature] | None,
     ) -> None:
         self._placement, self._costs = job.placement, costs
-        self._durations = [
-            _Durations(costs, job.placement, pipe, job.pipes) for pipe in range(job.pipes)
-        ]
+        self._durations = [_Durations(costs, job, pipe) for pipe in range(job.pipes)]
         self.end = None if job.trains else job.microbatches
         self.states = [
             RankState(job, rank, replica=replica, buckets=buckets, features=features)
@@ -243,6 +251,8 @@ class _Simulation:
             tuple[float, int, int, Message | Task | None]
         ] = []  # when, order, place; what arrives or ends, or just: look
         self._counter = 0
+        self._job = job
+        self._port_free = [0.0] * len(self.states)
         self._edge_free: dict[tuple[int, int], float] = defaultdict(float)
         self._usual = [partial(self._usual_on, state) for state in self.states]
         self._lingers = [Linger(costs.linger) for _ in self.states]
@@ -345,17 +355,27 @@ class _Simulation:
     def _arrival(self, source: int, to: int, message: Message, now: float) -> float:
         if source == to:
             return now
-        latency, bandwidth = self._costs.edges.get((source, to), self._costs.edge)
+        leaves = self._port_free[source] = max(now, self._port_free[source]) + self._costs.message
+        way, (latency, bandwidth) = self._link(source, to)
         if message.meaning.load is Load.WORD or bandwidth == float("inf"):
-            return now + latency
-        free = self._edge_free[source, to] = (
-            max(now, self._edge_free[source, to]) + self._size(message) / bandwidth
+            return leaves + latency
+        free = self._edge_free[way] = (
+            max(leaves, self._edge_free[way]) + self._size(message) / bandwidth
         )
         return free + latency
 
+    def _link(self, source: int, to: int) -> tuple[tuple[int, int], Edge]:
+        """The link that a message takes, and the way that it shares with others."""
+        node = self._costs.node
+        if node and source // node != to // node:
+            return (source, -1), self._costs.between_nodes
+        return (source, to), self._costs.edges.get((source, to), self._costs.edge)
+
     def _size(self, message: Message) -> float:
         if message.meaning.load is Load.SHARD:
-            return self._costs.bucket / len(self._durations)
+            return self._costs.bucket / self._job.pipes_a_group
+        if message.meaning.load is Load.PART_OF_SHARD:
+            return self._costs.bucket / self._job.pipes
         sender = message.stage - (message.meaning is Meaning.ACTIVATION)
         return self._costs.of_stage(self._placement, sender).sent
 

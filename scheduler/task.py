@@ -92,6 +92,9 @@ class Kind(AnyKind):
     INPUT = "I", "input gradient", Counts.MICROBATCHES  # the stage before waits for it
     WEIGHT = "W", "weight gradient", Counts.MICROBATCHES, Part.PIECE  # nobody waits for it
     REDUCE = "reduce", "sum of a shard", Counts.REDUCTIONS, Part.BUCKET  # of all copies
+    # Where copies add up in groups first:
+    ACROSS = "across", "sum of a shard over groups", Counts.STEPS, Part.BUCKET
+    JOIN = "join", "total of a shard put together", Counts.STEPS, Part.BUCKET
     ANNOUNCE = "announce", "turn of a bucket", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to all
     COLLECT = "collect", "sum by the library", Counts.STEPS, Part.BUCKET, Place.BESIDE
     NORM = "norm", "norms of a stage's gradients", Counts.STEPS

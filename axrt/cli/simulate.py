@@ -71,6 +71,9 @@ _COSTS = (
         "--zero",
         "--reductions",
         "--gathered",
+        "--group",
+        "--message-cost",
+        "--node",
         "--reduce-cost",
         "--reduce-transfer",
         "--jitter",
@@ -195,6 +198,25 @@ _COSTS = (
     type=click.IntRange(0),
     help="as memory.gathered: with --zero 3, stages whose weights a rank may have whole at a time; "
     "0 = 2",
+)
+@click.option(
+    "--group",
+    default=0,
+    type=click.IntRange(0),
+    help="replicas that add gradients up among themselves before groups do, as parallel.group, and "
+    "share out among themselves, as memory.shard; 0: all",
+)
+@click.option(
+    "--message-cost",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="for which a rank is busy sending any message, besides its tasks",
+)
+@click.option(
+    "--node",
+    type=_Numbers(2, ":"),
+    help="RANKS:FACTOR: ranks of a node, and how many times as long sizes take between nodes, "
+    "where the messages of a rank take turns",
 )
 @click.option(
     "--reduce-cost",
@@ -427,12 +449,7 @@ def _search(options: dict[str, Any], memory: float, as_json: bool) -> None:
 
 
 def _check(options: dict[str, Any]) -> None:
-    places = options["ranks"] * options["replicas"]
-    for rank, _ in options["straggler"]:
-        if rank >= places or rank != int(rank):
-            _refuse(
-                f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}"
-            )
+    _check_ranks(options)
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
     if any(options["copy_costs"]) and not options["slots"]:
@@ -466,6 +483,20 @@ def _check(options: dict[str, Any]) -> None:
         )
 
 
+def _check_ranks(options: dict[str, Any]) -> None:
+    places = options["ranks"] * options["replicas"]
+    for rank, _ in options["straggler"]:
+        if rank >= places or rank != int(rank):
+            _refuse(
+                f"--straggler {rank:g}: there is no such rank; expected one of 0 to {places - 1}"
+            )
+    if options["node"] and not all(options["node"]):
+        _refuse(
+            f"--node {options['node'][0]:g}:{options['node'][1]:g}; expected at least one rank and "
+            "a factor above 0"
+        )
+
+
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
     """The job of a policy, and its simulated timeline; raises `ValueError` where the options do not
     go together."""
@@ -484,6 +515,7 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 def _costs(job: Job, options: dict[str, Any]) -> Costs:
     forward, back, weight = options["costs"]
     fetch, store = options["copy_costs"]
+    ranks, factor = options["node"] or (0, 1.0)
     return Costs(
         Work(forward, back, weight, sent=options["transfer"]),
         reduce=options["reduce_cost"],
@@ -494,6 +526,9 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         copies_out=1 / store if store else inf,
         task=options["task_cost"],
         edge=Edge(options["latency"], 1.0),  # sizes are given as durations
+        message=options["message_cost"],
+        node=int(ranks),
+        between_nodes=Edge(options["latency"], 1.0 / factor),
         jitter=options["jitter"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
@@ -513,7 +548,8 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
         slots=options["slots"],
     )
     try:
-        job = with_shards(job, options["zero"], options["reductions"], options["gathered"] or 2)
+        gathered, group = options["gathered"] or 2, options["group"]
+        job = with_shards(job, options["zero"], options["reductions"], gathered, group)
     except ValueError as error:
         raise ValueError(f"--{error}") from None
     return simulate(

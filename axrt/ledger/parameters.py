@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from axrt.config import Config
 from axrt.model.precision import Types, types_of, types_on_device
+from axrt.scheduler.bucket import across, of_group
 from axrt.scheduler.job import Job
 from axrt.store.assign import BucketSpec, buckets_of
 from axrt.store.bucket import gradient_of
@@ -41,7 +42,7 @@ class BucketBytes:
         moments: moments of the optimizer, by key and type; None: not known.
         copies: number of places that hold the bucket.
         by_torch: the optimizer is one of torch's own.
-        part: what one other copy sends of its gradient for the shard that this one adds up.
+        arriving: what other copies send of their gradients for the shard that this one adds up.
         kept: weights of the own shard in memory that is neither that of `weights` nor that of
             `masters`; 0 where weights are always whole.
     """
@@ -54,7 +55,7 @@ class BucketBytes:
     moments: tuple[int, ...] | None
     copies: int
     by_torch: bool
-    part: int
+    arriving: int
     kept: int
 
 
@@ -118,6 +119,7 @@ def of_stage(
             probe,
             cut,
             offloads,
+            job.pipes_a_group,
         )
         for spec in specs
     )
@@ -133,6 +135,7 @@ def _of_bucket(
     probe: Probe,
     cut: Cut | None,
     offloads: bool,
+    pipes_a_group: int,
 ) -> BucketBytes:
     parameters = [parameter for _, parameter in spec.named]
     if cut:
@@ -156,7 +159,7 @@ def _of_bucket(
         None if moments is None else tuple(_flat_moments(stepped, moments)),
         len(spec.copies),
         known.is_torchs,
-        _part_bytes(spec, gradient, cut),
+        _arriving_bytes(spec, gradient, cut, pipes_a_group),
         _kept(masters, stepped, offloads),
     )
 
@@ -168,11 +171,19 @@ def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
     return num_bytes([*masters.weights_to_send(), *elsewhere]) - num_bytes(elsewhere)
 
 
-def _part_bytes(spec: BucketSpec, gradient: Gradient, cut: Cut | None) -> int:
-    copies = len(spec.copies)
+def _arriving_bytes(
+    spec: BucketSpec, gradient: Gradient, cut: Cut | None, pipes_a_group: int
+) -> int:
+    """Parts of the group's other copies, and subtotals of other groups."""
+    me = spec.copies[0]
+    near = len(of_group(spec.copies, me, pipes_a_group))
+    groups = len(across(spec.copies, me, pipes_a_group))
     if cut is None:
-        return -(-num_bytes(gradient.sums) // copies) if copies > 1 else 0
-    return sum(part.nbytes for part in gradient.part(cut.mine, copies))
+        part, shard = -(-num_bytes(gradient.sums) // near), num_bytes(gradient.totals) // near
+    else:
+        part = sum(part.nbytes for part in gradient.part(cut.mine, near))
+        shard = sum(total.nbytes for total in gradient.totals)
+    return (near - 1) * part + (groups - 1) * shard // groups
 
 
 def _flat_moments(stepped: Sequence[nn.Parameter], moments: Sequence[Moments]) -> Iterator[int]:

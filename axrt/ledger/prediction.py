@@ -138,6 +138,7 @@ class Predictor:
             of.zero,
             of.reductions,
             of.gathered,
+            of.shard,
         )
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
@@ -193,7 +194,7 @@ def _entries(
         (Purpose.GRADIENTS, Tier.DEVICE, [gradients]),
         (Purpose.MESSAGES, Tier.DEVICE, [_parts(bucket, job) for bucket in buckets]),
         # Of a replica that is ahead shards may come before there is room for them.
-        (Purpose.MESSAGES, Tier.DEVICE, [w * (job.pipes - 1) // job.pipes for w in gathered]),
+        (Purpose.MESSAGES, Tier.DEVICE, [w - w // job.pipes_a_group for w in gathered]),
     ):
         yield Entry(purpose, tier, sum(sizes))
     yield from state_entries(config, buckets, job.votes)
@@ -209,4 +210,4 @@ def _gathered(stages: Sequence[StageBytes], job: Job) -> list[int]:
 
 def _parts(bucket: BucketBytes, job: Job) -> int:
     """What other copies send for the shard that a copy owns."""
-    return 0 if job.by_library else (bucket.copies - 1) * bucket.part
+    return 0 if job.by_library else bucket.arriving

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from axrt.errors import AxrtError, ModelError
 from axrt.model.accumulator import Accumulator
 from axrt.queues import moment_of, wait_for
-from axrt.scheduler.bucket import BucketCopy
+from axrt.scheduler.bucket import BucketCopy, across, alike, of_group
 
 from .assign import BucketSpec
 from .bucket_shard import BucketShard, Part
@@ -44,6 +44,7 @@ from .sharded_optimizer import give_pieces
 from .shards import Cut
 from .slots import Slots
 from .state import ParameterState, restore_state, saved_state
+from .sum_across import SumAcross, put_in_place
 from .tried_step import TriedStep
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -78,7 +79,12 @@ class Bucket:
         speculate: "never" if steps of offloaded state are never tried before their vote; "auto" if
             they are with optimizers of torch, "always" if they are with any.
         cut: shards of the bucket, of which this rank steps one (ZeRO); None: it steps all of it.
+        pipes_a_group: number of pipes whose copies add up among themselves before groups do; 0:
+            all.
     Attributes:
+        copies: all copies.
+        near: copies of the same group, which add up with this one and share out with it.
+        across: second level of the sum, over groups; None where there is one group.
         trained: parameters that the optimizer steps, by the names of the module's: masters where
             there are any; the module's own where this rank steps a shard alone.
         shard: the shard that this rank steps; None: it steps all.
@@ -98,9 +104,11 @@ class Bucket:
         slots: Slots | None = None,
         speculate: str = "never",
         cut: Cut | None = None,
+        pipes_a_group: int = 0,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
+        self.near = of_group(spec.copies, me, pipes_a_group) if pipes_a_group else spec.copies
         self._counts = spec.counts
         if cut and not cut.whole:
             cut = cut._replace(whole=not probed(factory, _called(spec)).elementwise)
@@ -116,10 +124,15 @@ class Bucket:
         self._handles = _accumulating(parameters, masters.whole) if in_float32 else []
         self._gradient = gradient_of(spec, masters, in_float32, device, narrowest, cut)
         self.shard = (
-            BucketShard(spec.copies, me, masters, self._gradient)
-            if isinstance(self._gradient, GradientShard)
+            BucketShard(self.near, me, masters, self._gradient, cut.shards)
+            if cut and isinstance(self._gradient, GradientShard)
             else None
         )
+        self.across: SumAcross | None = None
+        if len(self.near) < len(self.copies):
+            owners = across(self.copies, me, pipes_a_group)
+            mine = () if cut else ((self.near.index(me), len(self.near)),)
+            self.across = SumAcross(owners, me, self._gradient, *mine)
         self.optimizer = made_by(factory, list(zip(spec.called, masters.shown, strict=True)))
         if cut and self.optimizer:
             give_pieces(self.optimizer, masters)
@@ -240,18 +253,18 @@ class Bucket:
         """
         if self.shard:
             return self.shard.part_for(to)
-        return self._gradient.part(self.copies.index(to), len(self.copies)), self.used
+        return self._gradient.part(self.near.index(to), len(self.near)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
 
         Args:
-            parts: part of each copy, in the order of copies.
+            parts: part of each copy of the group, in the order of copies.
         Returns:
             The sums, in the types that are stepped: views of the gradient, lent to the other
             copies.
         """
-        own = self._gradient.add_up([part for part, _ in parts], self.copies.index(self.me))
+        own = self._gradient.add_up([part for part, _ in parts], self.near.index(self.me))
         self.set_used(used_by_any([used for _, used in parts]))
         return own
 
@@ -265,25 +278,22 @@ class Bucket:
         self._gradient.set_used(used)
 
     def rooms_for_sums(self) -> Iterator[tuple[int, Shards]]:
-        """For every other copy its index, and the memory of the gradient that its sums belong
-        in."""
-        mine = self.copies.index(self.me)
-        for copy in range(len(self.copies)):
+        """For every other copy of the group its index, and the memory of the gradient that its sums
+        belong in."""
+        mine = self.near.index(self.me)
+        for copy in range(len(self.near)):
             if copy != mine:
-                yield copy, self._gradient.shards(copy, len(self.copies))
+                yield copy, self._gradient.shards(copy, len(self.near))
 
     def take_sums(self, sums: Sequence[Shards]) -> None:
         """Make the sums of all copies the gradient; a parameter that no copy has used keeps none.
 
         Args:
-            sums: sums of each copy, in the order of copies; those that are in the gradient's memory
-                already are not copied.
+            sums: sums of each copy of the group, in the order of copies; those that are in the
+                gradient's memory already are not copied.
         """
         for copy, of_copy in enumerate(sums):
-            mine = self._gradient.shards(copy, len(self.copies))
-            for shard, total in zip(mine, of_copy, strict=True):
-                if shard.data_ptr() != total.data_ptr():  # else it has arrived where it belongs
-                    shard.copy_(total)
+            put_in_place(self._gradient.shards(copy, len(self.near)), of_copy)
         self.show_total()
 
     def take_own(self) -> None:
@@ -712,9 +722,9 @@ def gradient_of(
     if cut is None:
         to = masters.parameters if in_float32 else parameters
         return Gradient(to, masters.parameters, device, narrowest)
-    alone = len(spec.copies) == cut.shards
     of = GradientOfRuns if cut.lets_go else GradientShard
-    return of(parameters, in_float32, masters, device, narrowest, cut, alone)
+    is_tied = len(alike(spec.copies, spec.copies[0])) < len(spec.copies)
+    return of(parameters, in_float32, masters, device, narrowest, cut, not is_tied)
 
 
 def _called(spec: BucketSpec) -> list[tuple[str, nn.Parameter]]:

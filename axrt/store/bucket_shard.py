@@ -12,31 +12,33 @@ from .gradient import Shards, Used, used_by_any
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .masters import Masters
+from .sum_across import put_in_place
 
 Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
 Weights = tuple[Tensor, ...]  # of a shard, one stretch for each type of parameters
-
-
-def shard_of_copy(copy: BucketCopy) -> int:
-    """The index of the shard that a copy steps; several layers of a pipe, which have tied weights,
-    step the same one."""
-    return copy.pipe
 
 
 class BucketShard:
     """One shard of a bucket.
 
     Args:
-        copies: copies of the bucket.
+        copies: copies of the bucket that share it out.
         me: the copy that this rank holds.
         masters: weights of the bucket.
         gradient: gradient of the bucket.
+        shards: number of shards: that of the pipes of these copies.
     """
 
     def __init__(
-        self, copies: Copies, me: BucketCopy, masters: Masters, gradient: GradientShard
+        self,
+        copies: Copies,
+        me: BucketCopy,
+        masters: Masters,
+        gradient: GradientShard,
+        shards: int,
     ) -> None:
         self._copies, self._me, self._masters, self._gradient = copies, me, masters, gradient
+        self._shards = shards
         self._leaving: dict[BucketCopy, deque[Part]] = {to: deque() for to in copies}
         self._used: list[Used] = []  # of each part that was added up in this step
 
@@ -74,7 +76,12 @@ class BucketShard:
             self._used = []
 
     def _part(self, to: BucketCopy) -> Part:
-        return self._gradient.part(shard_of_copy(to), len(self._copies)), self._gradient.used
+        return self._gradient.part(self._shard_of(to), len(self._copies)), self._gradient.used
+
+    def _shard_of(self, copy: BucketCopy) -> int:
+        """The index of the shard that a copy steps; several layers of a pipe, which have tied
+        weights, step the same one."""
+        return copy.pipe % self._shards
 
     @property
     def has_stays(self) -> bool:
@@ -103,7 +110,7 @@ class BucketShard:
         """For each other copy of this layer the memory that its weights belong in."""
         for copy in alike(self._copies, self._me):
             if copy != self._me:
-                yield copy, self._masters.weights(shard_of_copy(copy))
+                yield copy, self._masters.weights(self._shard_of(copy))
 
     def take_weights(self, weights: Sequence[Weights]) -> None:
         """Put the weights of all shards in place.
@@ -114,9 +121,7 @@ class BucketShard:
         """
         found_of = dict(zip(alike(self._copies, self._me), weights, strict=True))
         for copy, rooms in self.rooms_for_weights():
-            for room, found in zip(rooms, found_of[copy], strict=True):
-                if room.data_ptr() != found.data_ptr():  # else it has arrived where it belongs
-                    room.copy_(found)
+            put_in_place(rooms, found_of[copy])
 
     def place_of(self, whole: Tensor) -> int | None:
         """The index in the bucket of one of `Masters.whole`; None for any other tensor, such as a

@@ -113,12 +113,19 @@ class FlatBuffer:
         """Size of the whole stretch, in bytes."""
         return self.flat.nbytes
 
-    def shard(self, index: int, count: int) -> Tensor:
-        """View `index` of the stretch cut into `count` consecutive ones, as equal as alignment lets
-        them be."""
-        units = self.flat.numel() // self.layout.unit
-        begin, end = (units * one // count * self.layout.unit for one in (index, index + 1))
-        return self.flat[begin:end]
+    def shard(self, *cuts: tuple[int, int]) -> Tensor:
+        """A part of the stretch.
+
+        Args:
+            cuts: (index, count) for each cut: part `index` of `count` consecutive ones, as equal as
+                alignment lets them be; the next cut is of that part.
+        """
+        unit = self.layout.unit
+        begin, end = 0, self.flat.numel() // unit
+        for index, count in cuts:
+            size = end - begin
+            begin, end = (begin + size * one // count for one in (index, index + 1))
+        return self.flat[begin * unit : end * unit]
 
     def let_go(self) -> None:
         """Let go of the memory. Views stay, also those that a graph has kept, and have no values

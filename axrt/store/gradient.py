@@ -151,11 +151,15 @@ class Gradient:
 
     def part(self, copy: int, copies: int) -> Shards:
         """The shards that one of the copies owns, of the sums over microbatches."""
-        return _shards(self._sums, copy, copies)
+        return tuple([sums.shard((copy, copies)) for sums in self._sums])
 
     def shards(self, copy: int, copies: int) -> Shards:
         """The shards that one of the copies owns, of the total."""
-        return _shards(self._total_memory(), copy, copies)
+        return self.cut((copy, copies))
+
+    def cut(self, *cuts: tuple[int, int]) -> Shards:
+        """A part of the total, see `FlatBuffer.shard`."""
+        return tuple([total.shard(*cuts) for total in self._total_memory()])
 
     @property
     def totals(self) -> list[Tensor]:
@@ -238,9 +242,13 @@ class Gradient:
             The sums, which are views of the total.
         """
         own = self.shards(me, len(parts))
-        for total, *of_copies in zip(own, *parts, strict=True):
-            _add_up([total, *of_copies] if further else of_copies, total)
+        self.sum_into(own, [own, *parts] if further else parts)
         return own
+
+    def sum_into(self, own: Shards, parts: Sequence[Shards]) -> None:
+        """Sum parts of the total in their order, and put that into one of them."""
+        for total, *of_copies in zip(own, *parts, strict=True):
+            _add_up(of_copies, total)
 
     def show_total(self) -> None:
         """Make the total the gradient that the optimizer reads; a parameter that no copy has used
@@ -301,10 +309,6 @@ def used_by_any(masks: Sequence[Used]) -> Used:
     """The parameters that have a gradient on some copy."""
     found = [mask for mask in masks if mask is not None]
     return [any(used) for used in zip(*found, strict=True)] if len(found) == len(masks) else None
-
-
-def _shards(buffers: Sequence[FlatBuffer], copy: int, copies: int) -> Shards:
-    return tuple([buffer.shard(copy, copies) for buffer in buffers])
 
 
 def _nothing_of(dtype: torch.dtype) -> float | complex:

@@ -83,11 +83,19 @@ class GradientShard(Gradient):
 
     @property
     def own_totals(self) -> list[Tensor]:
+        whole = {sums.flat.untyped_storage()._cdata for sums in self._sums}
         return [
-            total.flat
-            for total, sums in zip(self._totals, self._sums, strict=bool(self._totals))
-            if total.flat.untyped_storage()._cdata != sums.flat.untyped_storage()._cdata
+            total.flat for total in self._totals if total.flat.untyped_storage()._cdata not in whole
         ]
+
+    def move_total(self) -> None:
+        before = self._total_memory()
+        self._totals = list(map(self._own_memory, self._shard_layouts))
+        for total, of_before in zip(self._totals, before, strict=True):
+            total.flat.copy_(of_before.flat)
+        # Not even the next step writes there: a group may be a step behind.
+        self._sums, self._views = [], []
+        self.show_total()
 
     def show_total(self) -> None:
         for parameter in (*self._parameters, *self._stepped):

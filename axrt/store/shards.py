@@ -87,4 +87,5 @@ def cut_of(config: Config, job: Job, pipe: int) -> Cut | None:
     if not job.shards:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero
-    return Cut(job.pipes, pipe, clips, zero > 1, zero > 2)
+    shards = job.pipes_a_group
+    return Cut(shards, pipe % shards, clips, zero > 1, zero > 2)

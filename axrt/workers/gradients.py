@@ -3,7 +3,8 @@ messages.
 
 Parts are the reduce-scatter: each copy sends every other copy the shard that it owns. Sums are the
 all-gather: the owner of a shard sends its sum back. A bucket's parts leave when its own gradient is
-complete, which may be before its stage's is.
+complete, which may be before its stage's is. Where there are groups of copies, subtotals and totals
+do the same with a shard, between the parts and the sums.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,10 +13,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from axrt.device import is_on_host
-from axrt.scheduler.bucket import BucketCopy
+from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.message import Meaning, Message, numbers_of, sender_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
+from axrt.store.gradient import Shards
+from axrt.store.sum_across import SumAcross
 
 from .worker import Land, Made, Mail, Worker, nothing
 
@@ -37,12 +40,13 @@ class GradientWorker(Worker):
         expect_weights: function that is called with a bucket whose shards are to be stepped, and
             the step, when its own gradient is complete.
         by_library: stage and index of each bucket that a library adds up.
-        completes_step: function that says whether a reduction completes the gradient of a step.
+        step_completed_by: function that gives the step whose gradient a reduction completes; None
+            where others follow in its step.
     Attributes:
         leaving_in_parts: stages with a bucket that may leave before others are complete.
     """
 
-    kinds = (Kind.REDUCE,)
+    kinds = (Kind.REDUCE, Kind.ACROSS, Kind.JOIN)
 
     def __init__(
         self,
@@ -52,7 +56,7 @@ class GradientWorker(Worker):
         still_reads: StillReads,
         expect_weights: Callable[[Bucket, int], None],
         by_library: Collection[tuple[int, int]] = (),
-        completes_step: Callable[[int], bool] = lambda reduction: True,
+        step_completed_by: Callable[[int], int | None] = lambda reduction: reduction,
     ) -> None:
         self.leaving_in_parts = {
             stage
@@ -62,22 +66,27 @@ class GradientWorker(Worker):
         self._buckets, self._mail, self._land = buckets, mail, land
         self._still_reads, self._by_library = still_reads, by_library
         self._expect_weights = expect_weights
-        self._completes_step = completes_step
+        self._step_completed_by = step_completed_by
         # By the copy that a part is for, and the number of the copy that sends it: tied weights
         # may be held twice here.
         self._senders: dict[tuple[BucketCopy, int], Bucket] = {
-            (to, bucket.copies.index(bucket.me)): bucket
+            (to, bucket.near.index(bucket.me)): bucket
             for of in buckets.values()
             for bucket in of
-            for to in bucket.copies
+            for to in bucket.near
         }
         self._copies: dict[BucketCopy, int] = {
-            to: len(bucket.copies) for (to, _), bucket in self._senders.items()
+            to: len(bucket.near) for (to, _), bucket in self._senders.items()
         }
         self._here = {bucket.me for of in buckets.values() for bucket in of}
         self._closed: dict[int, set[int]] = {stage: set() for stage in buckets}
-        # The reduces that have started and whose sums have not left, by stage and bucket.
-        self._reducing: set[tuple[int, int]] = set()
+        # The tasks that have started and whose sums have not left.
+        self._reducing: set[Task] = set()
+        self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.REDUCE: self._reduce,
+            Kind.ACROSS: self._sum_across,
+            Kind.JOIN: self._join,
+        }
 
     def complete_without(self, stage: int, waiting: Collection[nn.Parameter]) -> tuple[int, ...]:
         """The buckets of a stage, by index, that have none of these parameters and were not
@@ -147,7 +156,7 @@ class GradientWorker(Worker):
     def part(self, message: Message) -> Any:
         """The payload of a message that brings a copy its part: its shards of this rank's gradient
         of the bucket. Where the library adds up, which parameters have a gradient here."""
-        to = BucketCopy(message.pipe, message.stage, message.bucket)
+        to = _copy_of(message)
         _, copy = sender_of(message.number, self._copies[to])
         bucket = self._senders[to, copy]
         return bucket.part_for(to) if message.meaning is Meaning.PART else bucket.used
@@ -159,22 +168,55 @@ class GradientWorker(Worker):
             self._expect_weights(bucket, step)
             return
         pipe, stage, number = bucket.me
-        numbers = numbers_of(step, len(bucket.copies))
+        numbers = numbers_of(step, len(bucket.near))
         for copy, rooms in bucket.rooms_for_sums():
-            if bucket.copies[copy] not in self._here:  # what stays here never passes the transport
+            if bucket.near[copy] not in self._here:  # what stays here never passes the transport
                 self._land(Message(Meaning.SUM, stage, numbers[copy], pipe, number), rooms)
 
     def run(self, task: Task) -> Made:
-        bucket = self._buckets[task.stage][task.part]
+        return self._run[task.kind](task)
+
+    def _reduce(self, task: Task) -> Made:
+        bucket = self._bucket_of(task)
+        parts = self._from_copies(Meaning.PART, bucket.near, task)
         if bucket.shard:
-            last = self._completes_step(task.microbatch)
-            bucket.shard.add_up(self._from_copies(Meaning.PART, task), last)
+            bucket.shard.add_up(parts, self._step_completed_by(task.microbatch) is not None)
+            return self._subtotals(bucket, task) if bucket.across else nothing
+        total = bucket.add_up(parts)
+        if bucket.across:
+            return self._subtotals(bucket, task)
+        self._reducing.add(task)
+        return self._to_near(bucket, total)
+
+    def _subtotals(self, bucket: Bucket, task: Task) -> Made:
+        """What each group gets of a shard that this one has added up, with the last reduce of a
+        step."""
+        across, step = self._across_of(task), self._step_completed_by(task.microbatch)
+        if step is None:
             return nothing
-        total = bucket.add_up(self._from_copies(Meaning.PART, task))
-        self._reducing.add((task.stage, task.part))
+        self._await_totals(across, bucket.me, step)
+        self._reducing.add(task)
+        return lambda message: across.subtotal_for(_copy_of(message))
+
+    def _sum_across(self, task: Task) -> Made:
+        across = self._across_of(task)
+        total = across.add_up(self._from_copies(Meaning.SUBTOTAL, across.copies, task))
+        self._reducing.add(task)
+        return lambda message: total
+
+    def _join(self, task: Task) -> Made:
+        self._reducing.add(task)
+        return self._to_near(self._bucket_of(task), self._take_totals(task))
+
+    def _take_totals(self, task: Task) -> Shards:
+        across = self._across_of(task)
+        return across.take_totals(self._from_copies(Meaning.TOTAL, across.copies, task))
+
+    def _to_near(self, bucket: Bucket, total: Shards) -> Made:
+        """What each copy of the group gets of a shard that is added up."""
 
         def made(message: Message) -> Any:
-            to = BucketCopy(message.pipe, message.stage, message.bucket)
+            to = _copy_of(message)
             if to == bucket.me or to not in self._here:
                 return total
             # Another copy on this rank reads it later, when this one may have stepped.
@@ -182,35 +224,60 @@ class GradientWorker(Worker):
 
         return made
 
+    def _await_totals(self, across: SumAcross, me: BucketCopy, step: int) -> None:
+        """Let totals from other groups arrive in the memory of the gradient."""
+        pipe, stage, number = me
+        numbers = numbers_of(step, len(across.copies))
+        for place, rooms in across.rooms_for_totals():
+            self._land(Message(Meaning.TOTAL, stage, numbers[place], pipe, number), rooms)
+
     def posted(self, task: Task) -> None:
-        self._reducing.discard((task.stage, task.part))
+        self._reducing.discard(task)
 
     def take_sums(self, task: Task) -> None:
         """Put the sums of all copies into the bucket of a task, which may write to them then."""
-        bucket = self._buckets[task.stage][task.part]
-        if bucket.shard:
-            return  # nobody else has the shard that was added up
+        bucket = self._bucket_of(task)
         if (task.stage, task.part) in self._by_library:
             bucket.show_total()
+        elif bucket.shard and bucket.across:
+            self._take_totals(task)
+            bucket.show_total()
+            self._leave_if_read(bucket)
+        elif bucket.shard:
+            return  # nobody else has the shard that was added up
         elif bucket.shared:
-            bucket.take_sums(self._from_copies(Meaning.SUM, task))
-            # The task may start behind a reduce that has not ended.
-            if (task.stage, task.part) in self._reducing or self._is_still_read(bucket):
-                bucket.move_gradient()
+            bucket.take_sums(self._from_copies(Meaning.SUM, bucket.near, task))
+            self._leave_if_read(bucket)
         else:
             bucket.take_own()
 
-    def _is_still_read(self, bucket: Bucket) -> bool:
-        return any(self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradients)
+    def _leave_if_read(self, bucket: Bucket) -> None:
+        """Let the gradient go on in other memory if sums may still be sent from this one: a task
+        that makes them may not have ended."""
+        _, stage, number = bucket.me
+        runs = any((one.stage, one.part) == (stage, number) for one in self._reducing)
+        if runs or any(self._still_reads(memory, _wait_s(memory)) for memory in bucket.gradients):
+            bucket.move_gradient()
 
-    def _from_copies(self, meaning: Meaning, task: Task) -> list[Any]:
-        """The payloads that the copies of the task's bucket have sent for it, in the order of
-        copies."""
-        copies = len(self._buckets[task.stage][task.part].copies)
+    def _bucket_of(self, task: Task) -> Bucket:
+        return self._buckets[task.stage][task.part]
+
+    def _across_of(self, task: Task) -> SumAcross:
+        across = self._bucket_of(task).across
+        assert across is not None
+        return across
+
+    def _from_copies(self, meaning: Meaning, copies: Copies, task: Task) -> list[Any]:
+        """The payloads that some copies of the task's bucket have sent for it, in their order."""
         return [
             self._mail.take(meaning, task.stage, number, task.part)
-            for number in numbers_of(task.microbatch, copies)
+            for number in numbers_of(task.microbatch, len(copies))
         ]
+
+
+def _copy_of(message: Message) -> BucketCopy:
+    """The copy that a message is for."""
+    return BucketCopy(message.pipe, message.stage, message.bucket)
 
 
 def _wait_s(memory: Tensor) -> float:

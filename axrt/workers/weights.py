@@ -62,7 +62,7 @@ class WeightsWorker(Worker):
         bucket = self._buckets[stage][part]
         if self._has_stays:
             self._expect(bucket, number, {})  # what came too early for its memory has other memory
-        numbers = numbers_of(number, len(alike(bucket.copies, bucket.me)))
+        numbers = numbers_of(number, len(alike(bucket.near, bucket.me)))
         shard_of(bucket).take_weights(
             [self._mail.take(Meaning.WEIGHTS, stage, one, part) for one in numbers]
         )
@@ -85,7 +85,7 @@ class WeightsWorker(Worker):
         """Let the weights of a step or stay land in some memory, by the copy that sends them; ()
         where there is none, or none any more."""
         pipe, stage, part = bucket.me
-        copies = alike(bucket.copies, bucket.me)
+        copies = alike(bucket.near, bucket.me)
         for copy, one in zip(copies, numbers_of(number, len(copies)), strict=True):
             if copy != bucket.me:  # what stays here never passes the transport
                 message = Message(Meaning.WEIGHTS, stage, one, pipe, part)

@@ -7,6 +7,7 @@ from ..job import Job
 from .clipping import clipping
 from .collectives import collectives
 from .evaluation import evaluation
+from .groups import groups
 from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
@@ -26,7 +27,9 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     if not job.trains:
         return (evaluation,)
     by_library = (collectives,) if job.by_library else ()
+    grouped = (groups,) if job.is_grouped else ()
     offloaded = (offload,) if job.slots else ()
     tried = (speculation,) if job.speculates else ()
     sharded = ((stays if job.stays else sharding),) if job.shards else ()
-    return (pipeline, recomputation, replicas, *by_library, clipping, *offloaded, *tried, *sharded)
+    sums = (*grouped, *by_library, clipping)
+    return (pipeline, recomputation, replicas, *sums, *offloaded, *tried, *sharded)

@@ -3,12 +3,14 @@
     head      needs                                              then
     --------  -------------------------------------------------  ------------------------------
     norm s.t  every bucket of s is whole; the losses of all      a norm to stage 0 of pipe 0
-              pipes; in pipe 0 only, but where there are shards
+              pipes; in pipe 0 only; where there are shards, in
+              the first group
     vote 0.t  a norm from each such stage                        a vote to every stage of every
                                                                  pipe
 
 Pipes have the same gradient when it is whole. So one of them votes for all, and no rank can come to
-another result than the others. Where there are shards each pipe has the norms of its own ones.
+another result than the others. Where there are shards each pipe has the norms of its own ones,
+and groups have the same ones.
 """
 
 from collections.abc import Iterator
@@ -42,4 +44,5 @@ def clipping(here: StageHere) -> Iterator[Row]:
 
 def voters_of(job: Job) -> tuple[Seat, ...]:
     """The stages whose norms make that of all gradients, in the order of their messages."""
-    return tuple(seat for seat in job.seats() if job.shards or seat.pipe == 0)
+    pipes = job.pipes_a_group if job.shards else 1
+    return tuple(seat for seat in job.seats() if seat.pipe < pipes)

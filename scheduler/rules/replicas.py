@@ -3,8 +3,8 @@
     head          needs                                   then
     ------------  --------------------------------------  -------------------------------------
     reduce s.t/b  a part from each copy; only of          a sum to each copy; see `sharding.py`
-                  buckets that are shared, and not        for shards
-                  added up by a library
+                  buckets that are shared, and not        for shards, and `groups.py` for sums
+                  added up by a library                   in two levels
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
                   pipes; the vote where there is one;     buckets of the stage have stepped; see
                   its state where that is offloaded;      `sharding.py` and `stays.py` for shards
@@ -21,7 +21,7 @@ waits in a circle: of all runs that wait, take one of the least number.
 
 from collections.abc import Callable, Iterator
 
-from ..bucket import BucketCopy, Copies, alike
+from ..bucket import BucketCopy, Copies, across, alike, of_group
 from ..job import Seat
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
@@ -34,8 +34,9 @@ def replicas(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage."""
     for bucket, copies in enumerate(here.buckets):
         if len(copies) > 1 and not by_library(here.job, copies):
-            parts_of_all = Need(Meaning.PART, seats_of(copies), bucket)
+            parts_of_all = Need(Meaning.PART, seats_of(near(here, bucket)), bucket)
             then = nothing if here.job.shards else sums(here)
+            then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if here.job.reductions > 1 else ()
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
         # Buckets may leave and step before their stage's backward is done; the next step may not
@@ -94,6 +95,17 @@ def new_weights(here: StageHere, tried: bool = False) -> Callable[[Task], list[M
     return lambda task: weights(here, task.part, task.microbatch)
 
 
+def near(here: StageHere, bucket: int) -> Copies:
+    """The copies of a bucket that add up with this one: those of its group."""
+    me = BucketCopy(*here.seat, bucket)
+    return of_group(here.buckets[bucket], me, here.job.pipes_a_group)
+
+
+def column(here: StageHere, bucket: int) -> Copies:
+    """The copies of a bucket, one of each group, that own the same shard as this one."""
+    return across(here.buckets[bucket], BucketCopy(*here.seat, bucket), here.job.pipes_a_group)
+
+
 def seats_of(copies: Copies) -> tuple[Seat, ...]:
     """The pipe and stage of each copy, in the order of the copies."""
     return tuple(Seat(copy.pipe, copy.stage) for copy in copies)
@@ -108,8 +120,10 @@ def whole(here: StageHere, bucket: int) -> Need:
     if by_library(here.job, copies):
         return Need(Meaning.SUM, (here.seat,), bucket)
     if here.job.shards:
+        if here.job.is_grouped:
+            return Need(Meaning.TOTAL, seats_of(column(here, bucket)), bucket)
         return Need(Kind.REDUCE, bucket=bucket)
-    return Need(Meaning.SUM, seats_of(copies), bucket)
+    return Need(Meaning.SUM, seats_of(near(here, bucket)), bucket)
 
 
 def losses_of_all(here: StageHere) -> Need:
@@ -142,16 +156,34 @@ def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:
     if by_library(here.job, here.buckets[bucket]):
         step, _ = here.job.step_of(task.microbatch)
         return ready(here, bucket, step)
-    return to_copies(Meaning.PART, here, bucket, here.job.run_of(task.microbatch))
+    return to_copies(
+        Meaning.PART, near(here, bucket), here, bucket, here.job.run_of(task.microbatch)
+    )
 
 
 def sums(here: StageHere) -> Callable[[Task], list[Message]]:
-    """After a reduce, a message to each copy of the bucket: a shard has been added up."""
-    return lambda task: to_copies(Meaning.SUM, here, task.part, task.microbatch)
+    """A message to each copy of the group: a shard has been added up."""
+    return lambda task: to_copies(
+        Meaning.SUM, near(here, task.part), here, task.part, task.microbatch
+    )
+
+
+def subtotals(here: StageHere) -> Callable[[Task], list[Message]]:
+    """After the last reduce of a step, a message to the copy in each group that owns the same
+    shard: its part of the shard has been added up over this group."""
+
+    def follow(task: Task) -> list[Message]:
+        step = here.job.step_completed_by(task.microbatch)
+        if step is None:
+            return []
+        return to_copies(Meaning.SUBTOTAL, column(here, task.part), here, task.part, step)
+
+    return follow
 
 
 def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
-    """A message to each copy of a bucket of this layer: the weights of this copy's shard are there.
+    """A message to each copy of a bucket of this layer, in the group: the weights of this copy's
+    shard are there.
 
     Args:
         here: the stage.
@@ -159,27 +191,28 @@ def weights(here: StageHere, bucket: int, number: int) -> list[Message]:
         number: number of the stay, or of the step where weights are always whole.
     """
     me = BucketCopy(*here.seat, bucket)
-    of_layer = alike(here.buckets[bucket], me)
+    of_layer = alike(near(here, bucket), me)
     numbered_by_me = numbered(number, of_layer, me)
     return [Message(Meaning.WEIGHTS, to.stage, numbered_by_me, to.pipe, bucket) for to in of_layer]
 
 
 def weights_of_all(here: StageHere, bucket: int) -> Need:
     """The weights of all shards of a bucket are here."""
-    of_layer = alike(here.buckets[bucket], BucketCopy(*here.seat, bucket))
+    of_layer = alike(near(here, bucket), BucketCopy(*here.seat, bucket))
     return Need(Meaning.WEIGHTS, seats_of(of_layer), bucket)
 
 
-def to_copies(meaning: Meaning, here: StageHere, bucket: int, step: int) -> list[Message]:
-    """One message for each copy of a bucket, this one included; each copy owns a shard of its
-    own.
+def to_copies(
+    meaning: Meaning, copies: Copies, here: StageHere, bucket: int, step: int
+) -> list[Message]:
+    """One message for each of some copies of a bucket, this one included.
 
     Args:
         meaning: what became true.
+        copies: copies that hear it, of which each has such messages of all.
         here: the stage.
         bucket: index of the bucket.
         step: number of the step, or of the reduction, as `meaning` counts.
     """
-    copies = here.buckets[bucket]
     number = numbered(step, copies, BucketCopy(*here.seat, bucket))
     return [Message(meaning, to.stage, number, to.pipe, to.bucket) for to in copies]

@@ -7,6 +7,8 @@
              a step of two replicas of pipelines of sleeping layers, in many buckets a stage and in
              one; and of the same pipelines alone. Each has processes of its own, since the engines
              would share a heap.
+    levels   a step of many replicas whose gradients are tiny, so that messages are all they cost:
+             added up at once, and in groups
     scaling  tokens a second of the quickstart model on one rank, and on two as a pipeline and as
              replicas
 
@@ -36,6 +38,7 @@ from torch import Tensor, nn
 import axrt
 from axrt.allocator import keep_freed_memory
 from axrt.queues import wait_for
+from axrt.scheduler.shards import usual_group
 from axrt.transport.collectives import LibraryCollectives
 from axrt.transport.local import LocalWorld
 
@@ -89,11 +92,12 @@ def engine(
     alone: bool = False,
     bucket_mb: float = 1000,
     collectives: str = "parts",
+    group: int = 0,
 ) -> axrt.Engine:
     """SGD without momentum: the step itself costs little."""
     config = {
         "schedule": {"microbatches": microbatches},
-        "parallel": {"data": data, "collectives": collectives},
+        "parallel": {"data": data, "collectives": collectives, "group": group},
         "run": {"device": "cpu"},
         "memory": {"bucket_mb": bucket_mb},
     }
@@ -207,7 +211,28 @@ def pipeline_of(comm: Any, layers: list[Any]) -> axrt.Engine:
     )
 
 
+def levels() -> dict[str, Any]:
+    """The median step of one stage in ms, on the slowest rank, by the replicas of a group; and the
+    messages that a rank sends in it."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    groups = [1, usual_group(comm.size, 1)]
+    layers = [axrt.LayerSpec(Weighs, 4 / 1024)]
+    batches = items(comm.rank)
+    with engine(layers, comm.size, 1, group=1) as flat, engine(layers, comm.size, 1) as grouped:
+        times: list[list[float]] = [[], []]
+        for _ in range(4 * STEPS):
+            for of, found in zip((flat, grouped), times, strict=True):
+                found.append(timed(lambda: of.train_batch(batches), comm))  # noqa: B023
+    ms = [comm.allreduce(statistics.median(of[WARM:]) * 1e3, MPI.MAX) for of in times]
+    of_group = groups[1]
+    messages = [2 * (comm.size - 1), 2 * (of_group - 1 + comm.size // of_group - 1)]
+    return {"groups": groups, "ms": ms, "messages": messages}
+
+
 PARTS: dict[str, Callable[[], Any]] = {
+    "levels": levels,
     "cost": cost,
     "many": lambda: step_of(2, STAGE_MIB / LAYERS),
     "one": lambda: step_of(2, 1000),
@@ -292,6 +317,8 @@ def report(rounds: int, mpirun: str) -> None:
         ):
             shares = [of[mib][raw] / of[mib][of_ours] for of in costs]
             print(f"        share of the rate of {name}: {spread(shares, '', 2)}")
+    for ranks in (12, 16):
+        report_levels(rounds, by(mpirun), ranks)
     for ranks in (2, 4, 8):
         report_hidden(rounds, by(mpirun), ranks)
     rates_of: dict[str, list[float]] = {name: [] for name in LAYOUTS}
@@ -300,6 +327,18 @@ def report(rounds: int, mpirun: str) -> None:
             rates_of[name].append(tokens_per_s(ranks, overrides, mpirun))
     for name, values in rates_of.items():
         print(f"quickstart, {name}: {spread(values, 'tokens/s', 0)}")
+
+
+def report_levels(rounds: int, launch: Launch, ranks: int) -> None:
+    """Print what a step of replicas with tiny gradients takes, at once and in groups."""
+    found = [measure("levels", ranks, launch) for _ in range(rounds)]
+    for level in range(2):
+        group, messages = found[0]["groups"][level], found[0]["messages"][level]
+        ms = spread([of["ms"][level] for of in found], "ms", 2)
+        how = f"in groups of {group}" if group > 1 else "at once"
+        print(f"{ranks} replicas with tiny gradients, {how}, {messages} messages a rank: {ms}")
+    shares = [of["ms"][1] / of["ms"][0] for of in found]
+    print(f"    groups take {spread(shares, 'of it', 2)}")
 
 
 def report_hidden(rounds: int, launch: Launch, ranks: int) -> None:
@@ -366,6 +405,7 @@ def over_tcp(mpirun: str, rate: str) -> Iterator[Launch]:
     type=click.Choice(list(PARTS)),
     help="run one part here and write its figures to --out",
 )
+@click.option("--levels", "only_levels", is_flag=True, help="only what groups of replicas gain")
 @click.option("--out", type=click.Path(path_type=Path))
 @click.option("--tcp", help="what is hidden over TCP at this rate, such as 4gbit")
 @click.option("--task-ms", type=float, help="sleep of a stage in each direction, in ms")
@@ -376,10 +416,15 @@ def main(
     out: Path | None,
     tcp: str | None,
     task_ms: float | None,
+    only_levels: bool,
 ) -> None:
     """Measure what replicas cost."""
     if task_ms is not None:
         os.environ[TASK] = str(task_ms / 1e3)
+    if only_levels:
+        for ranks in (12, 16):
+            report_levels(rounds, by(mpirun), ranks)
+        return
     if part is None and tcp is not None:
         with over_tcp(mpirun, tcp) as launch:
             report_hidden(rounds, launch, 2)

@@ -151,14 +151,15 @@ def train_with_masters(
     clip: float = 0.0,
     scale: Scale | None = None,
     holder_of: Callable[[int], int] = lambda k: 0,
+    group_of: Callable[[int], int] = lambda holder: 0,
     device: torch.device = CPU,
 ) -> Outcome:
     """The same where layers compute with copies of type `to`, and the optimizer steps float32
     masters; modules of classes in `keep` stay float32.
 
     Gradients add up in float32, or in the copies' type, over the microbatches that have the same
-    holder, and over holders in float32. Each layer of tied weights has a copy of its own; these are
-    added up like holders, in the order of layers.
+    holder, and over holders in float32: over those of a group first, then over groups. Each layer
+    of tied weights has a copy of its own; these are added up like holders, in the order of layers.
     """
     whole = model.sequential(SEED).to(device)
     named = [(name, p) for name, p in whole.named_parameters() if p.requires_grad]
@@ -172,7 +173,8 @@ def train_with_masters(
         factor, items = scale.scale if scale else 1.0, batches(step)
         of_step, weights = narrow.run(model, items, step, factor, in_weights, holder_of)
         for name, master in named:
-            master.grad = narrow.gradient(name, 1 / ((sum(weights) or 1.0) * factor))
+            of_all = 1 / ((sum(weights) or 1.0) * factor)
+            master.grad = narrow.gradient(name, of_all, group_of)
         norm = nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])
         outcome.losses.append(sum(of_step) / (sum(weights) or len(of_step)))
         outcome.norms.append(norm.item())
@@ -256,16 +258,16 @@ class _Narrow:
                 found = gradient if in_weights else gradient.float()
                 sums[name] = sums[name] + found if name in sums else found
 
-    def gradient(self, name: str, factor: float) -> Tensor | None:
+    def gradient(self, name: str, factor: float, group_of: Callable[[int], int]) -> Tensor | None:
         """The sum over holders and copies, in float32; it is let go."""
-        sums = [self._sums[holder] for holder in sorted(self._sums)]
-        found = [
-            of_one.pop(copy_of_it).float()
-            for of_one in sums
-            for copy_of_it in self._copies[name]
-            if copy_of_it in of_one
-        ]
-        return sum(found[1:], found[0]) * factor if found else None
+        groups: dict[int, list[Tensor]] = {}
+        for holder in sorted(self._sums):
+            for copy_of_it in self._copies[name]:
+                if copy_of_it in self._sums[holder]:
+                    found = self._sums[holder].pop(copy_of_it).float()
+                    groups.setdefault(group_of(holder), []).append(found)
+        sums = [sum(of_group[1:], of_group[0]) for of_group in groups.values()]
+        return sum(sums[1:], sums[0]) * factor if sums else None
 
 
 def _narrowed(whole: nn.Sequential, to: torch.dtype, keep: tuple[type[nn.Module], ...]) -> Any:

@@ -51,12 +51,14 @@ def trained(
     batches: Any = BATCHES,
     microbatches: int = MICROBATCHES,
     memory: dict[str, Any] | None = None,
+    group: int = 0,
     **sections: Any,
 ) -> Outcome:
+    in_groups = {"shard": group} if zero else {}
     config = configured(
         microbatches,
-        memory={"zero": zero, "bucket_mb": SMALL, **(memory or {})},
-        parallel={"data": data},
+        memory={"zero": zero, "bucket_mb": SMALL, **in_groups, **(memory or {})},
+        parallel={"data": data, "group": 0 if zero else group},
         **sections,
     )
     outcomes = LocalWorld(ranks * data, seed=3).run(
@@ -389,6 +391,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any], str]] = {
     "three shards": (1, 3, {"zero": 3}, "zb-h1"),
     "shards on disk": (1, 2, {"zero": 1, "offload": "stream"}, "1f1b"),
     "two pipes": (2, 1, {"zero": 3, "reductions": 1}, "chimera"),
+    "groups": (1, 4, {"zero": 2, "shard": 2}, "1f1b"),
 }
 ONE_STAGE = ["whole", "three shards", "shards on disk"]
 
@@ -404,7 +407,7 @@ def resumed(
     config = configured(
         microbatches,
         memory={"bucket_mb": SMALL, **memory},
-        parallel={"data": data},
+        parallel={"data": data, "group": 2 if data == 4 else 0},
         precision=TYPES[kind],
         optimizer={"clip": 0.5},
         schedule={"policy": policy},

@@ -305,6 +305,36 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
                 )
 
 
+def case_sums_and_shards_in_groups_have_the_same_bits(comm: "MPI.Comm") -> None:
+    """Four replicas in two groups; large and small shards travel between them."""
+    if comm.size != 4:
+        return
+    batches = random_batches((6, 256), classes=5, microbatches=MICROBATCHES * comm.size)
+
+    def trained(sections: dict[str, Any], **others: Any) -> Outcome:
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        parallel = {"data": comm.size, **others}
+        config = _configured(parallel=parallel, **sections)
+        model = perceptron(width=256)
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            losses = [engine.train_batch(iter(batches(step)[mine])).loss for step in range(STEPS)]
+            found = {name: p.detach().cpu().clone() for name, p in engine.named_parameters()}
+        return together(comm.allgather(Outcome(losses, [], found)), pipes=comm.size)
+
+    with _repeatable():
+        for sections in (
+            {"optimizer": {"clip": 0.5}},
+            {"precision": {"weights": "bfloat16", "gradients": "weights"}},
+        ):
+            plain = trained(sections, group=2)
+            for memory in ({"zero": 1, "shard": 2}, {"zero": 2, "shard": 2}):
+                found = trained({**sections, "memory": memory})
+                assert found.losses == plain.losses, (memory, sections)
+                for name, value in found.parameters.items():  # shown in the layers' type
+                    assert torch.equal(plain.parameters[name].to(value.dtype), value), name
+
+
 def case_what_is_written_to_weights_after_a_step_counts_once_in_shards(comm: "MPI.Comm") -> None:
     """Large weights may still be on their way to others when `train_batch` returns."""
     if comm.size == 1:

@@ -207,6 +207,11 @@ CASES = {
         sections={"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}},
     ),
     "shards": Case(data=2, sections={"memory": {**SMALL, "zero": 1}}),
+    "groups": Case(data=4, sections={"memory": SMALL, "parallel": {"group": 2}}),
+    "shards in groups": Case(
+        data=4,
+        sections={"memory": {**SMALL, "zero": 2, "shard": 2}, "optimizer": {"clip": 0.5}},
+    ),
     "shards-in-weights": Case(  # clipped, so that all totals are there at one time
         data=3,
         sections={

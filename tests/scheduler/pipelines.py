@@ -57,6 +57,7 @@ class Pipeline:
         slots: buckets whose offloaded state a rank may have on the device; 0: state stays there.
         speculates: steps do not wait for the vote, where there are slots and a vote.
         shards: each copy steps a shard of its own, where there are several pipes.
+        group: replicas that add up among themselves before groups do; 0: all.
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
         room: stages whose weights a rank may have whole at a time, where there are shards; 0: any.
@@ -83,6 +84,7 @@ class Pipeline:
         slots: int = 0,
         speculates: bool = False,
         shards: bool = False,
+        group: int = 0,
         reductions: int = 1,
         room: int = 0,
         first_step: int = 0,
@@ -99,6 +101,7 @@ class Pipeline:
             recomputed=dict.fromkeys(recomputes, 1),
             votes=clips,
             by_library=by_library,
+            group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
             speculates=bool(speculates and trains and slots and clips),
             shards=bool(shards and trains and replicas * self.placement.pipes > 1),

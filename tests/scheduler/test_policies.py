@@ -173,7 +173,8 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
                 *[(Kind.WEIGHT, piece) for piece in range(PIECES)],
             ]
         for stage, pipe in state.pipe_of.items():
-            votes = state.job.votes and (pipe == 0 or state.job.shards)
+            voters = state.job.pipes_a_group if state.job.shards else 1
+            votes = state.job.votes and pipe < voters
             pipes = state.placement.pipes
             kinds = every + [(Kind.RECOMPUTE, 0)] * (Kind.RECOMPUTE in state._lanes[stage].needs)
             numbers = range(pipe % pipes, steps * state.microbatches, pipes)
@@ -190,6 +191,8 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
                 elif len(copies) > 1:
                     runs = steps * state.job.reductions
                     everything |= {Task(Kind.REDUCE, stage, run, bucket) for run in range(runs)}
+                    between = (Kind.ACROSS,) if state.job.shards else (Kind.ACROSS, Kind.JOIN)
+                    of_step |= {(kind, bucket) for kind in between if state.job.is_grouped}
             everything |= gathers_of(state.job, stage, len(pipeline.buckets[stage]), steps)
             every_task = {Task(kind, stage, n, part) for kind, part in kinds for n in numbers}
             for task in list(every_task):
@@ -243,6 +246,8 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
     st.integers(),
 )
 @of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, 1)
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, 1)  # shards in groups
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, 4)  # sums in groups
 @examples(600, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
@@ -285,6 +290,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         slots=slots,
         speculates=seed % 5 < 3,
         shards=seed % 7 < 3,
+        group=2 if replicas == 4 and seed % 3 else 0,
         reductions=1 + seed % 4,
         room=seed % 11 % 4,
     )
@@ -390,6 +396,7 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
         slots=slots,
         speculates=seed % 2 == 0,
         shards=seed % 7 < 3,
+        group=2 if replicas == 4 and seed % 3 else 0,
         reductions=1 + seed % 4,
         room=seed % 11 % 4,
     )

@@ -262,6 +262,27 @@ def test_the_gradient_of_one_run_more_is_on_its_way_and_no_third_begins() -> Non
     assert str(state.pick()) == "B0.2"
 
 
+def test_groups_add_up_among_themselves_and_then_across() -> None:
+    """Four replicas in two groups: what replica 2 hears of its bucket, and says of it."""
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, replicas=4, group=2)
+    state = RankState(job, 0, replica=2)
+    state.ask_step()
+    for message in has_read(state.placement, 2, 0):
+        state.deliver(message)
+
+    def sent(task: str) -> list[str]:
+        return [str(message) for message in run(state, task) if message.meaning is not Meaning.LOSS]
+
+    assert sent("F0.0") == []
+    assert sent("B0.0") == ["part 0 for stage 0 bucket 0 of pipe 3"]
+    state.deliver(Message(Meaning.PART, 0, 1, 2))  # of replica 3, the other one of the group
+    assert sent("reduce0.0") == ["subtotal 1 for stage 0 bucket 0"]
+    state.deliver(Message(Meaning.SUBTOTAL, 0, 0, 2))  # of replica 0, which owns the same shard
+    assert sent("across0.0") == ["total 1 for stage 0 bucket 0"]
+    state.deliver(Message(Meaning.TOTAL, 0, 0, 2))
+    assert sent("join0.0") == ["sum 0 for stage 0 bucket 0 of pipe 3"]
+
+
 def test_work_that_may_come_in_pieces_has_no_head_until_it_was_told() -> None:
     state = state_of(rank=1, policy="zb-h1")
     for number in range(2):
