@@ -801,10 +801,10 @@ def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
 
 
 def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
-    if memory.zero and collectives == "library":
+    if memory.zero > 1 and memory.reductions > 1 and collectives == "library":
         yield (
-            f"memory.zero = {memory.zero} with parallel.collectives = 'library': shards are added "
-            "up by messages alone; expected parallel.collectives = 'parts'"
+            f"memory.reductions = {memory.reductions} with parallel.collectives = 'library': it "
+            "adds up once a step; expected memory.reductions = 1, or parallel.collectives = 'parts'"
         )
     if memory.zero > 2 and run.compile:
         yield (

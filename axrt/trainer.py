@@ -24,6 +24,7 @@ from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.rules.clipping import voters_of
+from axrt.scheduler.rules.collectives import by_rank
 from axrt.scheduler.state import RankState
 from axrt.shard_exchange import ShardExchange
 from axrt.store.norms import Norms, total_norm
@@ -144,7 +145,11 @@ class Trainer:
             self._job.step_completed_by,
         )
         collectives = CollectiveWorker(
-            model.buckets, self._groups, self._rank.collective_queue, mail
+            model.buckets,
+            self._groups,
+            partial(by_rank, self._job),
+            self._rank.collective_queue,
+            mail,
         )
         expectation = Expectation(self._speculate, self._clip) if self._job.speculates else None
         stepping = SteppingWorker(

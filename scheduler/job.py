@@ -81,8 +81,8 @@ class Job:
             self._check_group()
         if self.reductions > 1:
             self._check_reductions()
-        if self.stays is not None and (not self.shards or self.by_library):
-            raise ValueError("stays of whole weights; expected shards that messages add up")
+        if self.stays is not None and not self.shards:
+            raise ValueError("stays of whole weights; expected shards")
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "

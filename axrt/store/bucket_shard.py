@@ -4,11 +4,12 @@ weights go to the other copies, as theirs come here."""
 from collections import deque
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 from axrt.scheduler.bucket import BucketCopy, Copies, alike
 
-from .gradient import Shards, Used, used_by_any
+from .gradient import Shards, Used, used_by_any, wide_enough
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .masters import Masters
@@ -41,6 +42,7 @@ class BucketShard:
         self._shards = shards
         self._leaving: dict[BucketCopy, deque[Part]] = {to: deque() for to in copies}
         self._used: list[Used] = []  # of each part that was added up in this step
+        self._scattered: list[Shards] = []  # parts that a queue beside the tasks may read
 
     def close(self) -> None:
         """This copy's gradient of a run is complete: where it is let go, parts are all that is
@@ -52,7 +54,7 @@ class BucketShard:
 
     def forget(self) -> None:
         """Let go of the parts that have not left."""
-        self._used = []
+        self._used, self._scattered = [], []
         for leaving in self._leaving.values():
             leaving.clear()
 
@@ -74,6 +76,24 @@ class BucketShard:
             self._gradient.set_used(used_by_any(self._used))
             self._gradient.show_total()
             self._used = []
+
+    def scattered(self, order: Copies) -> list[tuple[Tensor, list[Tensor]]]:
+        """What a library is to add up, in float32 or wider, for each type of parameters: memory for
+        the sum of this shard, and the gradient of every copy's shard. `take_sum` ends that.
+
+        Args:
+            order: the copies, in the order of the library's ranks.
+        """
+        self._scattered = [self.part_for(copy)[0] for copy in order]
+        both = zip(*self._scattered, strict=True)
+        wide = [[wide_enough(shard) for shard in shards] for shards in both]
+        mine = order.index(self._me)
+        return [(torch.empty_like(shards[mine]), shards) for shards in wide]
+
+    def take_sum(self, sums: Sequence[Tensor]) -> None:
+        """Take the sum of this shard, which a library has put into the memory of `scattered`."""
+        self._gradient.take_widened(sums)
+        self._scattered = []
 
     def _part(self, to: BucketCopy) -> Part:
         return self._gradient.part(self._shard_of(to), len(self._copies)), self._gradient.used

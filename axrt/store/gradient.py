@@ -222,7 +222,7 @@ class Gradient:
         for sums, total in zip(self._sums, self._total_memory(), strict=True):
             if total is not sums:
                 total.flat.copy_(sums.flat)
-            wide.append(total.flat.to(_wide(total.dtype)))
+            wide.append(wide_enough(total.flat))
         return wide
 
     def take_widened(self, wide: Sequence[Tensor]) -> None:
@@ -315,6 +315,11 @@ def _nothing_of(dtype: torch.dtype) -> float | complex:
     """The number that changes none when it is added to it, not even the sign of a zero: so the
     first sum has the bits of a copy."""
     return complex(-0.0, -0.0) if dtype.is_complex else -0.0
+
+
+def wide_enough(part: Tensor) -> Tensor:
+    """A part in the type in which gradients are added up; the same tensor where it has that."""
+    return part.to(_wide(part.dtype))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

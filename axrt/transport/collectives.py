@@ -42,8 +42,15 @@ class Group(Protocol):
         """
         ...
 
-    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor]) -> Moment:
-        """Add up shards of one size, one for each rank, and put this rank's sum into `mine`."""
+    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor], what: str) -> Moment:
+        """Add up the tensors of all ranks, and put the sum of one shard into `mine`.
+
+        Args:
+            mine: memory for the sum of this rank's shard, shape (elements,).
+            shards: what this rank has of each rank's shard, in the order of ranks; a shard has the
+                same size on all ranks, and two may have two sizes.
+            what: name of the sum, the same on all ranks, for errors.
+        """
         ...
 
     def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
@@ -185,10 +192,10 @@ class LibraryGroup:
         parts = torch.view_as_real(flat) if flat.is_complex() else flat
         return self._polled(lambda: self._group.allreduce([parts]), what)
 
-    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor]) -> Moment:
-        return self._awaited(
-            lambda: self._group.reduce_scatter([mine], [list(shards)]), "a reduce-scatter"
-        )
+    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor], what: str) -> Moment:
+        # Libraries do not know complex numbers.
+        real = [torch.view_as_real(of) if of.is_complex() else of for of in (mine, *shards)]
+        return self._awaited(lambda: self._group.reduce_scatter([real[0]], [real[1:]]), what)
 
     def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
         return self._polled(lambda: self._group.allgather([list(shards)], [mine]), "an all-gather")

@@ -52,12 +52,12 @@ class _LocalGroup:
 
         return self._join(f"all_reduce of {what}", [flat], end)
 
-    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor]) -> Moment:
+    def reduce_scatter(self, mine: Tensor, shards: Sequence[Tensor], what: str) -> Moment:
         def end(brought: Sequence[list[Tensor]]) -> None:
             for place, (of, *_) in enumerate(brought):
                 of.copy_(_sum([shards[place] for _, *shards in brought]))
 
-        return self._join("reduce_scatter", [mine, *shards], end)
+        return self._join(f"reduce_scatter of {what}", [mine, *shards], end, alike=shards)
 
     def all_gather(self, shards: Sequence[Tensor], mine: Tensor) -> Moment:
         def end(brought: Sequence[list[Tensor]]) -> None:
@@ -68,11 +68,17 @@ class _LocalGroup:
         return self._join("all_gather", [mine, *shards], end)
 
     def _join(
-        self, name: str, tensors: list[Tensor], end: Callable[[Sequence[list[Tensor]]], None]
+        self,
+        name: str,
+        tensors: list[Tensor],
+        end: Callable[[Sequence[list[Tensor]]], None],
+        alike: Sequence[Tensor] = (),
     ) -> Moment:
+        """Join a collective; all ranks must bring the same types and shapes, of `alike` or of all
+        tensors."""
         number = self._number[self._ranks]
         self._number[self._ranks] += 1
-        what = f"{name}: {[(tuple(one.shape), one.dtype) for one in tensors]}"
+        what = f"{name}: {[(tuple(one.shape), one.dtype) for one in alike or tensors]}"
         meeting = self._meetings.setdefault((self._ranks, number), Meeting(what))
         assert meeting.what == what, (
             f"rank {self._rank} issues {what} as number {number} of ranks {self._ranks}, where "

@@ -1,4 +1,5 @@
-"""Adds gradients of buckets up by a library's collectives, each on its turn."""
+"""Adds gradients of buckets up by a library's collectives, each on its turn: by an all-reduce, or
+by a reduce-scatter where copies own shards."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -6,6 +7,7 @@ from torch import Tensor
 
 from axrt.device import is_on_host
 from axrt.queues import current_stream
+from axrt.scheduler.bucket import Copies
 from axrt.scheduler.message import Meaning, Message, numbers_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
@@ -25,6 +27,7 @@ class CollectiveWorker(Worker):
     Args:
         buckets: buckets of this rank, by stage.
         groups: group of ranks of each bucket that the library adds up, by stage and bucket.
+        by_rank: function that gives the copies of a bucket in the order of their ranks.
         queue: queue that collectives are issued on.
         mail: payloads of the session.
     """
@@ -35,12 +38,15 @@ class CollectiveWorker(Worker):
         self,
         buckets: Mapping[int, Sequence[Bucket]],
         groups: Mapping[Which, Group],
+        by_rank: Callable[[Copies], Copies],
         queue: CollectiveQueue,
         mail: Mail,
     ) -> None:
         self._buckets, self._groups, self._queue, self._mail = buckets, groups, queue, mail
+        self._by_rank = by_rank
         self._used: dict[Which, Used] = {}
-        self._wide: dict[Which, list[Tensor]] = {}  # what is being added up
+        # What is being added up: memory of the sum, and what else the library reads.
+        self._wide: dict[Which, list[tuple[Tensor, list[Tensor]]]] = {}
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.ANNOUNCE: self._announce,
             Kind.COLLECT: self._collect,
@@ -67,17 +73,37 @@ class CollectiveWorker(Worker):
         _, first, number = of.copies[0]
         what = f"bucket {number} of stage {first} at step {step}"
         of.set_used(self._used.pop((stage, bucket)))
-        self._wide[stage, bucket] = of.widen()
-        for total in self._wide[stage, bucket]:
-            if total.numel():
-                self._queue.issued(self._groups[stage, bucket].all_reduce(total, what))
+        issue = self._reduce_scatter if of.shard else self._all_reduce
+        self._wide[stage, bucket] = issue(of, self._groups[stage, bucket], what)
         return nothing
+
+    def _all_reduce(
+        self, bucket: Bucket, group: Group, what: str
+    ) -> list[tuple[Tensor, list[Tensor]]]:
+        totals = bucket.widen()
+        for total in totals:
+            if total.numel():
+                self._queue.issued(group.all_reduce(total, what))
+        return [(total, []) for total in totals]
+
+    def _reduce_scatter(
+        self, bucket: Bucket, group: Group, what: str
+    ) -> list[tuple[Tensor, list[Tensor]]]:
+        assert bucket.shard is not None
+        scattered = bucket.shard.scattered(self._by_rank(bucket.copies))
+        for mine, shards in scattered:
+            if any(shard.numel() for shard in shards):
+                self._queue.issued(group.reduce_scatter(mine, shards, what))
+        return scattered
 
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is Kind.COLLECT:
-            totals = self._wide.pop((task.stage, task.part))
+            totals = [total for total, _ in self._wide.pop((task.stage, task.part))]
             for total in totals:
-                if not is_on_host(total):  # it may have been made on the queue of collectives
+                if total.numel() and not is_on_host(
+                    total
+                ):  # it may have been made on the queue of collectives
                     total.record_stream(current_stream(total.device))
-            self._buckets[task.stage][task.part].take_widened(totals)
+            bucket = self._buckets[task.stage][task.part]
+            (bucket.shard.take_sum if bucket.shard else bucket.take_widened)(totals)
         return made

@@ -146,7 +146,7 @@ class GradientWorker(Worker):
             if number not in closed and (completed is None or number in completed):
                 bucket.close()
                 closed.add(number)
-                if step is not None and (stage, number) not in self._by_library:
+                if step is not None:
                     self._await(bucket, step)
         if completed is None:
             for bucket in self._buckets[stage]:
@@ -162,12 +162,14 @@ class GradientWorker(Worker):
         return bucket.part_for(to) if message.meaning is Meaning.PART else bucket.used
 
     def _await(self, bucket: Bucket, step: int) -> None:
-        """Let sums from other ranks arrive in the memory of the gradient; where there are shards,
-        weights come instead."""
+        """Let sums from other ranks arrive in the memory of the gradient, but for those of a
+        library; where there are shards, weights come instead."""
         if bucket.shard:
             self._expect_weights(bucket, step)
             return
         pipe, stage, number = bucket.me
+        if (stage, number) in self._by_library:
+            return
         numbers = numbers_of(step, len(bucket.near))
         for copy, rooms in bucket.rooms_for_sums():
             if bucket.near[copy] not in self._here:  # what stays here never passes the transport

@@ -4,8 +4,8 @@
     --------------  --------------------------------  ------------------------------------------
     announce s.t/b  that every copy is ready; only    a turn to each copy
                     on the lowest rank of the group
-    collect s.t/b   its turn, and that it is the      a sum to itself
-                    next one of the group
+    collect s.t/b   its turn, and that it is the      a sum to itself; with shards that of its
+                    next one of the group             own, after a reduce-scatter
 
 A copy is *ready* when its own gradient of the step is complete; it says so to the lowest rank of
 those that hold the bucket. Nobody issues before all are ready, so none occupies a device while it
@@ -62,6 +62,11 @@ def places(job: Job, copies: Copies) -> Sequence[tuple[int, int]]:
     return [job.placement.place_of(copy.pipe, copy.stage) for copy in copies]
 
 
+def by_rank(job: Job, copies: Copies) -> Copies:
+    """The copies of a bucket in the order of the ranks that hold them."""
+    return tuple(sorted(copies, key=lambda copy: job.placement.place_of(copy.pipe, copy.stage)))
+
+
 def groups_of(
     job: Job, buckets: Mapping[int, Sequence[Copies]]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
@@ -81,7 +86,7 @@ def groups_of(
 
 def leader(job: Job, copies: Copies) -> BucketCopy:
     """The copy on the lowest rank of those that hold the bucket."""
-    return min(copies, key=lambda copy: job.placement.place_of(copy.pipe, copy.stage))
+    return by_rank(job, copies)[0]
 
 
 def ready(here: StageHere, bucket: int, step: int) -> list[Message]:

@@ -262,19 +262,22 @@ def case_a_library_adds_up_and_carries(comm: "MPI.Comm") -> None:
 
 def case_a_library_adds_up_narrow_gradients(comm: "MPI.Comm") -> None:
     library.install()
-    for gradients in ("weights", "float32"):
+    kinds = [(gradients, zero) for gradients in ("weights", "float32") for zero in (0, 1, 2)]
+    for gradients, zero in kinds:
         outcomes = []
         for collectives in ("parts", "library"):
             batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
             config = _configured(
                 parallel={"data": comm.size, "collectives": collectives},
                 precision={"weights": "bfloat16", "gradients": gradients},
-                memory={"bucket_mb": 0.001},
+                memory={"bucket_mb": 0.001, "zero": zero, "reductions": int(zero == 2)},
             )
             transport = MpiTransport(comm, Pinned(DEVICE))
             mine = train_on_a_rank(transport, perceptron(), batches, STEPS, config)
             outcomes.append(together(comm.allgather(mine), comm.size))
-        assert outcomes[0] == outcomes[1], gradients
+        assert outcomes[0].losses == outcomes[1].losses, (gradients, zero)
+        for name, value in outcomes[0].parameters.items():
+            assert torch.equal(outcomes[1].parameters[name], value), (name, gradients, zero)
 
 
 def case_ranks_in_one_process_have_the_bits(comm: "MPI.Comm") -> None:

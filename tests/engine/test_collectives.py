@@ -67,6 +67,37 @@ def test_a_library_has_the_sums_of_parts_under_any_order_of_messages(
         assert_close(library, parts)
 
 
+@swept(
+    ("zero", [1, 2, 3]),
+    ("policy", ["1f1b", "zb-h1", "interleaved-1f1b", "chimera"]),
+    ("data", [2, 3]),
+    (
+        "sections",
+        [
+            {},
+            {"optimizer": {"clip": 0.5}},
+            {"precision": {"weights": "bfloat16", "gradients": "weights"}},
+        ],
+    ),
+    quick=6,
+)
+def test_a_library_adds_shards_up(
+    zero: int, policy: str, data: int, sections: dict[str, Any]
+) -> None:
+    """By a reduce-scatter, with the sums of parts; weights of shards come by messages."""
+    memory = {"zero": zero, "reductions": 1 if zero > 1 else 0, "bucket_mb": 4 / 1024}
+    keys = {"schedule": {"policy": policy}, "memory": memory, **sections}
+    parts = outcome("parts", 2, data, **keys)
+    for seed in range(2):
+        library = outcome("library", 2, data, seed, **keys)
+        if data == 2 and policy in ONE_PIPE:
+            assert library.parameters.keys() == parts.parameters.keys()
+            for name, value in parts.parameters.items():
+                assert torch.equal(library.parameters[name], value), name
+        else:
+            assert_close(library, parts)
+
+
 def assert_close(one: Outcome, other: Outcome) -> None:
     """A library adds up in the order of ranks, parts in that of pipes."""
     torch.testing.assert_close(one.losses, other.losses, rtol=1e-6, atol=1e-6)

@@ -641,6 +641,30 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
             assert there == here, (pipe, data, sections)
 
 
+def case_a_library_adds_up_what_replicas_share_out(comm: "MPI.Comm") -> None:
+    """Shards by gloo's reduce-scatter, beside the same by messages."""
+    if comm.size == 1:
+        return
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+    found = {}
+    for collectives in ("parts", "library"):
+        config = configured(
+            MICROBATCHES,
+            parallel={"data": comm.size, "collectives": collectives},
+            memory={"zero": 2, "reductions": 1, "bucket_mb": 0.001},
+            precision={"weights": "bfloat16", "gradients": "weights"},
+        )
+        transport = MpiTransport(comm)
+        found[collectives] = train_on_a_rank(transport, perceptron(), batches, STEPS, config)
+    parts, library = found["parts"], found["library"]
+    if comm.size == 2:
+        assert library.losses == parts.losses
+    torch.testing.assert_close(library.losses, parts.losses, rtol=1e-2, atol=1e-2)
+    theirs = comm.allgather(library.parameters)
+    for name, value in library.parameters.items():
+        assert all(torch.equal(of[name], value) for of in theirs), name
+
+
 def case_a_librarys_collectives_are_those_of_mpi(comm: "MPI.Comm") -> None:
     """Each as MPI itself has it, on a group of all ranks and one of the first two."""
     collectives = MpiTransport(comm).collectives(torch.device("cpu"))
@@ -650,9 +674,13 @@ def case_a_librarys_collectives_are_those_of_mpi(comm: "MPI.Comm") -> None:
         group, size = collectives.group(ranks), len(ranks)
         mine = torch.arange(6.0 * size) * (comm.rank + 1)
         total, own, all_of = mine.clone(), torch.zeros(6), [torch.zeros(6) for _ in ranks]
+        sizes = [5 + rank for rank in ranks[:-1]]  # of no one size, as shards have
+        uneven = [*sizes, len(mine) - sum(sizes)]
+        odd = torch.zeros(uneven[comm.rank])
         moments = [
             group.all_reduce(total, "a sum"),
-            group.reduce_scatter(own, list(mine.chunk(size))),
+            group.reduce_scatter(own, list(mine.chunk(size)), "shards"),
+            group.reduce_scatter(odd, list(torch.split(mine, uneven)), "uneven shards"),
             group.all_gather(all_of, torch.full((6,), float(comm.rank))),
         ]
         for moment in moments:
@@ -660,6 +688,7 @@ def case_a_librarys_collectives_are_those_of_mpi(comm: "MPI.Comm") -> None:
         expected = torch.arange(6.0 * size) * sum(rank + 1 for rank in ranks)
         assert torch.equal(total, expected)
         assert torch.equal(own, expected.chunk(size)[comm.rank])
+        assert torch.equal(odd, torch.split(expected, uneven)[comm.rank])
         assert [shard[0].item() for shard in all_of] == list(ranks)
     comm.Barrier()
 

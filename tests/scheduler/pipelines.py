@@ -110,7 +110,7 @@ class Pipeline:
         if self.job.shards and not (self.job.splits or by_library):
             of = min(reductions, self.job.microbatches_a_pipe)
             self.job = replace(self.job, reductions=of)
-        if self.job.shards and room and not by_library:
+        if self.job.shards and room:
             least = self.placement.chunks if self.placement.pipes > 1 else 1
             self.job = replace(self.job, stays=plan_stays(self.job, max(room, least)))
         stages, pipes = self.placement.stages, self.job.pipes
