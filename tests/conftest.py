@@ -7,7 +7,7 @@ from hypothesis import settings
 
 from .sweeps import FULL
 
-NOT_THE_REST = " and not sweep"  # the end of what pyproject.toml selects
+NOT_THE_REST = " and not combination and not sweep"  # the end of what pyproject.toml selects
 # What waits a lot begins, beside what computes; what is short fills the end.
 IN_ORDER = (
     "tests/slurm/",

@@ -1,12 +1,14 @@
-"""A sweep has a case for every policy, size and seed: the quick run takes a few, the full run all.
+"""A sweep has a case for every policy, size and seed: the quick run takes a few, and the full run
+so many that every two values of two axes meet in one of them (all pairs).
 
-The quick run is `pytest` alone, the full run `pytest -m "not gpu"`. The mark `sweep` is on what
-only the full run has.
+The quick run is `pytest` alone, the full run `pytest -m "not gpu and not combination"`. The mark
+`sweep` is on what the quick run leaves out, and `combination` on what both leave out.
 """
 
 import os
 from collections.abc import Collection, Iterable, Sequence
-from itertools import product
+from functools import cache
+from itertools import combinations, product
 from typing import Any, TypeVar
 
 import pytest
@@ -22,7 +24,8 @@ def is_full() -> bool:
 
 
 def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecorator:
-    """Give a test every combination of these values, and mark all but a few of them `sweep`.
+    """Give a test every combination of these values, and mark all but a few of them `sweep`; and
+    `combination` those whose pairs of values others have.
 
     The first of the few has the first value of each axis, the second has the second, and so on; an
     axis that is shorter begins again. So the quick run has every value of every axis.
@@ -34,13 +37,17 @@ def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecora
     """
     names = [name.strip() for of, _ in axes for name in of.split(",")]
     lists = [[value if "," in of else (value,) for value in values] for of, values in axes]
-    kept = places_on_a_diagonal([len(values) for values in lists], quick)
+    lengths = tuple(len(values) for values in lists)
+    kept = places_on_a_diagonal(lengths, quick)
+    of_pairs = all_pairs(lengths, frozenset(kept))
     cases = []
-    for places in product(*(range(len(values)) for values in lists)):
+    for places in product(*map(range, lengths)):
         of_case = [
             each for values, place in zip(lists, places, strict=True) for each in values[place]
         ]
-        cases.append(pytest.param(*of_case, marks=[] if places in kept else [pytest.mark.sweep]))
+        marks = [pytest.mark.sweep] * (places not in kept)
+        marks += [pytest.mark.combination] * (places not in of_pairs)
+        cases.append(pytest.param(*of_case, marks=marks))
     return pytest.mark.parametrize(names, cases)
 
 
@@ -56,6 +63,29 @@ def _marked(case: Any) -> Any:
 def places_on_a_diagonal(lengths: Sequence[int], count: int = 0) -> set[tuple[int, ...]]:
     """Combinations, by place, that together have every place of every axis, if there are enough."""
     return {tuple(number % length for length in lengths) for number in range(count or max(lengths))}
+
+
+@cache
+def all_pairs(
+    lengths: tuple[int, ...], first: frozenset[tuple[int, ...]]
+) -> frozenset[tuple[int, ...]]:
+    """Few combinations, by place, those of `first` among them, such that every two places of two
+    axes are in one of them; all, where there are two axes or fewer."""
+    every = list(product(*map(range, lengths)))
+    if len(lengths) <= 2:
+        return frozenset(every)
+    chosen = set(first)
+    left = {pair for places in every for pair in _pairs(places)}
+    left -= {pair for places in first for pair in _pairs(places)}
+    while left:
+        best = max(every, key=lambda places: sum(pair in left for pair in _pairs(places)))
+        chosen.add(best)
+        left.difference_update(_pairs(best))
+    return frozenset(chosen)
+
+
+def _pairs(places: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:
+    return list(combinations(enumerate(places), 2))
 
 
 def examples(full: int, quick: int) -> settings:

@@ -1,12 +1,12 @@
 """What the quick run leaves out, and what it never does."""
 
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .sweeps import first, places_on_a_diagonal, swept
+from .sweeps import all_pairs, first, places_on_a_diagonal, swept
 
 TESTS = Path(__file__).resolve().parent
 
@@ -30,6 +30,20 @@ def test_a_sweep_has_all_combinations_and_marks_those_that_the_quick_run_leaves_
     assert quick(cases) == [(1, 2, "a"), (3, 4, "b"), (5, 6, "a")]
     assert {mark.name for case in cases for mark in case.marks} == {"sweep"}
     assert quick(swept(("seed", range(9)), quick=2).mark.args[1]) == [(0,), (1,)]
+
+
+def test_the_full_run_has_every_two_values_of_two_axes() -> None:
+    lengths = (3, 8, 3, 2)
+    found = all_pairs(lengths, frozenset(places_on_a_diagonal(lengths)))
+    for one, other in combinations(range(4), 2):
+        met = {(places[one], places[other]) for places in found}
+        assert met == set(product(range(lengths[one]), range(lengths[other])))
+    assert len(found) < 40 < 3 * 8 * 3 * 2
+    _, cases = swept(*[(name, range(3)) for name in "abcd"]).mark.args
+    marks = [{mark.name for mark in case.marks} for case in cases]
+    assert len(marks) == 81
+    assert {"combination"} not in marks, "the full run has what the quick one has"
+    assert marks.count({"sweep", "combination"}) > 50
 
 
 def test_of_a_list_the_first_are_kept() -> None:
