@@ -82,13 +82,13 @@ def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
     assert f"{command} run.out=runs/mine" in ended.stdout
 
 
-def test_scripts_test_leaves_sweeps_out_and_ci_runs_everything() -> None:
+def test_scripts_test_leaves_sweeps_out_and_ci_runs_all_pairs_of_values() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert options["addopts"].endswith(f"-m 'not gpu{NOT_THE_REST}'")
-    assert any(mark.startswith("sweep: ") for mark in options["markers"])
-    assert (
-        '--full) exec "$python" -m pytest -m "not gpu"' in (ROOT / "scripts" / "test").read_text()
-    )
+    assert {"sweep", "combination"} <= {mark.partition(":")[0] for mark in options["markers"]}
+    script = (ROOT / "scripts" / "test").read_text()
+    assert '--full) exec "$python" -m pytest -m "not gpu and not combination"' in script
+    assert '--all) exec "$python" -m pytest -m "not gpu"' in script
     runs = re.findall(
         r"^AXRT_MPI=(\w+) scripts/test (.*?)(?: #.*)?$",
         (ROOT / ".ci" / "run").read_text(),
@@ -104,4 +104,4 @@ def test_the_head_of_scripts_test_is_its_help() -> None:
     ).stdout
     assert told.startswith("Installs axrt into .venv and runs its tests")
     assert "scripts/test --full" in told
-    assert told.count("\n") == 7
+    assert told.count("\n") == 8
