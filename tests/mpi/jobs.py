@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 from .mpirun import COMPILES, mpirun
 
 DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases compute
-CASE_S = 300  # the seconds after which a case counts as hung, many times what it takes
+CASE_S = 900  # the seconds after which a case counts as hung, many times what it takes
 
 
 @cache
