@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from .placement import Placement
 from .policies import Nested, Policy
+from .stash import least_rooms
 from .stays import Stays
 from .task import AnyKind, Counts
 
@@ -52,6 +53,8 @@ class Job:
             at least 1; each time for a run of microbatches of its pipe, as equal as can be.
         stays: when a rank has the whole weights of a stage, where it keeps a shard of them; None:
             at any time.
+        held_on_device: number of microbatches, each of one stage, whose stash a rank may have on
+            the device at a time; 0: all that its policy holds.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
             reader's END says how many. Its backwards carry nothing; they keep the order, caps and
             bounds of training.
@@ -71,6 +74,7 @@ class Job:
     shards: bool = False
     reductions: int = 1
     stays: Stays | None = None
+    held_on_device: int = 0
     trains: bool = True
 
     def __post_init__(self) -> None:
@@ -81,6 +85,8 @@ class Job:
             self._check_group()
         if self.reductions > 1:
             self._check_reductions()
+        if self.held_on_device:
+            self._check_held_on_device()
         if self.stays is not None and not self.shards:
             raise ValueError("stays of whole weights; expected shards")
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
@@ -95,6 +101,15 @@ class Job:
             raise ValueError(
                 f"groups of {self.group} pipes, of {self.pipes} in all; expected groups of whole "
                 "replicas that divide them, and sums by messages"
+            )
+
+    def _check_held_on_device(self) -> None:
+        least = least_rooms(self.placement.chunks)
+        if 0 < self.held_on_device < least and any(map(self.offloads_stash, range(self.ranks))):
+            raise ValueError(
+                f"held_on_device = {self.held_on_device} with {self.placement.chunks} stages a "
+                f"rank; expected at least {least}: one stash that is made, one on its way down, "
+                "and one of each stage that has come back"
             )
 
     def _check_reductions(self) -> None:
@@ -151,6 +166,15 @@ class Job:
         """Number of microbatches of a step, over all replicas."""
         return self.replicas * self.microbatches
 
+    def held_on(self, rank: int) -> int:
+        """The largest number of microbatches, each of one stage, that the policy lets a rank
+        hold."""
+        return self.policy.bounds(self.placement, rank, self.microbatches).held
+
+    def offloads_stash(self, rank: int) -> bool:
+        """A rank may hold more stashes than it has room for on the device."""
+        return 0 < self.held_on_device < self.held_on(rank)
+
     def evaluation(self) -> "Job":
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
         caps."""
@@ -175,6 +199,7 @@ class Job:
             shards=False,
             reductions=1,
             stays=None,
+            held_on_device=0,
         )
 
     def step_of(self, number: int) -> tuple[int, int]:

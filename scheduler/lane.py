@@ -77,6 +77,7 @@ class Lane:
         "_pipe",
         "_pipes",
         "_senders",
+        "_skipped",
         "_stride",
         "count",
         "finished",
@@ -99,6 +100,7 @@ class Lane:
         self._early: dict[Meaning, set[int]] = {}
         self._senders: dict[Meaning, Sequence[Seat]] = {}
         self._after: dict[Meaning, AnyKind] = {}
+        self._skipped: dict[AnyKind, set[int]] = {}
 
     # Counters.
 
@@ -215,11 +217,29 @@ class Lane:
             if more:
                 return False
         self.count[kind] += self._stride[kind]
+        if kind in self._skipped:
+            self._pass(self.count, kind)
         return True
 
     def finish(self, kind: AnyKind) -> None:
         """Count the first unfinished task of a kind as finished."""
         self.finished[kind] += self._stride[kind]
+        if kind in self._skipped:
+            self._pass(self.finished, kind)
+
+    def skip(self, kind: AnyKind, number: int) -> None:
+        """Let there be no task of a kind with that number, which is not behind the head."""
+        self._skipped.setdefault(kind, set()).add(number)
+        self._pass(self.count, kind)
+        self._pass(self.finished, kind)
+
+    def _pass(self, numbers: dict[Counter, int], kind: AnyKind) -> None:
+        """Let a counter go on to the next number that has a task."""
+        skipped = self._skipped[kind]
+        while numbers[kind] in skipped:
+            if numbers is self.finished:  # the last of the two to come there
+                skipped.remove(numbers[kind])
+            numbers[kind] += self._stride[kind]
 
     def __str__(self) -> str:
         ran = [

@@ -73,6 +73,8 @@ class Costs:
         state: size of a bucket's offloaded state.
         copies_in, copies_out: bandwidths of a rank's copies of such state, to the device and from
             it, in size per time; infinity (the default) makes copies free.
+        stash: size of what a microbatch keeps on a rank from its forward to its backward, in the
+            unit of `copies_in` x time; divided evenly over the rank's chunks.
         others: duration of other kinds of work that are not of a microbatch, by kind; a missing
             kind takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
@@ -105,6 +107,7 @@ class Costs:
     state: float = 0.0
     copies_in: float = float("inf")
     copies_out: float = float("inf")
+    stash: float = 0.0
     others: Mapping[AnyKind, float] = field(default_factory=dict)
     task: float = 0.0
     edge: Edge = _AT_ONCE
@@ -180,11 +183,17 @@ class _Durations:
             self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
             self._base[Kind.INPUT, stage] = slow * back
             self._base[Kind.WEIGHT, stage] = slow * weight
+        self._copied = {
+            Kind.OFFLOAD: costs.stash * placement.share / costs.copies_out,
+            Kind.RELOAD: costs.stash * placement.share / costs.copies_in,
+        }
 
     def of(self, task: Task) -> float:
         kind, stage, _, part = task
         if not kind.of_a_microbatch:
             return self._on_buckets.get(kind, 0.0)
+        if kind in self._copied:
+            return self._copied[kind]
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
             return (

@@ -33,6 +33,7 @@ from .message import Meaning, Message
 from .rules import Feature, OnDevice, Pool, Queue, Row, features_of
 from .rules.collectives import groups_of
 from .rules.row import always
+from .stash import StashMove, StashRooms
 from .stays import READERS
 from .table import UNLIMITED, Entry, Table
 from .task import AnyKind, Kind, Task
@@ -114,6 +115,8 @@ class RankState:
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
         self._free = {Pool.SLOTS: job.slots, Pool.ROOMS: job.stays.room if job.stays else 0}
+        offloads_stash = job.offloads_stash(rank)
+        self._stash = StashRooms(job.held_on_device, stages) if offloads_stash else None
         # The stages of this rank in the order in which stays begin, and how many have begun.
         self._order_of_stays = job.stays.order[rank] if job.stays else ()
         self._stays_begun = 0
@@ -186,6 +189,16 @@ class RankState:
         end = UNLIMITED if self.end is None else self.end
         step, _ = self.job.step_of(task.microbatch)
         return self._lanes[task.stage].count[Kind.FORWARD] < min(self.job.first_of(step + 1), end)
+
+    @property
+    def held_on_device(self) -> int:
+        """Number of microbatches that hold memory on the device, over all stages: `held` where
+        nothing of them is offloaded."""
+        return self._stash.on_device if self._stash else self._held
+
+    def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
+        """The device has room for the stash that work on a stage makes or brings back."""
+        return self._stash is None or self._stash.admits(move, stage, is_near)
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         """Every message of that meaning up to and including that number is here."""
@@ -331,10 +344,11 @@ class RankState:
         return END if self.finished else INPUT
 
     def _waits_for_copies(self) -> bool:
-        """An optimizer step, or its commit, lacks nothing but its state, which is on its way."""
-        steps = [of for of in self._table.entries if of.kind in (Kind.STEP, Kind.COMMIT)]
-        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in steps]
-        return {Kind.FETCH} in missing or {Kind.REFETCH} in missing
+        """A step, its commit or a backward lacks nothing but what is copied for it."""
+        missing = [
+            {counter for _, counter in of.lane.missing(of.kind)} for of in self._table.entries
+        ]
+        return any({copy} in missing for copy in (Kind.FETCH, Kind.REFETCH, Kind.RELOAD))
 
     def start(
         self, task: Task, more: bool | None = False, completes: Collection[int] = ()
@@ -366,6 +380,10 @@ class RankState:
             assert entry.row.takes is not None
             raise IllegalMove(
                 f"{task} cannot start: no {entry.row.takes.value} is free; {self._story(stage)}"
+            )
+        if entry.row.stash is not None and not self.has_room(entry.row.stash, stage):
+            raise IllegalMove(
+                f"{task} cannot start: no room on the device is free; {self._story(stage)}"
             )
         if more is None and kind.in_pieces:
             self._untold[kind, stage] = task
@@ -412,6 +430,7 @@ class RankState:
         if whole:
             self._in_flight += row.in_flight
             self._held += row.held
+            self._take_stash_room(row.stash, stage, number)
             if row.opens:
                 self._open(row, stage)
         follows = row.then(task) if whole else ()
@@ -434,6 +453,26 @@ class RankState:
         ):
             self._look_again()
         return here
+
+    def _take_stash_room(self, move: StashMove | None, stage: int, number: int) -> None:
+        """Take a room for a stash, where a task makes one or brings it back; one that stays on the
+        device is neither taken down nor brought back."""
+        if self._stash is None:
+            return
+        if move is StashMove.BRINGS_BACK:
+            self._stash.bring_back(stage, number)
+        elif move is StashMove.MAKES and self._stash.make(stage):
+            for kind in (Kind.OFFLOAD, Kind.RELOAD):
+                self._lanes[stage].skip(kind, number)
+
+    def _free_stash_room(self, move: StashMove | None, stage: int, number: int) -> None:
+        """Free the room of a stash that has gone down, or was used up."""
+        if self._stash is None:
+            return
+        if move is StashMove.TAKES_DOWN:
+            self._stash.take_down()
+        elif move is StashMove.USES_UP:
+            self._stash.use_up(stage, number)
 
     def _ends_a_stay(self, task: Task) -> bool:
         """The task may be the last that a stay is for."""
@@ -478,6 +517,7 @@ class RankState:
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
         if row.frees is not None:
             self._free[row.frees] += 1
+        self._free_stash_room(row.stash, stage, task.microbatch)
         if len(self.queues) > 1 or row.frees is not None:
             self._look_again()
         return later

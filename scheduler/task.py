@@ -106,6 +106,9 @@ class Kind(AnyKind):
     # Where weights are whole for a stay alone:
     SHARE = "share", "weights of the own shard sent", Counts.STAYS
     RELEASE = "release", "whole weights let go", Counts.STAYS
+    # Where stashes leave the device:
+    OFFLOAD = "offload", "stash taken out", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
+    RELOAD = "reload", "stash brought back", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
     # Where a step was taken before its vote:
     REFETCH = "refetch", "state brought again", Counts.STEPS, Part.BUCKET, Place.BESIDE
     COMMIT = "commit", "end of a step that was tried", Counts.STEPS, Part.BUCKET

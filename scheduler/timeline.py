@@ -140,6 +140,24 @@ class Timeline:
         not finished."""
         return [int(most) for most in self._most(self.ends_a_backward)]
 
+    @property
+    def held_on_device(self) -> list[int]:
+        """By rank, the largest number of these chunks whose memory is on the device: not taken
+        out, or brought back."""
+        now, most = [0] * self.ranks, [0] * self.ranks
+        makes = (Kind.FORWARD, Kind.RELOAD)
+        events = [
+            (span.start, 1, span.rank, 1) for span in self.spans if span.task.kind in makes
+        ] + [
+            (span.end, 0, span.rank, -1)
+            for span in self.spans
+            if span.task.kind is Kind.OFFLOAD or self.ends_a_backward(span)
+        ]
+        for _, _, rank, change in sorted(events):
+            now[rank] += change
+            most[rank] = max(most[rank], now[rank])
+        return most
+
     def stash(
         self,
         of_stage: Callable[[int], float],

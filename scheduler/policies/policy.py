@@ -69,6 +69,7 @@ from typing import NamedTuple, Protocol
 
 from ..message import Meaning
 from ..placement import Placement
+from ..stash import StashMove
 from ..task import AnyKind, Task
 
 
@@ -115,6 +116,13 @@ class View(Protocol):
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
+        ...
+
+    def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
+        """The device has room for the stash that work on a stage makes or brings back.
+
+        What is brought back while its backward is not near finds less.
+        """
         ...
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:

@@ -15,6 +15,7 @@ from .replicas import replicas
 from .row import Need, OnDevice, Pool, Queue, Row, StageHere
 from .sharding import sharding
 from .speculation import speculation
+from .stash import stash
 from .stays import stays
 
 __all__ = ["Feature", "Need", "OnDevice", "Pool", "Queue", "Row", "StageHere", "features_of"]
@@ -32,4 +33,5 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     tried = (speculation,) if job.speculates else ()
     sharded = ((stays if job.stays else sharding),) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
-    return (pipeline, recomputation, replicas, *sums, *offloaded, *tried, *sharded)
+    copied = (*offloaded, *tried, *((stash,) if job.held_on_device else ()))
+    return (pipeline, recomputation, replicas, *sums, *copied, *sharded)

@@ -19,9 +19,10 @@ from collections.abc import Iterator
 
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
+from ..stash import StashMove
 from ..task import Kind, Task
 from .replicas import parts, reduced
-from .row import Need, Row, StageHere, Turn
+from .row import Leave, Need, Row, StageHere, Turn
 
 
 def pipeline(here: StageHere) -> Iterator[Row]:
@@ -36,9 +37,10 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         (*inputs(here), Need(Gate.WEIGHTS), *whole_weights(here, Gate.FORWARDS)),
         in_order(here),
         lambda task: losses(here, task) if here.is_last else sent_on(here, task),
-        admitted=policy.admits,
+        admitted=with_room(here),
         in_flight=1,
         held=1,
+        stash=StashMove.MAKES,
     )
     if not here.job.splits:
         yield Row(
@@ -50,6 +52,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
             admitted=policy.admits,
             in_flight=-1,
             held=-1,
+            stash=StashMove.USES_UP,
         )
         return
     yield Row(
@@ -69,6 +72,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         early=policy.is_early,
         fills=True,
         held=-1,
+        stash=StashMove.USES_UP,
     )
 
 
@@ -81,6 +85,14 @@ def in_order(here: StageHere, level: int = 1) -> Turn:
     """
     key = here.job.policy.key
     return lambda task, view: (level, *key(task, view))
+
+
+def with_room(here: StageHere) -> Leave:
+    """The policy admits a forward, and its stash has room on the device."""
+    admits = here.job.policy.admits
+    if not here.offloads_stash:
+        return admits
+    return lambda task, view: view.has_room(StashMove.MAKES, task.stage) and admits(task, view)
 
 
 def whole_weights(here: StageHere, gate: Gate) -> tuple[Need, ...]:
@@ -100,11 +112,13 @@ def inputs(here: StageHere) -> tuple[Need, ...]:
 def gradient(here: StageHere) -> tuple[Need, ...]:
     """The counters that a backward needs: its own forward (or recomputation), and on all but the
     last stage the gradient."""
-    made = Need(Kind.RECOMPUTE if here.recomputes else Kind.FORWARD)
+    made: tuple[Need, ...] = (Need(Kind.RECOMPUTE if here.recomputes else Kind.FORWARD),)
+    if here.offloads_stash:
+        made = (*made, Need(Kind.RELOAD))
     if here.is_last:
-        return (made,)
+        return made
     after = here.seat._replace(stage=here.seat.stage + 1)
-    return made, Need(Meaning.GRADIENT, (after,), after=Kind.FORWARD)
+    return *made, Need(Meaning.GRADIENT, (after,), after=Kind.FORWARD)
 
 
 def sent_on(here: StageHere, task: Task) -> list[Message]:

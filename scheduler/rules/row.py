@@ -10,6 +10,7 @@ from ..job import Job, Seat
 from ..lane import Counter, Gate
 from ..message import Message
 from ..policies.policy import View
+from ..stash import StashMove
 from ..task import AnyKind, Kind, Task
 
 
@@ -22,8 +23,8 @@ class Queue(Enum):
 
 class OnDevice(Queue):
     """The queues of a training and of an evaluation: the device's tasks; the collectives of a
-    library that run beside them, and the turns that are given out for those; copies of offloaded
-    state, one queue a direction."""
+    library that run beside them, and the turns that are given out for those; copies of what is
+    offloaded, one queue a direction."""
 
     COMPUTE = "compute"
     COLLECTIVES = "collectives"
@@ -132,6 +133,8 @@ class Row:
         frees: pool of which one is free again when the work has ended; None: it frees none.
         in_flight: change of the rank's microbatches in flight when a task starts: -1, 0 or 1.
         held: change of the rank's microbatches that hold memory when a task starts: -1, 0 or 1.
+        stash: what the work does with the stash of its microbatch, where that may leave the device;
+            None: nothing.
     """
 
     kind: AnyKind
@@ -152,6 +155,7 @@ class Row:
     frees: Pool | None = None
     in_flight: int = 0
     held: int = 0
+    stash: StashMove | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,13 @@ class StageHere:
     def recomputes(self) -> bool:
         """Some layers of the stage run forward again before a backward."""
         return self.job.trains and self.seat.stage in self.job.recomputed
+
+    @property
+    def offloads_stash(self) -> bool:
+        """What microbatches keep for their backwards may leave the device."""
+        pipe, stage = self.seat
+        placement = self.job.placement
+        return self.job.offloads_stash(placement.rank_of(stage, pipe % placement.pipes))
 
     @property
     def back(self) -> Kind:

@@ -15,6 +15,7 @@ from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import Bounds, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.reader_messages import has_ended, has_read
 from axrt.scheduler.rules import Feature, OnDevice, Queue, features_of
+from axrt.scheduler.stash import least_rooms
 from axrt.scheduler.state import RankState
 from axrt.scheduler.stay_planner import plan_stays
 from axrt.scheduler.stays import READERS, Stays
@@ -61,6 +62,8 @@ class Pipeline:
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
         room: stages whose weights a rank may have whole at a time, where there are shards; 0: any.
+        spare: rooms on the device for stashes, above the least that a rank can do with; None: for
+            all that the policy holds.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Pipeline:
         group: int = 0,
         reductions: int = 1,
         room: int = 0,
+        spare: int | None = None,
         first_step: int = 0,
     ) -> None:
         self.leaves = leaves
@@ -104,6 +108,9 @@ class Pipeline:
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
             speculates=bool(speculates and trains and slots and clips),
+            held_on_device=(
+                0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare
+            ),
             shards=bool(shards and trains and replicas * self.placement.pipes > 1),
             trains=trains,
         )
@@ -137,6 +144,7 @@ class Pipeline:
         self.now = list(self.stash)
         self.untold: list[list[Task]] = [[] for _ in self.states]
         self.watches = [SlotWatch(self.job, self.buckets, first_step) for _ in self.states]
+        self.stashes = [StashWatch(self.job, state.rank) for state in self.states]
 
     def place_of(self, message: Message) -> int:
         """Which of the states a message is for."""
@@ -155,6 +163,7 @@ class Pipeline:
         """Start a task; one that may come in pieces may be told later whether it was one."""
         self.ran[place].append(task)
         self.watches[place].started(task)
+        self.stashes[place].started(task)
         if told_later and task.kind.in_pieces:
             self.states[place].start(task, None)
             self.untold[place].append(task)
@@ -170,6 +179,7 @@ class Pipeline:
             self.untold[place].remove(task)
             self._count(place, task, more)
         self.watches[place].finished(task)
+        self.stashes[place].finished(task, self._piece(task)[0])
         return self.states[place].finish(task)
 
     def _piece(self, task: Task) -> tuple[bool, tuple[int, ...]]:
@@ -305,6 +315,52 @@ class SlotWatch:
         self, counts: Counter[tuple[AnyKind, int, int]], kind: AnyKind, stage: int
     ) -> int:
         return min(counts[kind, stage, bucket] for bucket in range(len(self._buckets[stage])))
+
+
+class StashWatch:
+    """What a rank promises of stashes, counted from its tasks alone: what a backward needs is
+    there, what goes down comes back once, and no more are on the device than there is room for."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._job, self._offloads = job, job.offloads_stash(rank)
+        self._ends = Kind.WEIGHT if job.splits else Kind.BACKWARD
+        self.on_device: set[tuple[int, int]] = set()
+        self.went_down: set[tuple[int, int]] = set()
+        self.down: set[tuple[int, int]] = set()
+        self._made: set[tuple[int, int]] = set()
+        self._back: set[tuple[int, int]] = set()
+        self._leaving = 0
+
+    def started(self, task: Task) -> None:
+        which = task.stage, task.microbatch
+        if task.kind is Kind.FORWARD:
+            self.on_device.add(which)
+        if task.kind is Kind.OFFLOAD:
+            assert which in self._made & self.on_device, task
+            self.went_down.add(which)
+            self._leaving += 1
+        if task.kind is Kind.RELOAD:
+            assert which in self.down, task
+            self.down.remove(which)
+            self.on_device.add(which)
+        if task.kind in (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT):
+            assert which in (self._back if which in self.went_down else self.on_device), task
+        if self._offloads:  # copies of one direction run one after the other
+            copied = len(self.on_device) + min(self._leaving, 1)
+            assert copied <= self._job.held_on_device, task
+
+    def finished(self, task: Task, more: bool) -> None:
+        which = task.stage, task.microbatch
+        if task.kind is Kind.FORWARD:
+            self._made.add(which)
+        if task.kind is Kind.OFFLOAD:
+            self.on_device.remove(which)
+            self.down.add(which)
+            self._leaving -= 1
+        if task.kind is Kind.RELOAD:
+            self._back.add(which)
+        if task.kind is self._ends and not more:
+            self.on_device.remove(which)
 
 
 def copies_on(stage: int, stages: int, pipes: int, buckets: int, tied: bool) -> list[Copies]:

@@ -18,6 +18,7 @@ from axrt.scheduler.placement import (
 )
 from axrt.scheduler.policies import NAMES, Nested, Policy, placement_for, policy_by_name
 from axrt.scheduler.rules.collectives import by_library, leader, places
+from axrt.scheduler.stash import least_rooms
 from axrt.scheduler.task import Counts, Kind, Task
 
 from ..sweeps import examples
@@ -219,6 +220,9 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
     ), microbatches
 
 
+COPIES = (Kind.OFFLOAD, Kind.RELOAD)
+
+
 def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """What is drawn leaves some policies out now and then; so much is always run of each."""
 
@@ -243,11 +247,13 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
     st.booleans(),
     st.integers(0, 3),
     st.sampled_from([0, 1, 2, 3, 9]),
+    st.sampled_from([None, 0, 1, 2, 3, 5, 9]),
     st.integers(),
 )
-@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, 1)
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, 1)  # shards in groups
-@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, 4)  # sums in groups
+@of_every_policy(4, 4, 2, 0, 2, 2, 2, True, True, 2, 1, None, 1)
+@of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2)
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1)  # shards in groups
+@of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4)  # sums in groups
 @examples(600, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
@@ -262,6 +268,7 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     clips: bool,
     recomputes: int,
     slots: int,
+    spare: int | None,
     seed: int,
 ) -> None:
     policy = policy_by_name(
@@ -293,13 +300,15 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         group=2 if replicas == 4 and seed % 3 else 0,
         reductions=1 + seed % 4,
         room=seed % 11 % 4,
+        spare=spare,
     )
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
         str(lack) for state in pipeline.states for lack in state.waiting_for()
     ]
-    assert [set(ran) for ran in pipeline.ran] == (expected := everything_once(pipeline, steps))
-    assert [len(ran) for ran in pipeline.ran] == [len(tasks) for tasks in expected]
+    computed = [[task for task in ran if task.kind not in COPIES] for ran in pipeline.ran]
+    assert [set(ran) for ran in computed] == (expected := everything_once(pipeline, steps))
+    assert [len(ran) for ran in computed] == [len(tasks) for tasks in expected]
     for state, stash in zip(pipeline.states, pipeline.stash, strict=True):
         bounds = policy.bounds(placement, state.rank, microbatches)
         all_there_are = microbatches * placement.chunks // placement.pipes
@@ -308,6 +317,8 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     check_order_of_collectives(pipeline)
     assert all(state.settled for state in pipeline.states)
     assert not any(watch.on_device for watch in pipeline.watches)
+    assert not any(watch.on_device or watch.down for watch in pipeline.stashes)
+    assert not any(state.held_on_device for state in pipeline.states)
 
 
 def check_order_of_collectives(pipeline: Pipeline) -> None:
@@ -325,6 +336,21 @@ def check_order_of_collectives(pipeline: Pipeline) -> None:
     for group, orders in issued.items():
         assert len(orders) == len(group)
         assert all(order == orders[0] for order in orders), group
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stashes_go_down_where_a_rank_holds_more_than_it_has_room_for(name: str) -> None:
+    cap = 12 if name in ("adaptive", "dualpipe-v") else 0
+    policy = policy_by_name(name, cap)
+    placement, microbatches = fitting(policy, 4, 8, 2)
+    pipeline = Pipeline(policy, placement.ranks, microbatches, placement=placement, spare=0)
+    run_in_random_order(pipeline, seed=1)
+    assert pipeline.finished
+    may_hold = [policy.bounds(placement, rank, microbatches).held for rank in range(4)]
+    has_no_room = [may > least_rooms(placement.chunks) for may in may_hold]
+    went_down = [bool(watch.went_down) for watch in pipeline.stashes]
+    assert all(lacks >= down for lacks, down in zip(has_no_room, went_down, strict=True))
+    assert any(went_down) == any(has_no_room)
 
 
 def test_replicas_whose_buckets_become_ready_in_other_orders_collect_in_one() -> None:

@@ -1,0 +1,105 @@
+"""The rooms of a rank for stashes: what a forward keeps for its backward. The device may have fewer
+of them than the policy holds.
+
+A stash is that of one microbatch on one stage. Rooms on the device are of four sorts:
+
+    lasting      for a stash that stays from its forward to its backward
+    passing      for a stash that goes down after its forward, until it has gone
+    returning    for a stash that has come back, until its backward; one for each stage of the rank
+    gathering    for a stash on its way down, which is put together there
+
+A forward takes a lasting room if one is free, and a passing room otherwise. So what is made while
+room is short goes down: of all stashes of a stage, the newest is needed last. Stashes of deeper
+stages are needed sooner, so forwards leave one lasting room to each deeper stage of the rank.
+A stash comes back to the returning room of its stage, or to a lasting room if its backward is near.
+"""
+
+from collections.abc import Collection
+from enum import Enum
+
+
+class StashMove(Enum):
+    """What a kind of work does with a stash."""
+
+    MAKES = "forward"
+    TAKES_DOWN = "offload"
+    BRINGS_BACK = "reload"
+    USES_UP = "whole backward, or weight gradient"
+
+    __hash__ = object.__hash__
+
+
+def least_rooms(chunks: int) -> int:
+    """The least number of rooms of a rank with so many stages: none of them is lasting."""
+    gathering = passing = 1
+    return gathering + passing + chunks
+
+
+class StashRooms:
+    """The rooms of one rank, as its tasks take and free them.
+
+    Args:
+        rooms: number of stashes that the device has room for, at least `least_rooms`.
+        stages: stages of this rank.
+    Attributes:
+        on_device: number of stashes that have memory on the device, but for what is gathered.
+    """
+
+    def __init__(self, rooms: int, stages: Collection[int]) -> None:
+        spare = rooms - least_rooms(len(stages))
+        # With two a forward runs while the stash before it goes down.
+        self._passing = 2 if spare > len(stages) else 1
+        self._lasting = spare + 1 - self._passing
+        self._returning = set(stages)
+        self._deeper = {stage: sum(other > stage for other in stages) for stage in stages}
+        self._back: dict[int, int] = {}  # the microbatch in the returning room, by stage
+        self.on_device = 0
+
+    def admits(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
+        """There is room for the work to start.
+
+        Args:
+            move: what the work does with a stash.
+            stage: stage of the work.
+            is_near: the stash is needed soon, if the work brings one back.
+        """
+        if move is StashMove.MAKES:
+            return self._passing > 0 or self._may_stay(stage)
+        if move is StashMove.BRINGS_BACK:
+            return stage in self._returning or (is_near and self._lasting > 0)
+        return True
+
+    def make(self, stage: int) -> bool:
+        """Take a room for the stash of a forward. Returns True if it stays there."""
+        self.on_device += 1
+        if self._may_stay(stage):
+            self._lasting -= 1
+            return True
+        self._passing -= 1
+        return False
+
+    def take_down(self) -> None:
+        """Free the room of a stash that has gone down."""
+        self.on_device -= 1
+        self._passing += 1
+
+    def bring_back(self, stage: int, number: int) -> None:
+        """Take a room for a stash that comes back."""
+        self.on_device += 1
+        if stage in self._returning:
+            self._returning.remove(stage)
+            self._back[stage] = number
+        else:
+            self._lasting -= 1
+
+    def use_up(self, stage: int, number: int) -> None:
+        """Free the room of a stash that nobody needs any more."""
+        self.on_device -= 1
+        if self._back.get(stage) == number:
+            del self._back[stage]
+            self._returning.add(stage)
+        else:
+            self._lasting += 1
+
+    def _may_stay(self, stage: int) -> bool:
+        return self._lasting > self._deeper[stage]
