@@ -233,6 +233,7 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     group = 0 if group == 1 or job.by_library else group
     job = replace(job, replicas=mesh.data)
     try:
+        job = replace(job, held_on_device=of.offload_activations)
         return with_shards(job, of.zero, of.reductions, of.gathered, group)
     except ValueError as error:
         is_named = config.schedule.policy == job.policy.name

@@ -336,7 +336,7 @@ class Precision(_Section):
 @dataclass(frozen=True, slots=True)
 class Memory(_Section):
     """The cut of memory into buckets, recomputation (activation checkpointing), and offload of the
-    optimizer's state."""
+    optimizer's state and of activations."""
 
     activations_mb: float = _key(
         0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0
@@ -356,10 +356,17 @@ class Memory(_Section):
         "(masters and moments), and each bucket comes to the device for its step",
         choices=("none", "stream"),
     )
+    offload_activations: int = _key(
+        0,
+        "number of microbatches, each of one stage, whose activations a rank may have on the "
+        "device at a time; what it holds beyond that is in memory.scratch until its backward; "
+        "0 = all stay on the device",
+        least=0,
+    )
     scratch: str = _key(
         "host",
-        "what holds offloaded state: 'host' = CPU memory; 'disk:DIR' = one unnamed file a rank in "
-        "that directory, which exists",
+        "what holds offloaded state and activations: 'host' = CPU memory; 'disk:DIR' = one unnamed "
+        "file a rank in that directory, which exists",
     )
     slots: int = _key(
         3, "buckets of offloaded state that a rank may have on the device at a time", least=3
@@ -405,6 +412,11 @@ class Memory(_Section):
         "memory): what needs more by prediction is refused before training; 0 = not checked",
         least=0,
     )
+
+    @property
+    def uses_scratch(self) -> bool:
+        """Something may be offloaded."""
+        return self.offload == "stream" or self.offload_activations > 0
 
     @property
     def scratch_directory(self) -> str | None:
@@ -810,6 +822,12 @@ def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
         yield (
             f"memory.zero = {memory.zero} with run.compile = {run.compile!r}: compiled layers need "
             "weights that are always there; expected memory.zero = 2, or run.compile = ''"
+        )
+    if memory.offload_activations and run.compile:
+        yield (
+            f"memory.offload_activations = {memory.offload_activations} with run.compile = "
+            f"{run.compile!r}: what compiled layers save stays on the device; expected "
+            "memory.offload_activations = 0, or run.compile = ''"
         )
     if memory.reductions > 1 and memory.zero < 2:
         yield (

@@ -45,6 +45,7 @@ from axrt.preflight import (
     check_arguments,
     check_backend,
     check_kept,
+    check_stashes,
     check_stays,
     check_use,
     checked_sample,
@@ -108,13 +109,14 @@ class Engine:
             config, model, self._rank, sample, compiler
         )
         self._exchange.agreed(lambda: check_stays(self._job.stays is not None, self.device))
+        self._exchange.agreed(lambda: check_stashes(config.memory, self.device))
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
         if self._job.pipes > 1:
             share_given_weights(self._rank, self._job, model.layers)
         build = partial(self._build, model, factory, lr_schedule, compiler)
-        offloads = config.memory.offload == "stream"
+        offloads = config.memory.uses_scratch
         self._model = self._exchange.made_by_all(build) if offloads else build()
         pipes = self._model.pipes
         self._shards = ShardExchange(self._exchange, self._job, self._rank.mesh, pipes)
@@ -497,6 +499,8 @@ class Engine:
         compiler: Compiler | None,
     ) -> LocalModel:
         memory, device = self.config.memory, self._rank.device
+        offloads_stash = self._job.offloads_stash(self._rank.mesh.pipe_rank)
+        needs_scratch = memory.offload == "stream" or offloads_stash
         return local_model(
             model,
             self._job,
@@ -506,7 +510,7 @@ class Engine:
             factory,
             lr_schedule,
             compiler,
-            scratch_tier(memory, device) if memory.offload == "stream" else None,
+            scratch_tier(memory, device) if needs_scratch else None,
         )
 
     def _writer(self) -> Callable[[Path], dict[str, FileRecord]] | None:

@@ -26,6 +26,7 @@ from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
 from axrt.store.shards import cut_of
 from axrt.store.slots import Slots
+from axrt.store.stash import ScratchStash
 
 _MIB = 1024 * 1024
 
@@ -58,6 +59,7 @@ class LocalModel:
         loss_scale: scale of the losses of each step; None: they are as they are.
         scratch: tier in which masters and moments live; None: on the device.
         slots: memory on the device to which they come; None where they live there.
+        stash: stashes of microbatches in scratch; None: they stay on the device.
         shown: copies of masters that the user was given since the last call, where masters live in
             scratch.
     """
@@ -69,6 +71,7 @@ class LocalModel:
     loss_scale: LossScale | None = None
     scratch: Tier | None = None
     slots: Slots | None = None
+    stash: ScratchStash | None = None
     shown: list[_Shown] = field(default_factory=list)
 
     def of_pipe(self, pipe: int) -> "LocalModel":
@@ -104,6 +107,7 @@ class LocalModel:
             memory: section `[memory]`.
         """
         notes = list(self.scratch.notes) if self.scratch else []
+        notes += self.stash.notes if self.stash and not self.scratch else []
         if any(bucket.keeps_moments for bucket in self.all_buckets):
             notes.append(
                 "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
@@ -263,13 +267,18 @@ class LocalModel:
             bucket.release(failed)
         if self.narrow is not None:
             self.narrow.release()
-        if self.scratch is not None and not failed:  # else a thread may be at it
-            self.scratch.close()
+        if failed:  # a thread may be at scratch
+            return
+        for of in (self.scratch, self.stash):
+            if of is not None:
+                of.close()
 
     def drop(self) -> None:
         """Forget every microbatch under way, and all gradients."""
         for stage in self.stages.values():
             stage.drop()
+        if self.stash is not None:
+            self.stash.drop()
         for bucket in self.all_buckets:
             bucket.leave_memory()
 
@@ -296,11 +305,12 @@ def local_model(
         factory: function that makes the optimizer of a bucket.
         lr_schedule: function that gives the factor on the learning rate for a step.
         compiler: compiler that runs the layers; None: they run as they are.
-        scratch: tier for masters and moments (offload); None: they stay on the device.
+        scratch: tier for masters and moments, and for stashes; None: all stay on the device.
     Raises:
         ConfigError: scratch has no room for them.
     """
-    slots = Slots(scratch, generator.device) if scratch else None
+    offloads_state = scratch is not None and config.memory.offload == "stream"
+    slots = Slots(scratch, generator.device) if scratch and offloads_state else None
     stages, buckets, pipes = {}, {}, {}
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
@@ -342,12 +352,16 @@ def local_model(
             compiler,
             job.recomputed.get(stage, 0),
             loss_scale.of if loss_scale else None,
+            job.offloads_stash(mesh.pipe_rank),
         )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     if slots:
         with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
         slots.allocate(min(job.slots, len(with_state)))
-    return LocalModel(stages, buckets, pipes, narrow, loss_scale, scratch, slots)
+    offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
+    stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
+    of_state = scratch if slots else None
+    return LocalModel(stages, buckets, pipes, narrow, loss_scale, of_state, slots, stash)
 
 
 class _Layers:

@@ -137,8 +137,8 @@ class Rank:
 
 
 def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
-    """The engines that copy offloaded state, one a direction."""
-    if memory.offload == "none":
+    """The engines that copy what is offloaded, one a direction."""
+    if not memory.uses_scratch:
         return {}
     apart = bool(memory.scratch_directory or memory.scratch_gb_s)
     if apart:

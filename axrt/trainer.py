@@ -34,9 +34,10 @@ from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
 from axrt.workers.stages import StageWorker
+from axrt.workers.stash import StashWorker
 from axrt.workers.stepping import SteppingWorker
 from axrt.workers.weights import WeightsWorker, shard_of
-from axrt.workers.worker import Land, Mail, Workers
+from axrt.workers.worker import Land, Mail, Worker, Workers
 
 Wait = Callable[[Collected, str], list[Any]]
 
@@ -172,7 +173,9 @@ class Trainer:
             Meaning.TURN: collectives.hear_turn,
         }
         offload = OffloadWorker(model.buckets, expectation)
-        every = [stages, gradients, collectives, weights, stepping, offload]
+        every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
+        if model.stash is not None:
+            every.append(StashWorker(model.stages, model.stash))
         workers = Workers(mail, every, hears)
         state = RankState(
             self._job,

@@ -9,6 +9,13 @@ from .arena import PAGE_BYTES, Stretch
 from .numa import on_cpus
 
 
+def aligned(num_bytes: int, device: torch.device) -> Tensor:
+    """New memory that begins at a page, uint8, shape (num_bytes,)."""
+    memory = torch.empty(num_bytes + PAGE_BYTES, dtype=torch.uint8, device=device)
+    start = -memory.data_ptr() % PAGE_BYTES
+    return memory[start : start + num_bytes]
+
+
 class MemoryArena:
     """One piece of memory that begins at a page.
 

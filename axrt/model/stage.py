@@ -36,6 +36,7 @@ from .compiler import Compiler
 from .deferral import Deferral, with_deferral, without_deferral
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
+from .saved import SavedTensors, memory_of
 from .seeds import BorrowedGenerator
 
 Gradients = tuple[Tensor | None, ...]
@@ -83,11 +84,13 @@ class _Stashed:
         segments: segments of its graph, in order.
         given: inputs and target for the layers that run again, and the buffers of each of them.
         gradients: gradients of the last segment's outputs, once a backward in pieces has begun.
+        saved: what autograd has saved of it, where that may leave the device.
     """
 
     segments: list[_Segment] = field(default_factory=list)
     given: tuple[Any, Any, list[dict[str, Tensor]]] | None = None
     gradients: Gradients = ()
+    saved: SavedTensors | None = None
 
 
 def are_apart(
@@ -157,10 +160,12 @@ class Stage:
         generator: random numbers, seeded anew before each layer.
         replica: index of the replica that this stage belongs to.
         types: types that layers compute in and send on (mixed precision).
-        scale_of: function that gives the factor on the losses of a step (loss scaling); None: 1.
         compiler: compiler that runs the layers and the loss; None: they run as they are.
         recomputed: number of first layers that keep nothing and run again before a backward; where
             it is all of them, so does the loss. 0: none.
+        scale_of: function that gives the factor on the losses of a step (loss scaling); None: 1.
+        offloads: True if what autograd saves of a microbatch may leave the device until its
+            backward.
     Attributes:
         layers: modules, by the index of the layer in the model as text.
         first_layer: index of the first layer in the model.
@@ -179,8 +184,9 @@ class Stage:
         compiler: Compiler | None = None,
         recomputed: int = 0,
         scale_of: Callable[[int], float] | None = None,
+        offloads: bool = False,
     ) -> None:
-        self.recomputed = recomputed
+        self.recomputed, self._offloads = recomputed, offloads
         splits = job.splits and compiler is None
         ready = list(map(with_deferral, layers)) if splits else list(layers)
         self.layers = nn.ModuleDict(
@@ -247,6 +253,15 @@ class Stage:
                 travel.
         """
         stashed = self._stash[number] = _Stashed()
+        if not self._offloads:
+            return self._forward(stashed, number, inputs, target, in_pieces)
+        stashed.saved = SavedTensors(self.device, self._is_own)
+        with stashed.saved.saving():
+            return self._forward(stashed, number, inputs, target, in_pieces)
+
+    def _forward(
+        self, stashed: _Stashed, number: int, inputs: Any, target: Any, in_pieces: bool
+    ) -> Any:
         whole = len(self._run)
         if self.recomputed:
             buffers = [
@@ -277,6 +292,12 @@ class Stage:
         with _buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
             _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
         stashed.segments[:0] = segments
+
+    def saved(self, number: int) -> SavedTensors:
+        """What autograd has saved of microbatch `number`, which may leave the device."""
+        saved = self._stash[number].saved
+        assert saved is not None, "this stage keeps what autograd saves"
+        return saved
 
     def kept_to_run_again(self, number: int) -> list[Tensor]:
         """The copies that microbatch `number` keeps for layers that run again: inputs, target and
@@ -538,13 +559,17 @@ class Stage:
     @cached_property
     def _own_memory(self) -> set[int]:
         """Addresses of weights and buffers; asked for once they have moved to their buckets."""
-        return {_memory(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
+        return {memory_of(tensor) for tensor in (*self.layers.parameters(), *self.layers.buffers())}
+
+    def _is_own(self, tensor: Tensor) -> bool:
+        """The tensor is one of this stage's weights or buffers, or a view of one."""
+        return memory_of(tensor) in self._own_memory
 
     def _to_send(self, tensor: Tensor) -> Tensor:
         """The tensor detached, and a copy if it is one of this stage's weights or buffers: those
         change while the network may still be reading."""
         out = tensor.detach()
-        if _memory(out) in self._own_memory:
+        if self._is_own(out):
             out = out.clone()
         return out.requires_grad_(tensor.requires_grad)
 
@@ -648,11 +673,6 @@ def _described(value: object) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(_described(one) for one in value)})"
     return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def _memory(tensor: Tensor) -> int:
-    """What a tensor is in, also where that has no memory for a time."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def check_finite(value: float, where: Callable[[], str], what: str = "loss") -> None:

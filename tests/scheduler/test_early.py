@@ -11,6 +11,7 @@ from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.scheduler.stash import StashMove
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 from ..sweeps import swept
@@ -34,6 +35,9 @@ class Seen(NamedTuple):
         raise AssertionError("not asked")
 
     def forwards_left(self, task: Task) -> bool:
+        raise AssertionError("not asked")
+
+    def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
         raise AssertionError("not asked")
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:

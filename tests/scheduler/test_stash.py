@@ -97,7 +97,7 @@ def test_a_second_stash_comes_back_when_the_backward_before_it_has_ended() -> No
 
 
 def test_less_room_than_a_stash_needs_on_its_way_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"held_on_device = 3 with 2 stages a rank; .* least 4"):
+    with pytest.raises(ValueError, match=r"_activations = 3 with 2 stages a rank; .* least 4"):
         replace(build_schedule("adaptive", 4, 8), held_on_device=3)
 
 

@@ -1,0 +1,40 @@
+"""Takes what microbatches keep for far backwards off the device, and brings it back."""
+
+from collections.abc import Mapping
+
+from axrt.model.stage import Stage
+from axrt.scheduler.task import Kind, Task
+from axrt.store.stash import ScratchStash
+
+from .worker import Made, Worker, nothing
+
+
+class StashWorker(Worker):
+    """Copies between scratch and the device.
+
+    Args:
+        stages: stages of this rank, by number.
+        stash: stashes of this rank in scratch.
+    """
+
+    kinds = (Kind.OFFLOAD, Kind.RELOAD)
+
+    def __init__(self, stages: Mapping[int, Stage], stash: ScratchStash) -> None:
+        self._stages, self._stash = stages, stash
+
+    def run(self, task: Task) -> Made:
+        kind, stage, number, _ = task
+        if kind is Kind.OFFLOAD:
+            self._stash.take_down(stage, number, self._stages[stage].saved(number))
+        else:
+            self._stash.bring_back(stage, number)
+        return nothing
+
+    def complete(self, task: Task, made: Made) -> Made:
+        kind, stage, number, _ = task
+        saved = self._stages[stage].saved(number)
+        if kind is Kind.OFFLOAD:
+            self._stash.has_gone(stage, number, saved)
+        else:
+            self._stash.has_come(stage, number, saved)
+        return made
