@@ -332,6 +332,7 @@ class Engine:
             "clips": job.votes,
             "recompute": self.config.memory.recompute,
             "slots": job.slots,
+            "held_on_device": job.held_on_device,
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,

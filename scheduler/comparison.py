@@ -66,8 +66,9 @@ class Run:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, zero = of.pop("slots", 0), of.pop("zero", 0)
             shared = zero, of.pop("reductions", 1), of.pop("gathered", 2), of.pop("group", 0)
+            on_device = of.pop("held_on_device", 0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
-            job = with_shards(job, *shared)
+            job = with_shards(replace(job, held_on_device=on_device), *shared)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "

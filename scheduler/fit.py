@@ -72,9 +72,17 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
             for stage in range(placement.stages)
             if (Kind.RECOMPUTE, stage) in usual
         },
+        offload=_of_a_rank(line, Kind.OFFLOAD, placement),
+        reload=_of_a_rank(line, Kind.RELOAD, placement),
         pieces=_pieces(line),
         seed=seed,
     )
+
+
+def _of_a_rank(line: Timeline, kind: AnyKind, placement: Placement) -> float:
+    """The duration of a copy of what a microbatch keeps on a rank, over all its chunks."""
+    times = [span.end - span.start for span in line.spans if span.task.kind is kind]
+    return fmean(times or [0.0]) / placement.share
 
 
 def is_offloaded(line: Timeline) -> bool:

@@ -107,8 +107,8 @@ class Job:
         least = least_rooms(self.placement.chunks)
         if 0 < self.held_on_device < least and any(map(self.offloads_stash, range(self.ranks))):
             raise ValueError(
-                f"offload_activations = {self.held_on_device} with {self.placement.chunks} stages a "
-                f"rank; expected at least {least}: one stash that is made, one on its way down, "
+                f"offload_activations = {self.held_on_device} with {self.placement.chunks} stages "
+                f"a rank; expected at least {least}: one stash that is made, one on its way down, "
                 "and one of each stage that has come back"
             )
 

@@ -73,8 +73,8 @@ class Costs:
         state: size of a bucket's offloaded state.
         copies_in, copies_out: bandwidths of a rank's copies of such state, to the device and from
             it, in size per time; infinity (the default) makes copies free.
-        stash: size of what a microbatch keeps on a rank from its forward to its backward, in the
-            unit of `copies_in` x time; divided evenly over the rank's chunks.
+        offload, reload: durations of taking out and bringing back what a microbatch keeps on a
+            rank from its forward to its backward; divided evenly over the rank's chunks.
         others: duration of other kinds of work that are not of a microbatch, by kind; a missing
             kind takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
@@ -107,7 +107,8 @@ class Costs:
     state: float = 0.0
     copies_in: float = float("inf")
     copies_out: float = float("inf")
-    stash: float = 0.0
+    offload: float = 0.0
+    reload: float = 0.0
     others: Mapping[AnyKind, float] = field(default_factory=dict)
     task: float = 0.0
     edge: Edge = _AT_ONCE
@@ -184,8 +185,8 @@ class _Durations:
             self._base[Kind.INPUT, stage] = slow * back
             self._base[Kind.WEIGHT, stage] = slow * weight
         self._copied = {
-            Kind.OFFLOAD: costs.stash * placement.share / costs.copies_out,
-            Kind.RELOAD: costs.stash * placement.share / costs.copies_in,
+            Kind.OFFLOAD: costs.offload * placement.share,
+            Kind.RELOAD: costs.reload * placement.share,
         }
 
     def of(self, task: Task) -> float:

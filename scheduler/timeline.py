@@ -67,8 +67,9 @@ class Timeline:
     pauses: list[Pause] = field(default_factory=list)
 
     def computing(self) -> Iterator[Span]:
-        """The spans of forwards and backwards: all work on microbatches."""
-        return (span for span in self.spans if span.task.kind.of_a_microbatch)
+        """The spans of forwards and backwards: all work on microbatches but copies."""
+        kinds = (span for span in self.spans if span.task.kind.of_a_microbatch)
+        return (span for span in kinds if not span.task.kind.beside)
 
     def on_device(self) -> Iterator[Span]:
         """The spans of all that occupies the device: not of what runs beside its tasks."""

@@ -175,6 +175,20 @@ _COSTS = (
     "of --costs",
 )
 @click.option(
+    "--offload-activations",
+    default=0,
+    type=click.IntRange(0),
+    help="as memory.offload_activations: chunks whose activations a rank may have on the device; "
+    "what it holds beyond that is copied, see --stash-costs; 0: all stay there",
+)
+@click.option(
+    "--stash-costs",
+    default=(0.0, 0.0),
+    type=_Numbers(2, ","),
+    help="with --offload-activations: bringing back what a microbatch keeps on a rank, and taking "
+    "it out, in the unit of --costs; a chunk's is 1/v",
+)
+@click.option(
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
 )
 @click.option(
@@ -452,11 +466,7 @@ def _check(options: dict[str, Any]) -> None:
     _check_ranks(options)
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
-    if any(options["copy_costs"]) and not options["slots"]:
-        _refuse(
-            "--copy-costs are of state that is offloaded, and without --slots it stays on the "
-            "device; expected --slots 3, or another number of buckets"
-        )
+    _check_copies(options)
     if options["reductions"] > 1 and options["zero"] < 2:
         _refuse(
             f"--reductions {options['reductions']} with --zero {options['zero']}: gradients are "
@@ -466,11 +476,6 @@ def _check(options: dict[str, Any]) -> None:
         _refuse(
             f"--gathered {options['gathered']} with --zero {options['zero']}: weights are always "
             "whole; expected --zero 3"
-        )
-    if options["slots"] and not any(options["copy_costs"]):
-        _refuse(
-            "--slots alone changes nothing, since copies that take no time are never waited for; "
-            "expected --copy-costs too, such as 1,1.5"
         )
     try:
         most_recomputed(options["recompute"])
@@ -497,6 +502,24 @@ def _check_ranks(options: dict[str, Any]) -> None:
         )
 
 
+def _check_copies(options: dict[str, Any]) -> None:
+    if any(options["copy_costs"]) and not options["slots"]:
+        _refuse(
+            "--copy-costs are of state that is offloaded, and without --slots it stays on the "
+            "device; expected --slots 3, or another number of buckets"
+        )
+    if any(options["stash_costs"]) and not options["offload_activations"]:
+        _refuse(
+            "--stash-costs are of activations that are offloaded; expected --offload-activations, "
+            "too, with a number of chunks that stay on the device"
+        )
+    if options["slots"] and not any(options["copy_costs"]):
+        _refuse(
+            "--slots alone changes nothing, since copies that take no time are never waited for; "
+            "expected --copy-costs too, such as 1,1.5"
+        )
+
+
 def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
     """The job of a policy, and its simulated timeline; raises `ValueError` where the options do not
     go together."""
@@ -516,6 +539,7 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
     forward, back, weight = options["costs"]
     fetch, store = options["copy_costs"]
     ranks, factor = options["node"] or (0, 1.0)
+    bring, take = options["stash_costs"]
     return Costs(
         Work(forward, back, weight, sent=options["transfer"]),
         reduce=options["reduce_cost"],
@@ -524,6 +548,8 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         state=1.0,
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
+        offload=take,
+        reload=bring,
         task=options["task_cost"],
         edge=Edge(options["latency"], 1.0),  # sizes are given as durations
         message=options["message_cost"],
@@ -540,14 +566,15 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
 
 
 def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
-    job = replace(
-        job,
-        replicas=options["replicas"],
-        recomputed=dict.fromkeys(costs.recomputed, 1),
-        votes=options["clip"],
-        slots=options["slots"],
-    )
     try:
+        job = replace(
+            job,
+            replicas=options["replicas"],
+            recomputed=dict.fromkeys(costs.recomputed, 1),
+            votes=options["clip"],
+            slots=options["slots"],
+            held_on_device=options["offload_activations"],
+        )
         gathered, group = options["gathered"] or 2, options["group"]
         job = with_shards(job, options["zero"], options["reductions"], gathered, group)
     except ValueError as error:
@@ -572,6 +599,7 @@ def _figures(job: Job, line: Timeline, options: dict[str, Any], held_mib: float)
         "span": line.span,
         "in_flight": line.in_flight,
         "held": line.held,
+        "held_on_device": line.held_on_device,
         "held_mib": _stash(job, line, options, held_mib),
         "idle": line.idle(),
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},

@@ -35,7 +35,9 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
         table.add_column(column, no_wrap=True)
     causes = _causes_in(*(of["idle_by_cause"] for of in found))
     headings = [_CAUSES[cause][0] for cause in causes]
-    for column in ("makespan", "span", "utilisation", "in flight", "held", *headings):
+    offloads = any(of["held_on_device"] != of["held"] for of in found)
+    held = ("held", *["on device"] * offloads)
+    for column in ("makespan", "span", "utilisation", "in flight", *held, *headings):
         table.add_column(column, justify="right", no_wrap=True)
     in_mib = any(map(sum, (of["held_mib"] for of in found)))
     if in_mib:
@@ -50,6 +52,7 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
             f"{of['utilisation']:.3f}",
             str(max(of["in_flight"])),
             str(max(of["held"])),
+            *[str(max(of["held_on_device"]))] * offloads,
             *[f"{on_average:.2f}" for on_average in idle],
             *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )

@@ -144,7 +144,7 @@ def _predict(engine: Engine, predictor: Predictor, record: Record) -> None:
 def _settle_allocator(config: Config) -> None:
     """Keep freed memory for the next step; with offload to a disk, which is there to save memory,
     give it back."""
-    if config.memory.offload == "stream" and config.memory.scratch_directory:
+    if config.memory.uses_scratch and config.memory.scratch_directory:
         give_freed_memory_back()
     else:
         keep_freed_memory()

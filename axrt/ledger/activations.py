@@ -37,12 +37,14 @@ class StashBytes(NamedTuple):
     Args:
         kept: what it keeps from its forward on.
         again: what it keeps in addition once its layers have run again (recomputation).
+        saved: what autograd has saved of it after its forward, which may leave the device.
         sent: activation that it sends on; 0 on the last stage.
         sent_back: gradient that comes back for it.
     """
 
     kept: int
     again: int
+    saved: int
     sent: int
     sent_back: int
 
@@ -125,6 +127,7 @@ class Stashes:
         with _saved() as saved:
             out = sketch.forward(0, value, target if last else None)
             kept = _apart([*saved(), *sketch.kept_to_run_again(0)], weights)
+            leaves = _apart(saved(), weights)
             if again:
                 products.forget_layers(sketch, again)
                 sketch.recompute(0)
@@ -133,7 +136,9 @@ class Stashes:
         kept = kept if again else afterwards
         sent = [] if last else flatten(out)[1]
         back = [tensor for tensor in sent if tensor.requires_grad]
-        sizes = StashBytes(kept, max(0, afterwards - kept), num_bytes(sent), num_bytes(back))
+        sizes = StashBytes(
+            kept, max(0, afterwards - kept), leaves, num_bytes(sent), num_bytes(back)
+        )
         return sizes, None if last else out
 
     def _types_on_device(self, types: Types) -> dict[int, torch.dtype]:

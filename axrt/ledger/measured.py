@@ -70,9 +70,15 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         (Purpose.ORIGINALS, Tier.HOST, num_bytes(originals)),
     )
     yield from (Entry(*one) for one in held)
+    yield _of_stashes(model)
     for bucket in model.all_buckets:
         for purpose, size in zip(IN_SCRATCH, bucket.scratch_bytes, strict=True):
             yield Entry(purpose, _tier_of(model), size)
+
+
+def _of_stashes(model: LocalModel) -> Entry:
+    tier = Tier.DISK if model.stash and model.stash.is_on_disk else Tier.HOST
+    return Entry(Purpose.STASH, tier, model.stash.num_bytes if model.stash else 0)
 
 
 def _stays(model: LocalModel, tensor: Tensor) -> bool:

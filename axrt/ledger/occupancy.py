@@ -4,12 +4,13 @@ The simulation has tasks of equal length on all ranks. A real run may hold less,
 bound allows some of them more.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
+from axrt.offload.arena import PAGE_BYTES
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import FIXED
 from axrt.scheduler.simulator import Costs, simulate
@@ -27,10 +28,12 @@ class Occupancy(NamedTuple):
     Args:
         stash: what its microbatches keep.
         messages: activations and gradients that have come and wait for their task.
+        scratch: what of the stash is in scratch.
     """
 
     stash: int
     messages: int
+    scratch: int = 0
 
 
 class _Arrival(NamedTuple):
@@ -58,7 +61,9 @@ class Occupancies:
             job: schedule of the run.
             sizes: sizes of a microbatch on each stage.
         """
-        shorter, longer = _SHORTER * job.ranks, _LONGER * job.ranks
+        # Where stashes leave the device, it is full in both.
+        shorter = _SHORTER * job.ranks + job.held_on_device
+        longer = _LONGER * job.ranks + 2 * job.held_on_device
         if job.microbatches <= longer or job.policy.name == FIXED:
             return self._simulated(job, sizes, job.microbatches)
         far = (job.microbatches - longer) / (longer - shorter)
@@ -66,6 +71,7 @@ class Occupancies:
             Occupancy(
                 ceil(more.stash + far * (more.stash - less.stash)),
                 ceil(more.messages + far * (more.messages - less.messages)),
+                ceil(more.scratch + far * (more.scratch - less.scratch)),
             )
             for more, less in zip(
                 self._simulated(job, sizes, longer),
@@ -108,16 +114,65 @@ class Occupancies:
     ) -> list[Occupancy]:
         line = self._alone(job, microbatches)
         stash = line.stash(lambda stage: sizes[stage].kept, lambda stage: sizes[stage].again)
+        again = line.stash(lambda stage: 0.0, lambda stage: sizes[stage].again)
         messages = _most_waiting(line, job, sizes)
-        return [Occupancy(int(kept), messages[rank]) for rank, kept in enumerate(stash)]
+        most = [_most_on_device(job, rank, sizes) + again[rank] for rank in range(job.ranks)]
+        scratch = _most_in_scratch(line, sizes)
+        return [
+            Occupancy(int(min(kept, most[rank])), messages[rank], scratch[rank])
+            for rank, kept in enumerate(stash)
+        ]
 
     def _alone(self, job: Job, microbatches: int) -> Timeline:
         """A step of so many microbatches, as of one replica."""
-        job = replace(job.alone(), microbatches=microbatches, votes=job.votes)
-        key = (job.policy, job.placement, job.microbatches, *sorted(job.recomputed), job.votes)
+        job = replace(
+            job.alone(),
+            microbatches=microbatches,
+            votes=job.votes,
+            held_on_device=job.held_on_device,
+        )
+        key = (
+            job.policy,
+            job.placement,
+            job.microbatches,
+            *sorted(job.recomputed),
+            job.votes,
+            job.held_on_device,
+        )
         if key not in self._lines:
             self._lines[key] = simulate(job, Costs(pieces=1), steps=1)
         return self._lines[key]
+
+
+def _most_on_device(job: Job, rank: int, sizes: Sequence[StashBytes]) -> float:
+    """The most bytes of stashes for which a rank has room on the device, recomputation aside: those
+    of its largest stage, and one that is gathered on its way down."""
+    if not job.offloads_stash(rank):
+        return inf
+    of_stages = [sizes[stage] for stage in job.placement.stages_of(rank)]
+    gathered = max(_pages(of.saved) for of in of_stages)
+    return (job.held_on_device - 1) * max(of.kept for of in of_stages) + gathered
+
+
+def _most_in_scratch(line: Timeline, sizes: Sequence[StashBytes]) -> dict[int, int]:
+    """By rank, the bytes that its stages take of scratch, where copies take no time: each keeps as
+    many stretches as it has needed at a time."""
+    now: Counter[tuple[int, int]] = Counter()
+    most: Counter[tuple[int, int]] = Counter()
+    events = [(span.start, 1, span) for span in line.spans if span.task.kind is Kind.OFFLOAD] + [
+        (span.end, 0, span) for span in line.spans if span.task.kind is Kind.RELOAD
+    ]
+    for _, is_more, (rank, task, *_) in sorted(events, key=lambda event: event[:2]):
+        now[rank, task.stage] += 1 if is_more else -1
+        most[rank, task.stage] = max(most[rank, task.stage], now[rank, task.stage])
+    in_all: dict[int, int] = defaultdict(int)
+    for (rank, stage), count in most.items():
+        in_all[rank] += count * _pages(sizes[stage].saved)
+    return in_all
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def _most_waiting(line: Timeline, job: Job, sizes: Sequence[StashBytes]) -> dict[int, int]:

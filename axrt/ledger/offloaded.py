@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from axrt.config import Config
+from axrt.config import Config, Memory
 
 from .ledger import Entry, Purpose, Tier
 from .parameters import BucketBytes
@@ -21,7 +21,7 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
     if config.memory.offload == "none":
         yield from _on_device(buckets, at_once)
         return
-    scratch = Tier.DISK if config.memory.scratch_directory else Tier.HOST
+    scratch = scratch_of(config.memory)
 
     def tries(bucket: BucketBytes) -> bool:
         """Its steps may be tried before the vote."""
@@ -37,6 +37,11 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
         yield Entry(Purpose.MASTERS, scratch, rooms * _pages(bucket.masters))
         yield Entry(Purpose.MOMENTS, scratch, rooms * _moments(bucket))
         yield Entry(Purpose.BEFORE, scratch, tries(bucket) * _pages(bucket.in_place))
+
+
+def scratch_of(memory: Memory) -> Tier:
+    """The tier of what is offloaded."""
+    return Tier.DISK if memory.scratch_directory else Tier.HOST
 
 
 def _on_device(buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]:

@@ -18,7 +18,7 @@ from axrt.store.probe import Probed, probed
 from .activations import Stashes
 from .ledger import Entry, Ledger, Purpose, Tier
 from .occupancy import Occupancies, Occupancy
-from .offloaded import state_entries
+from .offloaded import scratch_of, state_entries
 from .parameters import BucketBytes, StageBytes, of_stage
 from .skeleton import Skeletons
 
@@ -139,6 +139,7 @@ class Predictor:
             of.reductions,
             of.gathered,
             of.shard,
+            of.offload_activations,
         )
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
@@ -199,6 +200,7 @@ def _entries(
         yield Entry(purpose, tier, sum(sizes))
     yield from state_entries(config, buckets, job.votes)
     yield Entry(Purpose.STASH, Tier.DEVICE, held.stash)
+    yield Entry(Purpose.STASH, scratch_of(config.memory), held.scratch)
     yield Entry(Purpose.MESSAGES, Tier.DEVICE, held.messages)
 
 

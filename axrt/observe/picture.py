@@ -28,8 +28,15 @@ _CLASS: dict[AnyKind, str] = {
     Kind.STEP: "p",
     Kind.FETCH: "in",
     Kind.STORE: "out",
+    Kind.RELOAD: "in",
+    Kind.OFFLOAD: "out",
 }
-_LANES = {Kind.FETCH: "copies in", Kind.STORE: "copies out"}
+_LANES = {
+    Kind.FETCH: "copies in",
+    Kind.STORE: "copies out",
+    Kind.RELOAD: "reloads",
+    Kind.OFFLOAD: "offloads",
+}
 _OTHER = "o"  # of kinds without a colour of their own
 _HELD = ("h", "held: forward started, weight gradient not finished")
 _STYLE = """
@@ -71,7 +78,7 @@ def _lanes(line: Timeline) -> list[Kind]:
 
 
 def _drawn(line: Timeline) -> list[Span]:
-    """What is drawn: forwards and backwards, and with copies of state also the steps."""
+    """What is drawn: forwards and backwards, and with copies also these and the steps."""
     lanes = _lanes(line)
     if not lanes:
         return list(line.computing())

@@ -87,6 +87,18 @@ class ScratchStash:
             self._free[stage].append(self._down.pop((stage, number)))
 
     @property
+    def num_bytes(self) -> int:
+        """What stashes have taken of scratch so far."""
+        of_stages = ((stage, len(free)) for stage, free in self._free.items())
+        free_bytes = sum(count * self._sizes[stage] for stage, count in of_stages)
+        return free_bytes + sum(stretch.num_bytes for stretch in self._down.values())
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Scratch is no memory."""
+        return self._tier.is_disk
+
+    @property
     def notes(self) -> Sequence[str]:
         """What a person should know of scratch, in whole sentences."""
         return self._tier.notes

@@ -59,6 +59,10 @@ for them whatever the copies do.
 `rules/stays.py` argues why each begins, and is released: stays follow one order in which the
 schedule has run to its end.
 
+*Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that end,
+and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back what the
+above says of policies.
+
 *Recomputation* adds a task between a forward and its backward that no policy is asked about. It is
 refused only while others of its stage are recomputed and wait, and the first of those wants nothing
 but its gradient, as a backward does that follows its forward.

@@ -159,6 +159,29 @@ def test_replicas_edges_and_barriers_count() -> None:
     assert makespan("--policy", "zb-h2", "--barrier") > makespan("--policy", "zb-h2")
 
 
+def test_activations_that_are_offloaded_add_the_copies_that_nothing_hides() -> None:
+    """Every stash goes down, and each backward but the first waits for its own to come back:
+
+    F0 .  F1 .  F2 .  F3 B0 -- .  B1 -- .  B2 -- .  B3 --
+    .  >0 .  >1 .  >2 .  >3 .  .  .  .  .  .  .  .  .  .
+    .  .  <0 .  .  .  .  .  .  <1 .  .  <2 .  .  <3 .  .
+    """
+
+    def found(microbatches: int, *more: str) -> dict[str, Any]:
+        case = ("--policy", "gpipe", "--ranks", "1", "--microbatches", str(microbatches))
+        told = json.loads(simulate(*case, "--json", *more).output)
+        assert isinstance(told, dict)
+        return told
+
+    copies = ("--offload-activations", "3", "--stash-costs", "1,1")
+    assert found(3, *copies) == found(3), "there is room for all three"
+    offloaded = found(4, *copies)
+    assert offloaded["makespan"] == 7 + 2 + 3 * 3
+    assert (offloaded["held"], offloaded["held_on_device"]) == ([4], [2])
+    assert offloaded["idle_by_cause"]["copies"] == [3]
+    assert offloaded["idle_by_cause"]["room"] == [3]
+
+
 OFFLOADED = ("--slots", "2", "--buckets", "4", "--step-cost", "0.5", "--copy-costs", "1,1.5")
 
 
@@ -307,6 +330,23 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
         (
             ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--copy-costs", "1,1"),
             "without --slots it stays on the device; expected --slots 3",
+        ),
+        (
+            ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--stash-costs", "1,1"),
+            "activations that are offloaded; expected --offload-activations",
+        ),
+        (
+            (
+                "--policy",
+                "gpipe",
+                "--ranks",
+                "1",
+                "--microbatches",
+                "8",
+                "--offload-activations",
+                "2",
+            ),
+            "offload_activations = 2 with 1 stages a rank; expected at least 3",
         ),
         (
             ("--policy", "zb-v", "--ranks", "4", "--microbatches", "8", "--straggler", "9:2"),

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -741,3 +742,40 @@ def test_several_keys_are_advised_where_one_is_not_enough() -> None:
 )
 def test_sizes_have_three_digits(size: float, text: str) -> None:
     assert readable(size) == text
+
+
+class OnTheirWay(Observer):
+    """The most stashes of one rank that were on the device, each as large as the others, with one
+    that is gathered there; and what its stages have taken of scratch."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def started(self, task: Task) -> None:
+        self.now += task.kind in (Kind.FORWARD, Kind.RELOAD)
+        self.most = max(self.most, self.now)
+
+    def finished(self, task: Task) -> None:
+        self.now -= task.kind in (Kind.OFFLOAD, Kind.BACKWARD)
+
+
+def test_stashes_that_leave_the_device_are_in_scratch(tmp_path: Path) -> None:
+    memory = {"offload_activations": 5, "scratch": f"disk:{tmp_path}"}
+    sections: dict[str, Any] = {"schedule": {"policy": "gpipe"}, "model": GPT}
+    batches = [(TOKENS.clone(), TOKENS.clone()) for _ in range(9)]
+    plain = Config.read(configured(9, **sections))
+    config = Config.read(configured(9, **sections, memory=memory))
+    all_of_it = Predictor(gpt(plain), adamw, batches[0]).predict(plain, 1).of_rank(0)
+    found = Predictor(gpt(config), adamw, batches[0]).predict(config, 1).of_rank(0)
+    one = all_of_it.of_purpose(Purpose.STASH) / 9
+    watch, alone = OnTheirWay(), LocalWorld(1).alone()
+    with axrt.initialize(
+        gpt(config), adamw, None, config, transport=alone, observers=[watch]
+    ) as engine:
+        engine.train_batch(iter(batches))
+        assert engine._model.stash is not None
+        in_scratch = engine._model.stash.num_bytes
+        there = measured(engine._model).of_purpose(Purpose.STASH, Tier.DISK)
+    assert found.of_purpose(Purpose.STASH) == pytest.approx((watch.most + 1) * one, rel=0.01)
+    assert found.of_purpose(Purpose.STASH, Tier.DISK) == pytest.approx(in_scratch, rel=0.01)
+    assert there == in_scratch

@@ -74,14 +74,14 @@ def test_memory_that_nobody_else_refers_to_goes_and_all_other_stays() -> None:
 
     def run() -> Tensor:
         hidden = (value @ weight).exp()
-        refs["hidden"] = StorageWeakRef(hidden.untyped_storage())
+        refs["hidden"] = StorageWeakRef(hidden.untyped_storage())  # type: ignore[no-untyped-call]
         return (hidden * hidden).tanh()
 
     saved, out = saved_of(run, (weight,))
     kept = out.detach().clone()
     copied = down(saved)
     gc.collect()
-    assert refs["hidden"].expired()
+    assert refs["hidden"].expired()  # type: ignore[no-untyped-call]
     assert torch.equal(out, kept), "what others refer to, such as the network, is as it was"
     assert not weight.isnan().any()
     assert not value.isnan().any()

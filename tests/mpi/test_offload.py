@@ -66,6 +66,35 @@ def test_a_rank_that_is_killed_leaves_nothing_on_the_disk_and_the_run_goes_on_wi
     assert [by_step[line["step"]] for line in plain] == plain
 
 
+@pytest.mark.parametrize(
+    ("policy", "rooms"),
+    first([("gpipe", 3), ("adaptive schedule.max_held=6", 4)]),
+)
+def test_activations_on_a_disk_have_the_same_bits_also_when_a_rank_was_killed(
+    tmp_path: Path, policy: str, rooms: int
+) -> None:
+    schedule = f"schedule.policy={policy}".split()
+    layout = (*LAYOUT, "model.layers=4", "schedule.microbatches=8", *schedule)
+    plain = trained(tmp_path / "plain", 2, *layout)
+    scratch, killed = tmp_path / "scratch", tmp_path / "killed"
+    scratch.mkdir()
+    killed.mkdir()
+    disk = f"memory.scratch=disk:{scratch}"
+    offload = (*layout, disk, f"memory.offload_activations={rooms}")
+    assert trained(tmp_path / "quiet", 2, *offload) == plain
+    job = begin(killed, 2, *offload)
+    open_files = [file for rank in ranks_of(job.pid) for file in files_in(scratch, rank)]
+    assert len(open_files) == 2, "each rank has one file, which has no name"
+    os.kill(ranks_of(job.pid)[0], signal.SIGKILL)
+    job.communicate(timeout=60)
+    assert not list(scratch.iterdir())
+    more = ("checkpoint.resume=auto", "run.steps=14")
+    ended = mpirun(2, ["-m", "axrt", "train", "out/config.toml", *more], cwd=killed)
+    assert ended.code == 0, ended.err
+    by_step = {line["step"]: line for line in told(killed / "out")}
+    assert [by_step[line["step"]] for line in plain] == plain
+
+
 def ranks_of(launcher: int) -> list[int]:
     """The processes of Python under a launcher."""
     found = []

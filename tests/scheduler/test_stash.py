@@ -103,7 +103,7 @@ def test_less_room_than_a_stash_needs_on_its_way_is_refused() -> None:
 
 def time_of(held: int, on_device: int, copy: float, seed: int) -> tuple[float, int]:
     job = replace(build_schedule("adaptive", 8, 16, max_held=held), held_on_device=on_device)
-    costs = Costs(jitter=0.5, stash=copy, copies_in=1.0, copies_out=1.0, seed=seed)
+    costs = Costs(jitter=0.5, offload=copy, reload=copy, seed=seed)
     line = simulate(job, costs, steps=4)
     return line.makespan, max(line.held_on_device)
 
@@ -126,7 +126,7 @@ def test_copies_that_take_long_cost_time_and_not_memory() -> None:
 
 def test_what_is_copied_is_in_the_timeline() -> None:
     job = Job(Linear(6), policy_by_name("gpipe"), 6, held_on_device=3)
-    line = simulate(job, Costs(stash=1.0, copies_in=1.0, copies_out=2.0))
+    line = simulate(job, Costs(offload=0.5, reload=1.0))
     spans = {str(span.task): span for span in line.spans}
     assert spans["reload0.5"].end - spans["reload0.5"].start == 1.0
     assert spans["offload0.5"].end - spans["offload0.5"].start == 0.5
