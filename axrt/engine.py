@@ -45,7 +45,6 @@ from axrt.preflight import (
     check_arguments,
     check_backend,
     check_kept,
-    check_stashes,
     check_stays,
     check_use,
     checked_sample,
@@ -109,7 +108,6 @@ class Engine:
             config, model, self._rank, sample, compiler
         )
         self._exchange.agreed(lambda: check_stays(self._job.stays is not None, self.device))
-        self._exchange.agreed(lambda: check_stashes(config.memory, self.device))
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from axrt.config import Memory
 from axrt.errors import AxrtError, ConfigError
 from axrt.model.module import PipelineModule
 
@@ -177,20 +176,6 @@ def check_stays(stays: bool, device: torch.device) -> None:
         raise ConfigError(
             f"memory.zero = 3 on {device.type}: weights come and go on CPUs so far, where no "
             "stream may still read memory that is let go; expected memory.zero = 2"
-        )
-
-
-def check_stashes(memory: Memory, device: torch.device) -> None:
-    """Check that activations can leave a device.
-
-    Raises:
-        ConfigError: it is an accelerator.
-    """
-    if memory.offload_activations and device.type != "cpu":
-        raise ConfigError(
-            f"memory.offload_activations = {memory.offload_activations} on {device.type}: "
-            "activations leave the memory of CPUs so far, where no stream may still read what "
-            "is let go; expected memory.offload_activations = 0"
         )
 
 

@@ -16,7 +16,7 @@ subclasses or without strides; and all that a layer keeps without autograd.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from axrt.device import is_on_host
+from axrt.queues import current_stream
 from axrt.store.flat import hollow
 
 ALIGNMENT = 64  # bytes, as torch's own memory has: the bits of a product may depend on that
@@ -104,7 +106,8 @@ class SavedTensors:
             memory: uint8, of at least as many bytes as were measured.
         """
         for holders, start, num_bytes in self._places:
-            memory[start : start + num_bytes].copy_(_bytes_of(holders[0].tensor))
+            whole = _bytes_of(holders)
+            memory[start : start + min(num_bytes, len(whole))].copy_(whole)
 
     def stay(self) -> None:
         """Leave what was measured where it is."""
@@ -122,8 +125,11 @@ class SavedTensors:
         """Let tensors be views of memory that has what was copied.
 
         Args:
-            memory: as for `copy_to`, from a multiple of `ALIGNMENT` bytes on.
+            memory: as for `copy_to`, from a multiple of `ALIGNMENT` bytes on. The caller's stream
+                reads it from now on.
         """
+        if not is_on_host(memory):  # it is of the stream that has copied
+            memory.record_stream(current_stream(memory.device))
         for holders, start, num_bytes in self._places:
             for holder in holders:
                 assert holder.away is not None, "what comes back has been let go before"
@@ -165,9 +171,11 @@ def memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    """All memory that the tensor is in, uint8."""
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+def _bytes_of(holders: Sequence[_Holder]) -> Tensor:
+    """All memory that tensors are in, uint8."""
+    narrowest = min((holder.tensor for holder in holders), key=lambda one: one.itemsize)
+    whole = narrowest.untyped_storage().nbytes() // narrowest.itemsize
+    return narrowest.as_strided((whole,), (1,), 0).view(torch.uint8)
 
 
 def _view(memory: Tensor, start: int, num_bytes: int, holder: _Holder) -> Tensor:

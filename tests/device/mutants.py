@@ -17,6 +17,7 @@ from .simulated import NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU, OURS = "tests.gpu.cases", "tests.device.cases"
+_ACTIVATIONS = "case_activations_leave_the_device_and_come_back"
 LARGE = "case_large_activations_have_the_bits"
 LIBRARY = "case_a_library_adds_up_and_carries"
 HANDS = "case_memory_that_changes_hands_is_recorded"
@@ -247,6 +248,33 @@ MUTANTS = [
         "            self._slots.give(self.memory)",
         GPU,
         "case_offloaded_state_has_the_bits_of_state_on_the_device",
+        1,
+    ),
+    Mutant(
+        "activations are let go before their copy has ended",
+        "axrt/store/stash.py",
+        "        self._down[stage, number] = stretch",
+        "        self._down[stage, number] = stretch\n        saved.let_go()",
+        GPU,
+        _ACTIVATIONS,
+        1,
+    ),
+    Mutant(
+        "a backward does not wait for its activations",
+        "scheduler/rules/pipeline.py",
+        "made = (*made, Need(Kind.RELOAD))",
+        "pass",
+        GPU,
+        _ACTIVATIONS,
+        1,
+    ),
+    Mutant(
+        "memory of the stream that has copied is not recorded where backwards read it",
+        "axrt/model/saved.py",
+        "memory.record_stream(current_stream(memory.device))",
+        "pass",
+        GPU,
+        _ACTIVATIONS,
         1,
     ),
     Mutant(

@@ -264,6 +264,27 @@ def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -
                 assert found == plain, f"{scratch} {precision}"
 
 
+def case_activations_leave_the_device_and_come_back(comm: "MPI.Comm") -> None:
+    """Whole and split backwards, with layers that draw, with views, and with one that works in
+    place; to the host's memory and to a disk."""
+    perceptrons = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    motleys = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
+    folder = _folder(comm)
+    with _repeatable():
+        for model, batches, policy, rooms in (
+            (perceptron, perceptrons, "gpipe", 3),
+            (motley, motleys, "gpipe", 3),
+            (perceptron, perceptrons, "adaptive", 4),
+        ):
+            held = 3 * max(comm.size, 2) if policy == "adaptive" else 0
+            schedule: dict[str, Any] = {"policy": policy, "max_held": held}
+            plain = _trained(comm, model, batches, schedule=schedule)
+            for scratch in ("host", f"disk:{folder}"):
+                memory = {"offload_activations": rooms, "scratch": scratch}
+                found = _trained(comm, model, batches, schedule=schedule, memory=memory)
+                assert found == plain, f"{policy} {scratch}"
+
+
 def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
     """Optimizer state in shards (ZeRO), also offloaded; large and small weights travel. A run goes
     on from what shards have saved."""
