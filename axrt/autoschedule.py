@@ -252,7 +252,8 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
         cuts=tuple(cuts),
         votes=config.votes,
         by_library=config.parallel.collectives == "library",
-        slots=config.memory.slots if config.memory.offload == "stream" else 0,
+        slots=config.memory.slots if config.memory.comes_to_device else 0,
+        host_rooms=config.memory.slots if config.memory.steps_on_host else 0,
         speculates=config.speculates,
     )
     return schedule, recomputing(job, config.memory.recompute)

@@ -101,3 +101,8 @@ def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
     if device == CPU:
         return Compute(Inline(), naps=False)
     return Compute(DeviceStream(device), _LAUNCH_DEPTH, naps=False)
+
+
+def host_steps() -> Compute:
+    """The engine of optimizer steps on the host, beside the device's tasks."""
+    return Compute(ThreadQueue("axrt steps"), _LAUNCH_DEPTH, naps=False)

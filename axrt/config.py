@@ -353,8 +353,9 @@ class Memory(_Section):
     offload: str = _key(
         "none",
         "where the optimizer's state lives: 'none' = on the device; 'stream' = in memory.scratch "
-        "(masters and moments), and each bucket comes to the device for its step",
-        choices=("none", "stream"),
+        "(masters and moments), and each bucket comes to the device for its step; 'cpu' = in the "
+        "host's memory, where the optimizer steps, too",
+        choices=("none", "stream", "cpu"),
     )
     offload_activations: int = _key(
         0,
@@ -369,7 +370,10 @@ class Memory(_Section):
         "file a rank in that directory, which exists",
     )
     slots: int = _key(
-        3, "buckets of offloaded state that a rank may have on the device at a time", least=3
+        3,
+        "buckets of offloaded state that a rank may have on the device at a time; with "
+        "offload = 'cpu', buckets whose gradient it may have on the host",
+        least=3,
     )
     check_scratch: bool = _key(True, "compare a checksum of all that comes back from a disk")
     scratch_gb: float = _key(
@@ -416,7 +420,7 @@ class Memory(_Section):
     @property
     def uses_scratch(self) -> bool:
         """Something may be offloaded."""
-        return self.offload == "stream" or self.offload_activations > 0
+        return self.offload != "none" or self.offload_activations > 0
 
     @property
     def scratch_directory(self) -> str | None:
@@ -424,7 +428,24 @@ class Memory(_Section):
         kind, colon, directory = self.scratch.partition(":")
         return directory if kind == "disk" and colon else None
 
+    @property
+    def comes_to_device(self) -> bool:
+        """The optimizer's state is off the device, and comes there for its step."""
+        return self.offload == "stream"
+
+    @property
+    def steps_on_host(self) -> bool:
+        """The optimizer's state is in the host's memory, and steps there."""
+        return self.offload == "cpu"
+
     def _of_all(self) -> Iterator[str]:
+        if self.steps_on_host and (self.scratch != "host" or self.scratch_gb_s):
+            key, none = ("scratch_gb_s", 0.0) if self.scratch == "host" else ("scratch", "host")
+            yield (
+                f"memory.{key} = {getattr(self, key)!r} and memory.offload = {self.offload!r}, "
+                "whose state stays in the host's memory; expected "
+                f"memory.{key} = {none!r}, or memory.offload = 'stream'"
+            )
         try:
             most_recomputed(self.recompute)
         except ValueError as error:
@@ -561,9 +582,7 @@ class Config:
     @property
     def speculates(self) -> bool:
         """Steps of offloaded state are tried before the norm of all gradients is known."""
-        return (
-            self.votes and self.memory.offload == "stream" and self.optimizer.speculate != "never"
-        )
+        return self.votes and self.memory.comes_to_device and self.optimizer.speculate != "never"
 
     @classmethod
     def read(

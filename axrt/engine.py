@@ -44,6 +44,7 @@ from axrt.preflight import (
     as_failure,
     check_arguments,
     check_backend,
+    check_host_shards,
     check_kept,
     check_stays,
     check_use,
@@ -108,6 +109,8 @@ class Engine:
             config, model, self._rank, sample, compiler
         )
         self._exchange.agreed(lambda: check_stays(self._job.stays is not None, self.device))
+        shards_on_host = self._job.shards and self._job.host_rooms > 0
+        self._exchange.agreed(lambda: check_host_shards(shards_on_host, self.device))
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
@@ -331,6 +334,7 @@ class Engine:
             "recompute": self.config.memory.recompute,
             "slots": job.slots,
             "held_on_device": job.held_on_device,
+            "host_rooms": job.host_rooms,
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,
@@ -499,7 +503,7 @@ class Engine:
     ) -> LocalModel:
         memory, device = self.config.memory, self._rank.device
         offloads_stash = self._job.offloads_stash(self._rank.mesh.pipe_rank)
-        needs_scratch = memory.offload == "stream" or offloads_stash
+        needs_scratch = memory.offload != "none" or offloads_stash
         return local_model(
             model,
             self._job,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from axrt.config import Config, Memory
+from axrt.device import CPU
 from axrt.loss_scale import LossScale
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
@@ -59,6 +60,7 @@ class LocalModel:
         loss_scale: scale of the losses of each step; None: they are as they are.
         scratch: tier in which masters and moments live; None: on the device.
         slots: memory on the device to which they come; None where they live there.
+        rooms: memory on the host for gradients of buckets that step there; None: none does.
         stash: stashes of microbatches in scratch; None: they stay on the device.
         shown: copies of masters that the user was given since the last call, where masters live in
             scratch.
@@ -71,6 +73,7 @@ class LocalModel:
     loss_scale: LossScale | None = None
     scratch: Tier | None = None
     slots: Slots | None = None
+    rooms: Slots | None = None
     stash: ScratchStash | None = None
     shown: list[_Shown] = field(default_factory=list)
 
@@ -85,6 +88,7 @@ class LocalModel:
             self.loss_scale,
             self.scratch,
             self.slots,
+            self.rooms,
         )
 
     @property
@@ -157,9 +161,9 @@ class LocalModel:
         What is written there counts when it is published. The values of masters count while their
         bucket is present; those of sharded masters never do.
         """
-        if self.narrow is None:
+        if self.narrow is None and not self._has_masters:
             return lambda tensor: tensor
-        wide: dict[Place, Tensor] = self.narrow.originals()
+        wide: dict[Place, Tensor] = self.narrow.originals() if self.narrow else {}
         for bucket in self.all_buckets:
             for (_, parameter), master in zip(bucket.named, bucket.whole, strict=True):
                 wide[place_of(parameter)] = master
@@ -169,7 +173,7 @@ class LocalModel:
         """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU. What
         is written to a copy counts when it is published."""
         shown: dict[nn.Parameter, nn.Parameter] = {}
-        elsewhere = self.scratch and self.narrow and not self.is_sharded
+        elsewhere = self.scratch and self._has_masters and not self.is_sharded
         for bucket in self.all_buckets if elsewhere else ():
             with bucket.present():
                 for _, master in bucket.trained:
@@ -177,6 +181,11 @@ class LocalModel:
                     shown[master] = copy
                     self.shown.append(_Shown(copy, copy._version, master, bucket))
         return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
+
+    @property
+    def _has_masters(self) -> bool:
+        """What is stepped is not what layers compute with, but for frozen parameters."""
+        return self.narrow is not None or any(bucket.steps_apart for bucket in self.all_buckets)
 
     @property
     def is_sharded(self) -> bool:
@@ -309,8 +318,10 @@ def local_model(
     Raises:
         ConfigError: scratch has no room for them.
     """
-    offloads_state = scratch is not None and config.memory.offload == "stream"
+    offloads_state = scratch is not None and config.memory.offload != "none"
     slots = Slots(scratch, generator.device) if scratch and offloads_state else None
+    on_host = scratch is not None and config.memory.steps_on_host
+    rooms = Slots(scratch, CPU, generator.device != CPU) if scratch and on_host else None
     stages, buckets, pipes = {}, {}, {}
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
@@ -339,6 +350,7 @@ def local_model(
                     config.optimizer.speculate if job.speculates else "never",
                     cut_of(config, job, pipes[stage]),
                     job.pipes_a_group,
+                    rooms,
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(
@@ -358,10 +370,12 @@ def local_model(
     if slots:
         with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
         slots.allocate(min(job.slots, len(with_state)))
+        if rooms:
+            rooms.allocate(min(job.host_rooms, len(with_state)))
     offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
     stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
     of_state = scratch if slots else None
-    return LocalModel(stages, buckets, pipes, narrow, loss_scale, of_state, slots, stash)
+    return LocalModel(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash)
 
 
 class _Layers:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from axrt.compute import Compute, compute_on, copies_on
+from axrt.compute import Compute, compute_on, copies_on, host_steps
 from axrt.config import Config, Memory
-from axrt.device import agreed, identity
+from axrt.device import CPU, agreed, identity
 from axrt.exchange import Exchange
 from axrt.handover import Handover
 from axrt.launch import World
@@ -137,11 +137,16 @@ class Rank:
 
 
 def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
-    """The engines that copy what is offloaded, one a direction."""
+    """The engines that copy what is offloaded, one a direction, and the one of steps on the host.
+
+    Without an accelerator a copy of a gradient or of weights is a cast, which holds up who calls.
+    """
     if not memory.uses_scratch:
         return {}
-    apart = bool(memory.scratch_directory or memory.scratch_gb_s)
-    if apart:
+    casts = memory.steps_on_host and device == CPU
+    apart = bool(memory.scratch_directory or memory.scratch_gb_s or casts)
+    if apart or memory.steps_on_host:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     directions = (OnDevice.COPIES_IN, OnDevice.COPIES_OUT)
-    return {direction: copies_on(device, apart, direction.value) for direction in directions}
+    steps: dict[Queue, Compute] = {OnDevice.HOST: host_steps()} if memory.steps_on_host else {}
+    return {one: copies_on(device, apart, one.value) for one in directions} | steps

@@ -103,15 +103,16 @@ class HostTier:
         return stretch
 
     def read(self, stretch: Stretch, into: Tensor) -> None:
-        into.copy_(self._bytes_of(stretch), non_blocking=True)
+        into.copy_(self.bytes_of(stretch), non_blocking=True)
 
     def write(self, stretch: Stretch, of: Tensor) -> None:
-        self._bytes_of(stretch).copy_(of, non_blocking=True)
+        self.bytes_of(stretch).copy_(of, non_blocking=True)
 
     def close(self) -> None:
         self._arenas.clear()
 
-    def _bytes_of(self, stretch: Stretch) -> Tensor:
+    def bytes_of(self, stretch: Stretch) -> Tensor:
+        """The memory of a stretch itself, uint8."""
         return self._arenas[stretch].bytes_of(Stretch(0, stretch.num_bytes))
 
 

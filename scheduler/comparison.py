@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .fit import buckets_of, fit_costs, recut
+from .fit import ON_HOST, buckets_of, fit_costs, recut
 from .job import Job
 from .planner import Option, build_schedule, options
 from .recompute import most_recomputed, recomputed_shares
@@ -64,11 +64,12 @@ class Run:
             line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            slots, zero = of.pop("slots", 0), of.pop("zero", 0)
+            slots, rooms, zero = (of.pop(key, 0) for key in ("slots", "host_rooms", "zero"))
             shared = zero, of.pop("reductions", 1), of.pop("gathered", 2), of.pop("group", 0)
             on_device = of.pop("held_on_device", 0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
-            job = with_shards(replace(job, held_on_device=on_device), *shared)
+            job = replace(job, host_rooms=rooms, held_on_device=on_device)
+            job = with_shards(job, *shared)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
@@ -101,6 +102,7 @@ class Run:
             replicas=self.job.replicas,
             votes=self.job.votes,
             slots=self.job.slots,
+            host_rooms=self.job.host_rooms,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         zero, reductions, gathered, group = self.shared
@@ -138,9 +140,11 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "step": costs.step,
         "reduce": costs.reduce,
         "slots": run.job.slots,
+        "host_rooms": run.job.host_rooms,
         "buckets": list(run.buckets),
         "fetch": costs.state / costs.copies_in,
         "store": costs.state / costs.copies_out,
+        "on_host": {kind.value: costs.others[kind] for kind in ON_HOST},
         "pieces": costs.pieces,
         "stages": [
             costs.of_stage(run.job.placement, stage)._asdict() for stage in range(run.job.stages)

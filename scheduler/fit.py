@@ -7,7 +7,7 @@ message's where its receiver was waiting for it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import exp, inf, log
 from statistics import fmean, pvariance
@@ -18,6 +18,7 @@ from .task import AnyKind, Kind
 from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
+ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
 _Took = dict[tuple[AnyKind, int], list[float]]
 
 
@@ -30,7 +31,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         seed: seed of the jitter that the simulation draws.
     Returns:
         Costs in the unit of the timeline, of which `bandwidth` stays infinite. Where state is
-        offloaded, `step` and `reduce` are of a bucket, the state of a bucket has size 1, and
+        offloaded, `step` and `reduce` are of a bucket, as are `others`, which has steps on the host
+        and the copies around them; the state of a bucket has size 1, and
         `buckets_of` says how many buckets there are; else a stage is taken to have one.
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
@@ -59,11 +61,11 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     return Costs(
         tuple(_work(usual, stage) for stage in range(placement.stages)),
         reduce=of_buckets(Kind.REDUCE) + of_buckets(Kind.COLLECT),
-        others={kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN)},
         step=of_buckets(Kind.STEP),
         state=float(offloads),
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
+        others={kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN, *ON_HOST)},
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
         jitter=jitter,
@@ -86,15 +88,15 @@ def _of_a_rank(line: Timeline, kind: AnyKind, placement: Placement) -> float:
 
 
 def is_offloaded(line: Timeline) -> bool:
-    """Optimizer state was brought to the device for its steps."""
-    return any(span.task.kind is Kind.FETCH for span in line.spans)
+    """Optimizer state was brought to the device for its steps, or stepped on the host."""
+    return any(span.task.kind in (Kind.FETCH, Kind.HOST_STEP) for span in line.spans)
 
 
 def buckets_of(line: Timeline, stages: int) -> tuple[int, ...]:
     """The number of buckets of each stage, as a simulation on the costs of `fit_costs` takes it."""
     counts = [1] * stages
     for _, (kind, stage, _, bucket), _, _ in line.spans if is_offloaded(line) else ():
-        if kind is Kind.STEP:
+        if kind in (Kind.STEP, Kind.HOST_STEP):
             counts[stage] = max(counts[stage], bucket + 1)
     return tuple(counts)
 
@@ -150,11 +152,11 @@ def _jitter(took: _Took) -> float:
     return fmean(variances) ** 0.5 if variances else 0.0
 
 
-def _by_rank(line: Timeline) -> Iterator[list[Span]]:
-    for rank in range(line.ranks):
-        yield sorted(
-            (span for span in line.on_device() if span.rank == rank), key=lambda span: span.start
-        )
+def _by_rank(spans: Iterable[Span], ranks: int) -> Iterator[list[Span]]:
+    of_rank: list[list[Span]] = [[] for _ in range(ranks)]
+    for span in sorted(spans, key=lambda span: span.start):
+        of_rank[span.rank].append(span)
+    yield from of_rank
 
 
 def _between_tasks(line: Timeline) -> list[float]:
@@ -164,7 +166,7 @@ def _between_tasks(line: Timeline) -> list[float]:
     for rank, _, start, _ in line.pauses:
         waits[rank].append(start)
     found = []
-    for rank, spans in enumerate(_by_rank(line)):
+    for rank, spans in enumerate(_by_rank(line.on_device(), line.ranks)):
         for one, after in pairwise(spans):
             same_step = line.step_of(one.task) == line.step_of(after.task)
             if same_step and not any(one.end <= start <= after.start for start in waits[rank]):
@@ -177,7 +179,9 @@ def _waited_for(line: Timeline, placement: Placement) -> list[float]:
     it."""
     ended = {(span.task.kind, span.task.stage, span.task.microbatch): span for span in line.spans}
     found = []
-    for spans in _by_rank(line):
+    # A forward may have waited for weights from the host instead.
+    loads = (span for span in line.spans if span.task.kind is Kind.LOAD)
+    for spans in _by_rank((*line.on_device(), *loads), line.ranks):
         for one, after in pairwise(spans):
             kind, stage, number, _ = after.task
             source = (

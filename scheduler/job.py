@@ -44,6 +44,8 @@ class Job:
             has a rank of its own; False: messages do.
         slots: number of buckets whose offloaded state a rank may have on the device at a time; 0:
             state stays on the device.
+        host_rooms: number of buckets whose gradient a rank may have on the host at a time, where
+            optimizer steps are there; 0: they are on the device.
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         group: number of pipes whose copies add up among themselves before groups do across, and
             share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
@@ -69,6 +71,7 @@ class Job:
     votes: bool = False
     by_library: bool = False
     slots: int = 0
+    host_rooms: int = 0
     speculates: bool = False
     group: int = 0
     shards: bool = False
@@ -194,6 +197,7 @@ class Job:
             votes=False,
             by_library=False,
             slots=0,
+            host_rooms=0,
             speculates=False,
             group=0,
             shards=False,

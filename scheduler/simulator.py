@@ -71,12 +71,13 @@ class Costs:
             replicas.
         step: duration of the optimizer step on a bucket.
         state: size of a bucket's offloaded state.
-        copies_in, copies_out: bandwidths of a rank's copies of such state, to the device and from
-            it, in size per time; infinity (the default) makes copies free.
+        copies_in, copies_out: bandwidths of a rank's copies of such state, or of gradients and
+            weights where steps are on the host, to the device and from it, in size per time;
+            infinity (the default) makes copies free.
         offload, reload: durations of taking out and bringing back what a microbatch keeps on a
             rank from its forward to its backward; divided evenly over the rank's chunks.
-        others: duration of other kinds of work that are not of a microbatch, by kind; a missing
-            kind takes 0.
+        others: duration of other kinds of work that are not of a microbatch, such as steps on the
+            host, by kind; a missing kind takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
             for the loop itself.
         edge: link between any two ranks.
@@ -86,7 +87,7 @@ class Costs:
         node: number of consecutive ranks on a node, numbered over all replicas; 0: all.
         between_nodes: link from each rank to all ranks of other nodes together: its messages to
             them take turns.
-        bucket: size of a bucket's gradient.
+        bucket: size of a bucket's gradient, and of its weights.
         jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
             backwards, whose median is 1; 0 is none.
         hiccups: (share, factor): that share of forwards, recomputations and backwards takes
@@ -173,6 +174,8 @@ class _Durations:
             Kind.COLLECT: costs.reduce + _ring(costs, job.pipes),
             Kind.FETCH: costs.state / costs.copies_in,
             Kind.STORE: costs.state / costs.copies_out,
+            Kind.UNLOAD: costs.bucket / costs.copies_out,
+            Kind.LOAD: costs.bucket / costs.copies_in,
             **costs.others,
         }
         for stage in range(placement.stages):

@@ -48,6 +48,9 @@ class IllegalMove(AssertionError):
 CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
 
 
+_ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
+
+
 class Coordinates(NamedTuple):
     """The replica of a rank, and its index within the pipeline."""
 
@@ -114,7 +117,11 @@ class RankState:
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
         self._steps_done = first_step
-        self._free = {Pool.SLOTS: job.slots, Pool.ROOMS: job.stays.room if job.stays else 0}
+        self._free = {
+            Pool.SLOTS: job.slots,
+            Pool.ON_HOST: job.host_rooms,
+            Pool.ROOMS: job.stays.room if job.stays else 0,
+        }
         offloads_stash = job.offloads_stash(rank)
         self._stash = StashRooms(job.held_on_device, stages) if offloads_stash else None
         # The stages of this rank in the order in which stays begin, and how many have begun.
@@ -344,11 +351,14 @@ class RankState:
         return END if self.finished else INPUT
 
     def _waits_for_copies(self) -> bool:
-        """A step, its commit or a backward lacks nothing but what is copied for it."""
-        missing = [
-            {counter for _, counter in of.lane.missing(of.kind)} for of in self._table.entries
-        ]
-        return any({copy} in missing for copy in (Kind.FETCH, Kind.REFETCH, Kind.RELOAD))
+        """A step, its commit or a backward lacks nothing but what is on its way; or a step on the
+        host is under way."""
+        entries = self._table.entries
+        missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
+        if any({copy} in missing for copy in (Kind.FETCH, Kind.REFETCH, Kind.RELOAD)):
+            return True
+        waits = any(of.kind is Kind.UNLOAD and of.lane.is_ready(of.kind) for of in entries)
+        return waits or any(task.kind in _ON_HOST for task in self._running)
 
     def start(
         self, task: Task, more: bool | None = False, completes: Collection[int] = ()

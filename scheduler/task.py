@@ -102,6 +102,11 @@ class Kind(AnyKind):
     FETCH = "fetch", "state brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE  # from scratch
     STEP = "step", "optimizer step", Counts.STEPS, Part.BUCKET
     STORE = "store", "state taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE  # to scratch
+    # Where steps are on the host:
+    SCALE = "scale", "gradient of the whole batch", Counts.STEPS, Part.BUCKET
+    UNLOAD = "unload", "gradient taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE
+    HOST_STEP = "hoststep", "optimizer step on the host", Counts.STEPS, Part.BUCKET, Place.BESIDE
+    LOAD = "load", "weights brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE
     GATHER = "gather", "weights of all shards", Counts.STAYS, Part.BUCKET
     # Where weights are whole for a stay alone:
     SHARE = "share", "weights of the own shard sent", Counts.STAYS

@@ -24,6 +24,7 @@ from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
+from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Timeline
 
 
@@ -83,7 +84,7 @@ _COSTS = (
         "--pieces",
     ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed"),
-    *("--buckets", "--slots", "--copy-costs"),
+    *("--buckets", "--slots", "--host-rooms", "--copy-costs"),
 )
 
 
@@ -161,6 +162,13 @@ _COSTS = (
     help="of a rank and chunk, each with a step of its own",
 )
 @click.option(
+    "--host-rooms",
+    default=0,
+    type=click.IntRange(0),
+    help="optimizer steps on the host: buckets whose gradient a rank has there at a time; 0: steps "
+    "are on the device",
+)
+@click.option(
     "--slots",
     default=0,
     type=click.IntRange(0),
@@ -171,7 +179,8 @@ _COSTS = (
     "--copy-costs",
     default=(0.0, 0.0),
     type=_Numbers(2, ","),
-    help="with --slots: bringing a bucket's state to the device, and taking it back, in the unit "
+    help="with --slots: bringing a bucket's state to the device, and taking it back; with "
+    "--host-rooms: bringing its weights, and taking its gradient to the host; in the unit "
     "of --costs",
 )
 @click.option(
@@ -466,7 +475,7 @@ def _check(options: dict[str, Any]) -> None:
     _check_ranks(options)
     if not sum(options["costs"]):
         _refuse("--costs are all 0; expected something to do")
-    _check_copies(options)
+    _check_offload(options)
     if options["reductions"] > 1 and options["zero"] < 2:
         _refuse(
             f"--reductions {options['reductions']} with --zero {options['zero']}: gradients are "
@@ -502,11 +511,16 @@ def _check_ranks(options: dict[str, Any]) -> None:
         )
 
 
-def _check_copies(options: dict[str, Any]) -> None:
-    if any(options["copy_costs"]) and not options["slots"]:
+def _check_offload(options: dict[str, Any]) -> None:
+    if any(options["copy_costs"]) and not (options["slots"] or options["host_rooms"]):
         _refuse(
             "--copy-costs are of state that is offloaded, and without --slots it stays on the "
-            "device; expected --slots 3, or another number of buckets"
+            "device; expected --slots 3, or another number of buckets; or --host-rooms"
+        )
+    if options["slots"] and options["host_rooms"]:
+        _refuse(
+            "--slots and --host-rooms: state steps on the device or on the host; expected one of "
+            "the two"
         )
     if any(options["stash_costs"]) and not options["offload_activations"]:
         _refuse(
@@ -546,6 +560,11 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         bucket=options["reduce_transfer"],
         step=options["step_cost"],
         state=1.0,
+        others={
+            Kind.UNLOAD: store,
+            Kind.HOST_STEP: options["step_cost"],
+            Kind.LOAD: fetch,
+        },
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
         offload=take,
@@ -573,6 +592,7 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             recomputed=dict.fromkeys(costs.recomputed, 1),
             votes=options["clip"],
             slots=options["slots"],
+            host_rooms=options["host_rooms"],
             held_on_device=options["offload_activations"],
         )
         gathered, group = options["gathered"] or 2, options["group"]

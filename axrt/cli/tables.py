@@ -166,6 +166,12 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
             f"a bucket, {1e6 * fit['step']:.0f} us its step; {fit['slots']} slots, "
             f"{max(fit['buckets'])} buckets at most on a stage"
         )
+    if fit["host_rooms"]:
+        took = ", ".join(f"{1e6 * cost:.0f} us its {kind}" for kind, cost in fit["on_host"].items())
+        click.echo(
+            f"steps on the host: {took} a bucket; {fit['host_rooms']} rooms, "
+            f"{max(fit['buckets'])} buckets at most on a stage"
+        )
     click.echo("in flight, held: the most on a rank, in microbatches of a stage")
     if others:
         _show_others(others, run)

@@ -66,6 +66,7 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         ),
         (Purpose.MOMENTS, Tier.DEVICE, num_bytes(_moments(model))),
         (Purpose.SLOTS, Tier.DEVICE, model.slots.num_bytes if model.slots else 0),
+        (Purpose.GRADIENTS, Tier.HOST, model.rooms.num_bytes if model.rooms else 0),
         (Purpose.FROZEN, Tier.DEVICE, num_bytes(rest)),
         (Purpose.ORIGINALS, Tier.HOST, num_bytes(originals)),
     )
@@ -82,8 +83,9 @@ def _of_stashes(model: LocalModel) -> Entry:
 
 
 def _stays(model: LocalModel, tensor: Tensor) -> bool:
-    """The tensor has memory on the device that is no slot."""
-    return not is_hollow(tensor) and not (model.slots and model.slots.has(tensor))
+    """The tensor has memory on the device that is no slot, and no room of the host."""
+    elsewhere = (memory for memory in (model.slots, model.rooms) if memory)
+    return not is_hollow(tensor) and not any(memory.has(tensor) for memory in elsewhere)
 
 
 def _tier_of(model: LocalModel) -> Tier:

@@ -28,14 +28,19 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
         return config.speculates and (config.optimizer.speculate == "always" or bucket.by_torch)
 
     shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
-    slots = [_slot_bytes(bucket, tries(bucket)) for bucket in buckets if bucket.weights]
-    count = min(config.memory.slots, len(slots))
+    stepped = [bucket for bucket in buckets if bucket.weights]
+    count = min(config.memory.slots, len(stepped))
     yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
-    yield Entry(Purpose.SLOTS, Tier.DEVICE, count * max(slots, default=0))
+    if config.memory.comes_to_device:
+        slots = (_slot_bytes(bucket, tries(bucket)) for bucket in stepped)
+        yield Entry(Purpose.SLOTS, Tier.DEVICE, count * max(slots, default=0))
+    else:
+        rooms = map(_room_bytes, stepped)
+        yield Entry(Purpose.GRADIENTS, Tier.HOST, count * max(rooms, default=0))
     for bucket in buckets:
-        rooms = 1 + tries(bucket)
-        yield Entry(Purpose.MASTERS, scratch, rooms * _pages(bucket.masters))
-        yield Entry(Purpose.MOMENTS, scratch, rooms * _moments(bucket))
+        times = 1 + tries(bucket)
+        yield Entry(Purpose.MASTERS, scratch, times * _pages(bucket.masters))
+        yield Entry(Purpose.MOMENTS, scratch, times * _moments(bucket))
         yield Entry(Purpose.BEFORE, scratch, tries(bucket) * _pages(bucket.in_place))
 
 
@@ -58,9 +63,13 @@ def _on_device(buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]
 def _slot_bytes(bucket: BucketBytes, tries: bool) -> int:
     """What a bucket takes on the device for its step: masters, moments, weights of before where the
     step may be taken back, and its total gradient where no copies are added up in one before."""
-    total = bucket.total if bucket.copies == 1 else 0
     before = bucket.in_place if tries else 0
-    return _pages(bucket.masters) + _moments(bucket) + _pages(before) + _pages(total)
+    return _pages(bucket.masters) + _moments(bucket) + _pages(before) + _room_bytes(bucket)
+
+
+def _room_bytes(bucket: BucketBytes) -> int:
+    """A total gradient that is made for the step alone."""
+    return _pages(bucket.total) if bucket.copies == 1 else 0
 
 
 def _moments(bucket: BucketBytes) -> int:

@@ -109,7 +109,7 @@ def of_stage(
     )
     in_float32 = config.precision.gradients == "float32"
     cut = cut_of(config, job, pipe)
-    offloads = config.memory.offload == "stream"
+    offloads = config.memory.offload != "none"
     buckets = tuple(
         _of_bucket(
             spec,

@@ -30,12 +30,18 @@ _CLASS: dict[AnyKind, str] = {
     Kind.STORE: "out",
     Kind.RELOAD: "in",
     Kind.OFFLOAD: "out",
+    Kind.UNLOAD: "out",
+    Kind.HOST_STEP: "p",
+    Kind.LOAD: "in",
 }
 _LANES = {
     Kind.FETCH: "copies in",
     Kind.STORE: "copies out",
     Kind.RELOAD: "reloads",
     Kind.OFFLOAD: "offloads",
+    Kind.UNLOAD: "gradients",
+    Kind.HOST_STEP: "host",
+    Kind.LOAD: "weights",
 }
 _OTHER = "o"  # of kinds without a colour of their own
 _HELD = ("h", "held: forward started, weight gradient not finished")

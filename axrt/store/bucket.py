@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from axrt.errors import AxrtError, ModelError
 from axrt.model.accumulator import Accumulator
+from axrt.offload.tier import HostTier
 from axrt.queues import moment_of, wait_for
 from axrt.scheduler.bucket import BucketCopy, across, alike, of_group
 
@@ -38,6 +39,7 @@ from .gradient_shard import GradientShard
 from .masters import Masters
 from .norms import Norms, norms_of
 from .offloaded import OffloadedState
+from .on_host import GradientOnHost
 from .probe import made_by, probed
 from .saved_piece import SavedPiece, cut_state
 from .sharded_optimizer import give_pieces
@@ -81,6 +83,8 @@ class Bucket:
         cut: shards of the bucket, of which this rank steps one (ZeRO); None: it steps all of it.
         pipes_a_group: number of pipes whose copies add up among themselves before groups do; 0:
             all.
+        rooms: memory on the host for gradients, where masters and moments live in the host's memory
+            and step there; None: they step on the device.
     Attributes:
         copies: all copies.
         near: copies of the same group, which add up with this one and share out with it.
@@ -105,6 +109,7 @@ class Bucket:
         speculate: str = "never",
         cut: Cut | None = None,
         pipes_a_group: int = 0,
+        rooms: Slots | None = None,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
@@ -114,7 +119,9 @@ class Bucket:
             cut = cut._replace(whole=not probed(factory, _called(spec)).elementwise)
         self._schedule, self._device = schedule, device
         names, parameters = [name for name, _ in spec.named], [one for _, one in spec.named]
-        masters = Masters(parameters, narrow or [None] * len(parameters), device, cut, narrowest)
+        apart = rooms is not None and device.type != "cpu"
+        types = narrow or [None] * len(parameters)
+        masters = Masters(parameters, types, device, cut, narrowest, apart)
         self._masters, self._parameters = masters, masters.parameters
         of_stepped = [piece.place for piece in masters.pieces]
         self._places = torch.tensor([places[place] for place in of_stepped], dtype=torch.int64)
@@ -142,8 +149,12 @@ class Bucket:
         self._offloaded: OffloadedState | None = None
         self._tries = self._attached = False
         self._tried: TriedStep | None = None
+        self._on_host: GradientOnHost | None = None
         self._given_back: dict[str, Tensor] = {}
         if slots and self.optimizer:
+            if rooms:
+                stepped = self._parameters if apart else None
+                self._on_host = GradientOnHost(rooms, self._gradient, stepped, self.shared)
             self._offload(slots, factory, speculate)
         masters.let_go()  # not before: the factory has seen the weights
 
@@ -158,6 +169,7 @@ class Bucket:
             known.moments and [known.moments[piece.place] for piece in self._masters.pieces],
             () if self.shared else self._gradient.layouts_of_own_totals,
             tries,
+            slots.tier if self._on_host and isinstance(slots.tier, HostTier) else None,
         )
         self._tries = tries
         self._offloaded.begin()
@@ -239,6 +251,8 @@ class Bucket:
     def forget_gradients(self) -> None:
         """Take the gradient away from every parameter; the bucket keeps its memory."""
         self._gradient.drop()
+        for parameter in self._parameters if self._masters.apart else ():
+            parameter.grad = None
 
     # Adding up.
 
@@ -298,7 +312,7 @@ class Bucket:
 
     def take_own(self) -> None:
         """Make the gradient of this copy, the only one, that which is stepped."""
-        if not self._gradient.has_own_total:
+        if not (self._gradient.has_own_total or self._masters.apart):
             return
         self._gradient.take_late()
         if not self._makes_total_late:
@@ -344,7 +358,7 @@ class Bucket:
     def whole(self) -> list[nn.Parameter]:
         """A parameter for each of `named`, of its shape and of the type that is stepped; it is
         hollow where this rank steps only a piece of it in other memory."""
-        return self._masters.whole
+        return self._parameters if self._masters.apart else self._masters.whole
 
     def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
         """What this rank keeps of a layer's parameters, on the CPU, while the bucket is present.
@@ -395,7 +409,7 @@ class Bucket:
         """The place and norm of each gradient that is stepped."""
         found = [
             (place, p.grad)
-            for place, p in zip(self._places, self._parameters, strict=True)
+            for place, p in zip(self._places, self._with_gradient, strict=True)
             if p.grad is not None
         ]
         norms = norms_of([gradient for _, gradient in found])
@@ -411,15 +425,22 @@ class Bucket:
                     gradient.mul_(factor)
                 yield number, norms_of([gradient])[0]
 
+    @property
+    def _with_gradient(self) -> list[nn.Parameter]:
+        """Those that have the gradient that is stepped: where masters are on the host, others until
+        it is there."""
+        is_elsewhere = self._masters.apart and not self._is_on_host
+        return self._masters.whole if is_elsewhere else self._parameters
+
     def scale(self, factor: float | Tensor) -> None:
         """Multiply the gradient by a number, in place."""
-        if self._makes_total_late:
+        if self._makes_total_late or self._is_on_host:
             self._factors.append(factor)
             return
         self._scale(factor)
 
     def _scale(self, factor: float | Tensor) -> None:
-        for parameter in self._parameters:
+        for parameter in self._with_gradient:
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         self._gradient.remember()
@@ -445,8 +466,11 @@ class Bucket:
         self._make_total()
         if self._parameters:  # a shard may have none
             self.optimizer.step()
-        self._masters.publish()
-        self._detach()
+        if self._is_on_host:
+            self._let_moments_go()
+        else:
+            self._masters.publish()
+            self._detach()
 
     def _let_gradient_go(self) -> None:
         is_kept = self._is_kept()
@@ -455,6 +479,38 @@ class Bucket:
             self.forget()
         else:
             self.forget_gradients()
+
+    # A step on the host.
+
+    @property
+    def steps_apart(self) -> bool:
+        """What is stepped is on the host, and layers compute on an accelerator."""
+        return self._masters.apart
+
+    @property
+    def _is_on_host(self) -> bool:
+        return self._on_host is not None and self._on_host.is_here
+
+    def unload(self) -> None:
+        """Copy the gradient to the host, where `step` finds it; on an accelerator the copy is only
+        launched."""
+        if self._on_host is not None:
+            self._on_host.unload()
+
+    def load(self) -> None:
+        """Give layers the weights that a step on the host has made, if there was one; on an
+        accelerator the copies are only launched."""
+        if self._attached:
+            self._masters.publish(launches=True)
+
+    def leave_host(self) -> None:
+        """Let go of what a step on the host was for; the copies of `load` have ended."""
+        if self._on_host is not None and self._offloaded is not None:
+            self._on_host.leave()
+            if self._attached:
+                self._offloaded.let_masters_go()
+                self._offloaded.leave()
+                self._attached = False
 
     # A step that is tried before its vote.
 
@@ -509,6 +565,11 @@ class Bucket:
         return self._offloaded is not None and self._gradient.has_own_total and not self.shared
 
     def _make_total(self) -> None:
+        if self._on_host and self._on_host.is_here:
+            self._on_host.show()
+            for factor in self._factors:
+                self._scale(factor)
+            return
         if self._offloaded is not None and self._makes_total_late:
             self._gradient.total_within(self._offloaded.gradient())
             self._gradient.widen()
@@ -522,12 +583,17 @@ class Bucket:
         Gradients in lists and dicts within its state are not seen.
         """
         assert self.optimizer is not None
-        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
+        mine = self._starts_of_gradient()
         return any(
             isinstance(value, Tensor) and can_be_flat(value) and _start(value) in mine
             for of_one in self.optimizer.state.values()
             for value in of_one.values()
         )
+
+    def _starts_of_gradient(self) -> set[int]:
+        """The addresses of the storages in which the gradient is."""
+        on_host = [self._on_host.memory] if self._on_host and self._on_host.is_here else []
+        return {_start(flat) for flat in (*self._gradient.allocated, *on_host)} - {0}
 
     def _flatten_moments(self) -> None:
         """Turn state that is shaped like parameters into views of flat memory, when there is more
@@ -536,7 +602,7 @@ class Bucket:
         if self._offloaded is not None or len(self.optimizer.state) == self._with_moments:
             return
         self._with_moments = len(self.optimizer.state)
-        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
+        mine = self._starts_of_gradient()
         moments: dict[str, list[Tensor]] = {}
         for parameter in self._parameters:
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -616,24 +682,32 @@ class Bucket:
         self.leave_slot()
 
     def _slot_memory(self) -> list[Tensor]:
-        return [] if self._offloaded is None else [self._offloaded.memory]
+        is_copied = self._offloaded is not None and self._on_host is None
+        return [self._offloaded.memory] if self._offloaded is not None and is_copied else []
 
     def _attach(self) -> None:
         if self._offloaded is not None and self.optimizer is not None:
+            if self._is_on_host:
+                self._offloaded.begin()
             self._offloaded.attach(self.optimizer.state)
             self._attached = True
 
     def _detach(self) -> None:
+        self._let_moments_go()
+        if self._offloaded is not None and self.optimizer is not None:
+            self._offloaded.let_masters_go()
+            self._attached = False
+
+    def _let_moments_go(self) -> None:
         if self._offloaded is not None and self.optimizer is not None:
             self._copy_kept_gradients()
-            self._offloaded.detach(self.optimizer.state)
-            self._attached = False
+            self._offloaded.let_moments_go(self.optimizer.state)
 
     def _copy_kept_gradients(self) -> None:
         """Give the optimizer copies of gradients that it has kept as they are: what is in a slot
         leaves with it."""
         assert self.optimizer is not None
-        mine = {_start(flat) for flat in self._gradient.allocated} - {0}
+        mine = self._starts_of_gradient()
         for of_one in self.optimizer.state.values():
             for key, value in of_one.items():
                 if isinstance(value, Tensor) and can_be_flat(value) and _start(value) in mine:
@@ -720,8 +794,8 @@ def gradient_of(
     """
     parameters = [parameter for _, parameter in spec.named]
     if cut is None:
-        to = masters.parameters if in_float32 else parameters
-        return Gradient(to, masters.parameters, device, narrowest)
+        to = masters.whole if in_float32 else parameters
+        return Gradient(to, masters.whole, device, narrowest)
     of = GradientOfRuns if cut.lets_go else GradientShard
     is_tied = len(alike(spec.copies, spec.copies[0])) < len(spec.copies)
     return of(parameters, in_float32, masters, device, narrowest, cut, not is_tied)

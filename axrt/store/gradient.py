@@ -180,6 +180,17 @@ class Gradient:
             if self._parameters[group[0]].dtype != to
         ]
 
+    def show_on(self, parameters: Sequence[nn.Parameter], buffers: Sequence[FlatBuffer]) -> None:
+        """Let other parameters have what is in memory of `layouts_of_totals` for their gradient."""
+        views = self._in_place(buffers)
+        for parameter, view, used in zip(parameters, views, self._used, strict=True):
+            parameter.grad = view if used else None
+
+    @property
+    def layouts_of_totals(self) -> list[Layout]:
+        """The layout of each stretch of the total."""
+        return [self._layout_for(group, to) for group, to in self._typed(self._stepped)]
+
     def total_within(self, buffers: Sequence[FlatBuffer]) -> None:
         """Let the total be in this memory, of `layouts_of_own_totals`, where it has not its
         own."""
@@ -188,6 +199,16 @@ class Gradient:
             sums if sums.dtype == dtype else next(given)
             for sums, (_, dtype) in zip(self._sums, self._typed(self._stepped), strict=True)
         ]
+
+    def copy_to(self, buffers: Sequence[FlatBuffer]) -> None:
+        """Copy what has been added up so far to memory that `show_on` or `total_within` take
+        later. On an accelerator the copies are only launched."""
+        found = self._totals or self._sums
+        if len(buffers) < len(found):
+            types = self._typed(self._stepped)
+            found = [of for of, (_, to) in zip(found, types, strict=True) if of.dtype != to]
+        for to, of in zip(buffers, found, strict=True):
+            to.flat.copy_(of.flat, non_blocking=True)
 
     def as_stepped(self, place: int) -> Tensor | None:
         """The sum over microbatches of a parameter in the type that is stepped, in memory of its

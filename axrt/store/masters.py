@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from axrt.device import CPU
 from axrt.errors import ModelError
 
 from .flat import FlatBuffer, Layout, adopt, by_key, hollow
@@ -66,17 +67,20 @@ class Masters:
         cut: shards of the bucket; None: this rank steps all of it.
         narrowest: narrowest type of any copy's parameters, by which all cut alike; None: that of
             these.
+        apart: True if steps are on the host and `device` is an accelerator: then masters are on the
+            host, and parameters that are not narrow have some as well, of their own type.
     Attributes:
         parameters: what the optimizer steps: a parameter for each of them, or for each piece.
         pieces: for each of `parameters` what it is of those that are given.
-        whole: a parameter of the shape of each of those that are given, in the type that is
-            stepped. It is what is stepped where that is all of it, but for parameters in their own
-            type that are whole for stays alone. Else it is the parameter itself, or hollow where
-            weights are narrow.
+        whole: a parameter of the shape of each of those that are given, on their device and in the
+            type that is stepped. It is what is stepped where that is all of it, but for parameters
+            in their own type that are whole for stays alone. Else it is the parameter itself, or
+            hollow where weights are narrow; so it is where masters are on the host.
         shown: what an optimizer's factory is given for each: what is stepped where that is all of
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
         has_stays: weights are whole for stays alone.
+        apart: see above.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class Masters:
         device: torch.device,
         cut: Cut | None = None,
         narrowest: torch.dtype | None = None,
+        apart: bool = False,
     ) -> None:
+        self.apart = apart
         self._given, self.whole = list(parameters), list(parameters)
         self._narrow: list[_Narrow] = []
         self._cut, self._narrowest, self._device = cut, narrowest, device
@@ -110,7 +116,8 @@ class Masters:
         for piece, parameter in stepped:
             if piece.is_whole:
                 self.shown[piece.place] = parameter
-            if piece.is_whole and (narrow[piece.place] is not None or not self.has_stays):
+            has_own = self.has_stays and narrow[piece.place] is None
+            if piece.is_whole and not has_own and not apart:
                 self.whole[piece.place] = parameter
         self.pieces = [piece for piece, _ in stepped]
         self.parameters = [parameter for _, parameter in stepped]
@@ -124,8 +131,9 @@ class Masters:
         """Put parameters of one type into flat memory, and give what is stepped of each."""
         cut, device, narrowest = self._cut, self._device, self._narrowest
         pieces = cut.pieces(Layout(parameters, narrowest=narrowest)) if cut else _all(parameters)
-        if to is not None or self.has_stays:
-            made = _narrowed(parameters, to, device, cut, pieces, narrowest)
+        if to is not None or self.has_stays or self.apart:
+            of_masters = CPU if self.apart else device
+            made = _narrowed(parameters, to, device, of_masters, cut, pieces, narrowest)
             self._narrow.append(made)
             self._shards.append(_shards(made.narrow, cut))
             self._in_place.append(None)
@@ -146,8 +154,10 @@ class Masters:
     ) -> list[nn.Parameter]:
         if to is None:
             return parameters
-        is_cut = self._cut is not None
-        return [_hollow_master(one) for one in parameters] if is_cut else self._narrow[-1].masters
+        is_elsewhere = self._cut is not None or self.apart
+        if is_elsewhere:
+            return [_hollow_master(one) for one in parameters]
+        return self._narrow[-1].masters
 
     def weights(self, shard: int) -> tuple[Tensor, ...]:
         """The weights of a shard as layers have them, one stretch for each type of parameters."""
@@ -264,9 +274,12 @@ class Masters:
                 master.data = hollow(master)
             group.wide = None
 
-    def publish(self) -> None:
+    def publish(self, launches: bool = False) -> None:
         """Give layers the weights that the masters have, which are here.
 
+        Args:
+            launches: True to launch copies from the host to an accelerator alone, where somebody
+                hears of their end.
         Raises:
             ModelError: somebody has written to a narrow parameter, which would be undone.
         """
@@ -278,7 +291,7 @@ class Masters:
                     view.copy_(master.detach())
                     master.data = view
             if group.mine is not group.wide.flat:
-                group.mine.copy_(group.wide.flat)
+                group.mine.copy_(group.wide.flat, non_blocking=launches)
         self._published = self._versions()
 
     def take_whole(self, place: int, value: Tensor) -> None:
@@ -317,7 +330,8 @@ class Masters:
 
     def give_back(self) -> None:
         """Give the modules' parameters the type that they had, with the weights of the masters, or
-        with their own where masters are elsewhere. Masters are the same tensors then."""
+        with their own where masters are elsewhere. Masters are the same tensors then, or copies on
+        the host."""
         for group in self._narrow:
             if self.has_stays:  # whoever wants values has them from the other ranks
                 for parameter in group.parameters:
@@ -329,10 +343,12 @@ class Masters:
             for parameter, weights in zip(group.parameters, found, strict=True):
                 parameter.grad = None  # of the narrow type
                 # A copy where the memory of masters is a slot, which others use.
-                parameter.data = weights.detach().to(group.before, copy=self._have_moved)
+                parameter.data = weights.detach().to(
+                    self._device, group.before, copy=self._have_moved
+                )
             if self._cut is None:
                 for parameter, master in zip(group.parameters, group.masters, strict=True):
-                    master.data = parameter.data
+                    master.data = parameter.data.to(master.device)
         # The flat memory goes now, so a rank never has all weights in both types.
         self._narrow, self._published, self._untouched, self._shards = [], [], [], []
 
@@ -347,16 +363,17 @@ def _narrowed(
     parameters: list[nn.Parameter],
     to: torch.dtype | None,
     device: torch.device,
+    of_masters: torch.device,
     cut: Cut | None,
     pieces: Sequence[Piece],
     narrowest: torch.dtype | None,
 ) -> _Narrow:
     before = parameters[0].dtype
-    narrowest, of_masters = (narrowest, before) if to is None else (to, torch.float32)
+    narrowest, wide_type = (narrowest, before) if to is None else (to, torch.float32)
     narrow = FlatBuffer(parameters, device, to, narrowest)
     of_pieces = [piece.of(_dense(parameters[piece.place])) for piece in pieces]
-    wide = FlatBuffer(of_pieces, device, of_masters, narrowest)
-    layout = Layout(of_pieces, of_masters, narrowest)
+    wide = FlatBuffer(of_pieces, of_masters, wide_type, narrowest)
+    layout = Layout(of_pieces, wide_type, narrowest)
     masters = []
     for piece, its, view in zip(pieces, of_pieces, wide.views, strict=True):
         view.copy_(its)

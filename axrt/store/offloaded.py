@@ -3,9 +3,11 @@ weights are narrow, and the optimizer's moments.
 
     fetch     scratch is copied to a slot
     attach    masters and moments are views of the slot
-    detach    what the step has made is in the slot; masters and moments are hollow
+    let go    what the step has made is in the slot; masters and moments are hollow
     store     the slot is copied to scratch
     leave     the slot is free
+
+State that steps on the host is attached where it lives, and copied nowhere.
 
 A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
 reads it by mistake sees that.
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from axrt.errors import ModelError, ScratchError
 from axrt.offload.arena import PAGE_BYTES, Stretch
 from axrt.offload.scratch_file import DiskError
+from axrt.offload.tier import HostTier
 
 from .flat import FlatBuffer, Layout, by_key, hollow
 from .masters import Masters
@@ -77,6 +80,8 @@ class OffloadedState:
             copied.
         tries: True if steps may be taken back: scratch has two rooms for the state, and one for
             weights that the optimizer steps where they are.
+        home: the tier of `slots`, if it is memory in which the optimizer steps; None: state comes
+            to a slot for that.
     Attributes:
         foreseen: moments are known before the first step, so that they leave the device.
         may_try: state of before a step is all in scratch, so that the step may be taken back.
@@ -90,7 +95,9 @@ class OffloadedState:
         moments: Sequence[Moments] | None,
         gradient: Sequence[Layout],
         tries: bool = False,
+        home: HostTier | None = None,
     ) -> None:
+        self._home, self._at_home = home, False
         self._slots, self._parameters, self._masters = slots, list(parameters), masters
         self._keys = _by_type(moments or ())
         self._known: dict[tuple[Tensor, str], torch.dtype] = {
@@ -115,7 +122,8 @@ class OffloadedState:
         )
         self._weights = [p for of in of_type for p in of]
         self._gradient = gradient
-        slots.reserve(self._before.end + sum(_page(of.num_bytes) for of in gradient))
+        if home is None:
+            slots.reserve(self._before.end + pages_of(gradient))
         self._slot: Tensor | None = None
 
     def _room(self, masters: Sequence[Layout], moments: Sequence[Layout]) -> _Room:
@@ -123,7 +131,7 @@ class OffloadedState:
         return _Room(of_masters, self._section(moments, of_masters.end, "moments"))
 
     def _section(self, layouts: Sequence[Layout], start: int, purpose: str) -> _Section:
-        num_bytes = sum(_page(layout.num_bytes) for layout in layouts)
+        num_bytes = pages_of(layouts)
         stretch = self._slots.tier.cut(num_bytes, purpose) if num_bytes else None
         return _Section(layouts, start, stretch)
 
@@ -131,7 +139,8 @@ class OffloadedState:
 
     def begin(self) -> None:
         """Take a slot without anything in it, for state that is not in scratch yet."""
-        self._slot = self._slots.take()
+        self._at_home = self._home is not None
+        self._slot = None if self._at_home else self._slots.take()
 
     def fetch(self, weights: bool = False) -> None:
         """Take a slot and copy the state there.
@@ -159,8 +168,9 @@ class OffloadedState:
 
     def leave(self) -> None:
         """Give the slot back; its copy has ended."""
-        self._slots.give(self.memory)
-        self._slot = None
+        if not self._at_home:
+            self._slots.give(self.memory)
+        self._slot, self._at_home = None, False
 
     @property
     def scratch_bytes(self) -> tuple[int, int, int]:
@@ -179,6 +189,8 @@ class OffloadedState:
         self._rooms.reverse()
 
     def _copied(self, room: _Room, weights: bool) -> list[tuple[Stretch, Tensor]]:
+        if self._at_home:
+            return []
         sections = [room.masters, *[room.moments] * self._has_moments, *[self._before] * weights]
         return [(of.stretch, self.memory[of.start : of.end]) for of in sections if of.stretch]
 
@@ -192,8 +204,8 @@ class OffloadedState:
 
     @property
     def present(self) -> bool:
-        """The bucket has a slot."""
-        return self._slot is not None
+        """The bucket has a slot, or steps where its state lives."""
+        return self._slot is not None or self._at_home
 
     def attach(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
         """Let masters and moments be what is in the slot.
@@ -201,9 +213,19 @@ class OffloadedState:
         Args:
             state: the optimizer's state, by parameter.
         """
-        self._masters.move_to(self._rooms[0].masters.buffers(self.memory))
+        self._masters.move_to(self._buffers(self._rooms[0].masters))
         for moment, view in self._both(state):
             moment.data = view
+
+    def _buffers(self, section: _Section) -> list[FlatBuffer]:
+        """The stretches of a section, in the slot or where they live."""
+        if self._home is None or not self._at_home:
+            return section.buffers(self.memory)
+        return (
+            buffers_within(section.layouts, self._home.bytes_of(section.stretch))
+            if section.stretch
+            else section.buffers(torch.empty(0, dtype=torch.uint8))
+        )
 
     def gradient(self) -> list[FlatBuffer]:
         """Memory of the slot for the gradient of the step."""
@@ -233,9 +255,9 @@ class OffloadedState:
         views = [view for buffer in buffers for view in buffer.views]
         return [(weight.detach(), view) for weight, view in zip(self._weights, views, strict=True)]
 
-    def detach(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
-        """Put moments that the step has made elsewhere into the slot, and let masters and moments
-        go.
+    def let_moments_go(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
+        """Put moments that the step has made elsewhere into the slot, or where they live, and let
+        them be hollow.
 
         Args:
             state: the optimizer's state, by parameter.
@@ -253,11 +275,14 @@ class OffloadedState:
                 view.copy_(moment)
             moment.data = hollow(view)
         self._has_moments = self._has_moments or bool(found)
+
+    def let_masters_go(self) -> None:
+        """Let masters be hollow; their values are in the slot, or where they live."""
         self._masters.leave()
 
     def _both(self, state: Mapping[Tensor, Mapping[str, object]]) -> list[tuple[Tensor, Tensor]]:
         """Each moment that there is, with its view of the slot."""
-        buffers = self._rooms[0].moments.buffers(self.memory)
+        buffers = self._buffers(self._rooms[0].moments)
         found = [
             (state.get(self._parameters[place], {}).get(key), view)
             for ((key, _), places), buffer in zip(self._keys.items(), buffers, strict=True)
@@ -286,6 +311,11 @@ def _as_ours() -> Iterator[None]:
         yield
     except DiskError as error:
         raise ScratchError(str(error)) from None
+
+
+def pages_of(layouts: Sequence[Layout]) -> int:
+    """The size of `buffers_within`, in bytes."""
+    return sum(_page(layout.num_bytes) for layout in layouts)
 
 
 def _page(num_bytes: int) -> int:

@@ -1,7 +1,8 @@
-"""Slots: memory on the device into which the offloaded state of a bucket comes for its step.
+"""Slots: memory on the device into which the offloaded state of a bucket comes for its step; or
+rooms on the host, into which its gradient comes for a step there.
 
-The brain counts slots (`scheduler/rules/offload.py`), so while tasks run one is free whenever one
-is taken.
+The brain counts them (`scheduler/rules/offload.py`, `host_steps.py`), so while tasks run one is
+free whenever one is taken.
 """
 
 from collections import deque
@@ -21,10 +22,11 @@ class Slots:
     Args:
         tier: tier that holds the state of all buckets.
         device: device that they are on.
+        pinned: True for memory of the host that an accelerator copies from and to.
     """
 
-    def __init__(self, tier: Tier, device: torch.device) -> None:
-        self.tier, self._device = tier, device
+    def __init__(self, tier: Tier, device: torch.device, pinned: bool = False) -> None:
+        self.tier, self._device, self._pinned = tier, device, pinned
         self._count = 1  # while buckets are built
         self._num_bytes = 0
         self._free: deque[Tensor] = deque()  # another thread may take while one is given
@@ -58,7 +60,8 @@ class Slots:
             if len(slot) >= self._num_bytes:
                 self._taken[id(slot)] = slot
                 return slot
-        slot = MemoryArena(self._num_bytes, self._device).bytes_of(Stretch(0, self._num_bytes))
+        arena = MemoryArena(self._num_bytes, self._device, pinned=self._pinned)
+        slot = arena.bytes_of(Stretch(0, self._num_bytes))
         wait_for(moment_of([slot]))  # whoever uses it does so on other queues
         self._taken[id(slot)] = slot
         return slot

@@ -1,4 +1,5 @@
-"""Brings the offloaded state of a bucket to the device, and takes it back."""
+"""Brings the offloaded state of a bucket to the device, and takes it back; or takes its gradient to
+the host."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +11,7 @@ from .worker import Made, Worker, nothing
 
 
 class OffloadWorker(Worker):
-    """Copies between scratch and slots.
+    """Copies between scratch and slots, and of gradients to the host.
 
     Where steps are tried before their vote, a bucket's state comes and goes once a step if the
     expectation is right: around the step if it is tried, else around its commit. If the expectation
@@ -21,7 +22,7 @@ class OffloadWorker(Worker):
         expectation: what the rank expects of votes; None where no step is tried.
     """
 
-    kinds = (Kind.FETCH, Kind.STORE, Kind.REFETCH, Kind.RESTORE)
+    kinds = (Kind.FETCH, Kind.STORE, Kind.REFETCH, Kind.RESTORE, Kind.UNLOAD)
 
     def __init__(
         self,
@@ -34,7 +35,9 @@ class OffloadWorker(Worker):
     def run(self, task: Task) -> Made:
         kind, stage, step, part = task
         bucket = self._buckets[stage][part]
-        if kind in _BACK:
+        if kind is Kind.UNLOAD:
+            bucket.unload()
+        elif kind in _BACK:
             if (kind, stage, part) in self._copies:
                 bucket.store()
         elif self._comes(kind, step, bucket):

@@ -75,7 +75,7 @@ class SteppingWorker(Worker):
         expectation: what the rank expects of votes; None where no step is tried before its vote.
     """
 
-    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.COMMIT)
+    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.COMMIT, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
 
     def __init__(
         self,
@@ -101,6 +101,9 @@ class SteppingWorker(Worker):
             Kind.VOTE: self._vote,
             Kind.STEP: self._step_and_send if expectation is None else self._try,
             Kind.COMMIT: self._commit,
+            Kind.SCALE: self._end_gradient,
+            Kind.HOST_STEP: self._step_on_host,
+            Kind.LOAD: self._load,
         }
 
     def hear_losses(self, message: Message, payload: Any) -> None:
@@ -129,8 +132,13 @@ class SteppingWorker(Worker):
         return self._run[task.kind](task)
 
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is Kind.STEP and not self._job.votes and self._counts(task.stage):
-            record = self._records[task.microbatch]
+        record = self._records[task.microbatch]
+        if task.kind is Kind.HOST_STEP and self._overflows(record):
+            self._skip(task.stage)  # here, in order with the device's tasks
+        if task.kind is Kind.LOAD:
+            self._buckets[task.stage][task.part].leave_host()
+        ends = Kind.SCALE if self._job.host_rooms else Kind.STEP
+        if task.kind is ends and not self._job.votes and self._counts(task.stage):
             # Of those that have ended: others may have started, and their norms are not there yet.
             record.ended[task.stage] += 1
             if record.ended[task.stage] == len(self._buckets[task.stage]):
@@ -157,18 +165,40 @@ class SteppingWorker(Worker):
         return lambda message: norm
 
     def _step(self, task: Task) -> None:
-        bucket, record = self._complete(task), self._records[task.microbatch]
-        if self._job.votes:
+        self._end_gradient(task)
+        if self._overflows(self._records[task.microbatch]):
+            self._skip(task.stage)
+        self._apply(task)
+
+    def _end_gradient(self, task: Task) -> Made:
+        """Make the gradient that of the whole batch, and take its norms where no vote does."""
+        bucket = self._complete(task)
+        if not self._job.votes and self._counts(task.stage):
+            self._records[task.microbatch].norms[task.stage][task.part] = bucket.norms()
+        return nothing
+
+    def _overflows(self, record: _StepRecord) -> bool:
+        """The vote says that no rank steps."""
+        return record.norm is not None and not record.norm.isfinite()
+
+    def _apply(self, task: Task) -> None:
+        """Step a bucket as the vote says, where there is one."""
+        bucket, record = self._buckets[task.stage][task.part], self._records[task.microbatch]
+        if self._overflows(record):
+            bucket.forget_gradients()
+            return
+        if self._clip:
             assert record.norm is not None
-            if not record.norm.isfinite():
-                bucket.forget_gradients()
-                self._skip(task.stage)
-                return
-            if self._clip:
-                bucket.scale(clip_factor(record.norm, self._clip))
-        elif self._counts(task.stage):
-            record.norms[task.stage][task.part] = bucket.norms()
+            bucket.scale(clip_factor(record.norm, self._clip))
         bucket.step(task.microbatch)
+
+    def _step_on_host(self, task: Task) -> Made:
+        self._apply(task)
+        return nothing
+
+    def _load(self, task: Task) -> Made:
+        self._buckets[task.stage][task.part].load()
+        return self._new_weights(task)
 
     def _step_and_send(self, task: Task) -> Made:
         self._step(task)

@@ -8,6 +8,7 @@ from .clipping import clipping
 from .collectives import collectives
 from .evaluation import evaluation
 from .groups import groups
+from .host_steps import host_steps
 from .offload import offload
 from .pipeline import pipeline
 from .recomputation import recomputation
@@ -31,7 +32,9 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     grouped = (groups,) if job.is_grouped else ()
     offloaded = (offload,) if job.slots else ()
     tried = (speculation,) if job.speculates else ()
+    on_host = (host_steps,) if job.host_rooms else ()
     sharded = ((stays if job.stays else sharding),) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
-    copied = (*offloaded, *tried, *((stash,) if job.held_on_device else ()))
-    return (pipeline, recomputation, replicas, *sums, *copied, *sharded)
+    kept = (stash,) if job.held_on_device else ()
+    of_state = (*offloaded, *tried, *on_host, *kept, *sharded)
+    return (pipeline, recomputation, replicas, *sums, *of_state)

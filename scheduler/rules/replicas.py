@@ -8,7 +8,8 @@
     step s.t/b    bucket b is whole; the losses of all    the weights of step t+1, once all
                   pipes; the vote where there is one;     buckets of the stage have stepped; see
                   its state where that is offloaded;      `sharding.py` and `stays.py` for shards
-                  the release of whole weights
+                  the release of whole weights; none
+                  where steps are on the host
 
 Parts are the first half of an all-reduce (reduce-scatter), sums the second (all-gather). A bucket
 is *whole* when a sum has come from each copy; where it has one copy, when the last B or W of
@@ -39,12 +40,12 @@ def replicas(here: StageHere) -> Iterator[Row]:
             then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if here.job.reductions > 1 else ()
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
-        # Buckets may leave and step before their stage's backward is done; the next step may not
-        # begin before. One of them waits for it.
-        backward = (Need(here.completes),) if bucket == 0 else ()
+        if here.job.host_rooms:
+            continue  # steps are on the host
         tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
         vote = () if tried else voted(here)
-        needs = (whole(here, bucket), *backward, losses_of_all(here), *vote, *let_go(here))
+        done = stage_is_done(here, bucket)
+        needs = (whole(here, bucket), *done, losses_of_all(here), *vote, *let_go(here))
         all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
         yield Row(
             Kind.STEP,
@@ -124,6 +125,12 @@ def whole(here: StageHere, bucket: int) -> Need:
             return Need(Meaning.TOTAL, seats_of(column(here, bucket)), bucket)
         return Need(Kind.REDUCE, bucket=bucket)
     return Need(Meaning.SUM, seats_of(near(here, bucket)), bucket)
+
+
+def stage_is_done(here: StageHere, bucket: int) -> tuple[Need, ...]:
+    """The stage's backward is done. Buckets may leave and step before it is; the next step may not
+    begin before, so the first bucket waits for it."""
+    return (Need(here.completes),) if bucket == 0 else ()
 
 
 def losses_of_all(here: StageHere) -> Need:

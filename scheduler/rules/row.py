@@ -23,14 +23,15 @@ class Queue(Enum):
 
 class OnDevice(Queue):
     """The queues of a training and of an evaluation: the device's tasks; the collectives of a
-    library that run beside them, and the turns that are given out for those; copies of what is
-    offloaded, one queue a direction."""
+    library that run beside them, and the turns that are given out for those; copies between the
+    device and the host or a disk, one queue a direction; steps on the host."""
 
     COMPUTE = "compute"
     COLLECTIVES = "collectives"
     TURNS = "turns"
     COPIES_IN = "copies in"
     COPIES_OUT = "copies out"
+    HOST = "host"
 
 
 class Need(NamedTuple):
@@ -68,6 +69,7 @@ class Pool(Enum):
     """What a rank has a few of, for work to take and to give back."""
 
     SLOTS = "slot"  # memory on the device for offloaded state of a bucket
+    ON_HOST = "room on the host"  # for the gradient of a bucket that steps there
     ROOMS = "room for whole weights"  # of a stage
 
     __hash__ = object.__hash__

@@ -16,6 +16,7 @@ from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.scheduler.simulator import simulate as simulated
+from axrt.scheduler.task import AnyKind, Kind
 
 
 def simulate(*arguments: str) -> Result:
@@ -183,6 +184,19 @@ def test_activations_that_are_offloaded_add_the_copies_that_nothing_hides() -> N
 
 
 OFFLOADED = ("--slots", "2", "--buckets", "4", "--step-cost", "0.5", "--copy-costs", "1,1.5")
+
+
+def test_steps_on_the_host_add_what_nothing_hides() -> None:
+    case = ("--policy", "1f1b", "--ranks", "1", "--microbatches", "4", "--steps", "2", "--json")
+    costs = ("--buckets", "3", "--step-cost", "0.5", "--copy-costs", "1,2")
+
+    def makespan(*more: str) -> float:
+        return float(json.loads(simulate(*case, *more).output)["makespan"])
+
+    on_host = makespan(*costs, "--host-rooms", "3")
+    # The last gradient leaves behind two others; then its step, and its weights.
+    assert on_host - makespan() == 3 * 2 + 0.5 + 1
+    assert simulate(*case, *costs, "--host-rooms", "3", "--slots", "3").exit_code != 0
 
 
 def test_state_that_is_offloaded_adds_the_copies_that_nothing_hides() -> None:
@@ -451,6 +465,41 @@ def test_a_run_that_offloads_is_predicted_with_its_slots_and_buckets(tmp_path: P
     line.schedule.pop("slots")  # as former versions write it
     (tmp_path / "timeline.json").write_text(line.to_json())
     assert simulate("--like", str(tmp_path)).exit_code == 0
+
+
+def test_a_run_that_steps_on_the_host_is_predicted_with_its_rooms(tmp_path: Path) -> None:
+    others: dict[AnyKind, float] = {
+        Kind.SCALE: 1e-4,
+        Kind.UNLOAD: 2e-3,
+        Kind.HOST_STEP: 3e-3,
+        Kind.LOAD: 1e-3,
+    }
+    job = Job(Linear(2), policy_by_name("1f1b"), 8, host_rooms=2)
+    costs = Costs(Work(1e-3, 1e-3, 1e-3), others=others)
+    line = simulated(job, costs, steps=4, buckets=(2, 5)).from_step(1)
+    line.schedule = {
+        "name": "1f1b",
+        "ranks": 2,
+        "microbatches": 8,
+        "placement": "linear",
+        "chunks": 0,
+        "max_held": 0,
+        "order": "",
+    }
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none", "host_rooms": 2}
+    (tmp_path / "timeline.json").write_text(line.to_json())
+    found = json.loads(simulate("--like", str(tmp_path), "--json").output)
+    measured, predicted, fitted = found["measured"], found["predicted"], found["fitted"]
+    assert (fitted["host_rooms"], fitted["buckets"]) == (2, [2, 5])
+    assert fitted["on_host"] == pytest.approx({kind.value: of for kind, of in others.items()})
+    assert predicted["step"] == pytest.approx(measured["step"])
+    assert (
+        "3000 us its hoststep, 1000 us its load a bucket; 2 rooms"
+        in simulate("--like", str(tmp_path)).output
+    )
+    picture = tmp_path / "run.svg"
+    assert simulate("--like", str(tmp_path), "--picture", str(picture)).exit_code == 0
+    assert "<title>hoststep1.1/4</title>" in picture.read_text()
 
 
 def test_what_other_schedules_would_have_done(run: Path) -> None:

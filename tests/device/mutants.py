@@ -286,6 +286,24 @@ MUTANTS = [
         "case_offloaded_state_has_the_bits_of_state_on_the_device",
         1,
     ),
+    Mutant(
+        "a step on the host does not wait for its gradient",
+        "scheduler/rules/host_steps.py",
+        "(Need(Kind.UNLOAD, bucket=bucket), *voted(here), *let_go(here)),",
+        "(Need(Kind.SCALE, bucket=bucket), *voted(here), *let_go(here)),",
+        GPU,
+        "case_steps_on_the_host_have_the_bits_of_steps_on_the_device",
+        1,
+    ),
+    Mutant(
+        "a gradient leaves for the host before the device has made it",
+        "scheduler/rules/host_steps.py",
+        "            (Need(Kind.SCALE, bucket=bucket),),",
+        "            is_whole,",
+        GPU,
+        "case_steps_on_the_host_have_the_bits_of_steps_on_the_device",
+        1,
+    ),
 ]
 
 

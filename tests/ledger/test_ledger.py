@@ -41,6 +41,7 @@ BFLOAT16 = {"weights": "bfloat16"}
 IN_WEIGHTS = {"weights": "bfloat16", "gradients": "weights"}
 SMALL = {"bucket_mb": 0.004}
 OFFLOADED = {"offload": "stream", "bucket_mb": 0.02}
+ON_HOST = {"offload": "cpu", "bucket_mb": 0.02}
 
 
 def for_perceptron(data: int) -> Any:
@@ -203,6 +204,13 @@ CASES = {
         factory=momentum, sections={"precision": BFLOAT16, "memory": OFFLOADED}
     ),
     "offloaded-several-optimizers": Case(factory=Mixed, sections={"memory": OFFLOADED}),
+    "on-the-host": Case(sections={"memory": ON_HOST}),
+    "on-the-host-in-weights": Case(
+        sections={"precision": IN_WEIGHTS, "memory": ON_HOST, "optimizer": {"clip": 0.5}}
+    ),
+    "on-the-host-shards": Case(
+        data=2, sections={"precision": BFLOAT16, "memory": {**ON_HOST, "zero": 1}}
+    ),
     "offloaded-replicas": Case(
         data=2,
         sections={"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}},

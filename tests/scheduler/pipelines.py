@@ -61,6 +61,7 @@ class Pipeline:
         group: replicas that add up among themselves before groups do; 0: all.
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
+        host_rooms: buckets whose gradient a rank may have on the host; 0: steps are not there.
         room: stages whose weights a rank may have whole at a time, where there are shards; 0: any.
         spare: rooms on the device for stashes, above the least that a rank can do with; None: for
             all that the policy holds.
@@ -92,6 +93,7 @@ class Pipeline:
         room: int = 0,
         spare: int | None = None,
         first_step: int = 0,
+        host_rooms: int = 0,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -107,6 +109,7 @@ class Pipeline:
             by_library=by_library,
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
+            host_rooms=host_rooms if trains else 0,
             speculates=bool(speculates and trains and slots and clips),
             held_on_device=(
                 0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare
@@ -215,6 +218,8 @@ class Pipeline:
         return all(state.finished for state in self.states)
 
 
+# A bucket that steps on the host goes through these in a step.
+_ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
 # A bucket of a rank goes through these in a step, those after the store only where it is tried.
 _TRIED = (Kind.FETCH, Kind.STEP, Kind.STORE, Kind.REFETCH, Kind.COMMIT, Kind.RESTORE)
 
@@ -229,6 +234,7 @@ class SlotWatch:
     ) -> None:
         self._job, self._buckets, self._watches = job, buckets, first_step == 0
         self.on_device: set[tuple[int, int]] = set()
+        self.on_host: set[tuple[int, int]] = set()
         self.whole: set[int] = set()  # stages whose weights are, or will be when they have come
         self._started: Counter[tuple[AnyKind, int, int]] = Counter()
         self._finished: Counter[tuple[AnyKind, int, int]] = Counter()
@@ -239,7 +245,23 @@ class SlotWatch:
             self._check_shard(task)
         if self._job.slots and self._watches:
             self._check_slots(task)
+        if self._job.host_rooms and self._watches:
+            self._check_host(task)
         self._started[kind, stage, part] += 1
+
+    def _check_host(self, task: Task) -> None:
+        """A gradient goes to the host when it is whole, steps there, and weights come back before
+        the next step's forwards."""
+        kind, stage, number, part = task
+        if kind is Kind.FORWARD and not self._job.shards:
+            step, _ = self._job.step_of(number)
+            assert self._of_all_buckets(self._finished, Kind.LOAD, stage) >= step, task
+        if kind is Kind.UNLOAD:
+            self.on_host.add((stage, part))
+            assert len(self.on_host) <= self._job.host_rooms, task
+        for before, after in pairwise(_ON_HOST):
+            if kind is after:
+                assert self._finished[before, stage, part] == number + 1, task
 
     def _check_slots(self, task: Task) -> None:
         """State comes to the device for its step, after that of the step before has gone."""
@@ -308,6 +330,8 @@ class SlotWatch:
     def finished(self, task: Task) -> None:
         kind, stage, _, part = task
         self._finished[kind, stage, part] += 1
+        if kind is Kind.LOAD and self._watches:
+            self.on_host.remove((stage, part))
         if kind in (Kind.STORE, Kind.RESTORE) and self._watches:
             self.on_device.remove((stage, part))
 
@@ -386,7 +410,8 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """
     random = Random(seed)
     share_told_later = random.choice((0.0, 0.5, 1.0))
-    slow = random.choice((None, OnDevice.COLLECTIVES, OnDevice.COPIES_IN, OnDevice.COPIES_OUT))
+    beside = OnDevice.COLLECTIVES, OnDevice.COPIES_IN, OnDevice.COPIES_OUT, OnDevice.HOST
+    slow = random.choice((None, *beside))
     wires: list[Message] = []
     running: list[dict[Queue, list[Task]]] = [
         {queue: [] for queue in state.queues} for state in pipeline.states

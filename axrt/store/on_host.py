@@ -1,0 +1,71 @@
+"""The gradient of a bucket on the host, where its state is, for a step there.
+
+    unload    the gradient is copied to a room
+    show      the optimizer reads it there
+    leave     the room is free
+
+Where layers compute on the CPU, and a gradient has the type that is stepped, it stays where it is.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from .gradient import Gradient
+from .offloaded import buffers_within, pages_of
+from .slots import Slots
+
+
+class GradientOnHost:
+    """The way of a bucket's gradient to the host.
+
+    Args:
+        rooms: memory on the host for gradients of a few buckets.
+        gradient: gradient of the bucket.
+        stepped: parameters that are stepped, if layers compute on an accelerator; None: layers
+            compute on the CPU.
+        shared: other copies exist, so that the total is made before.
+    """
+
+    def __init__(
+        self,
+        rooms: Slots,
+        gradient: Gradient,
+        stepped: Sequence[nn.Parameter] | None,
+        shared: bool,
+    ) -> None:
+        self._rooms, self._gradient, self._stepped = rooms, gradient, stepped
+        own = [] if shared else gradient.layouts_of_own_totals
+        self._layouts = own if stepped is None else gradient.layouts_of_totals
+        rooms.reserve(pages_of(self._layouts))
+        self._room: Tensor | None = None
+
+    @property
+    def is_here(self) -> bool:
+        """The gradient is on the host."""
+        return self._room is not None
+
+    def unload(self) -> None:
+        """Take a room and copy the gradient there; on an accelerator the copy is only launched."""
+        self._room = self._rooms.take()
+        self._gradient.copy_to(buffers_within(self._layouts, self._room))
+
+    def show(self) -> None:
+        """Make what is in the room the gradient that the optimizer reads."""
+        buffers = buffers_within(self._layouts, self.memory)
+        if self._stepped is not None:
+            self._gradient.show_on(self._stepped, buffers)
+        elif buffers:
+            self._gradient.total_within(buffers)
+            self._gradient.show_total()
+
+    @property
+    def memory(self) -> Tensor:
+        """The room that the bucket has, uint8."""
+        assert self._room is not None, "a gradient is used on the host while it is elsewhere"
+        return self._room
+
+    def leave(self) -> None:
+        """Give the room back."""
+        self._rooms.give(self.memory)
+        self._room = None
