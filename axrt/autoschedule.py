@@ -234,7 +234,7 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     job = replace(job, replicas=mesh.data)
     try:
         job = replace(job, held_on_device=of.offload_activations)
-        return with_shards(job, of.zero, of.reductions, of.gathered, group)
+        return with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
     except ValueError as error:
         is_named = config.schedule.policy == job.policy.name
         why = "" if is_named else f"; schedule.policy names none, and {job.policy.name!r} was taken"

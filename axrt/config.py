@@ -364,10 +364,15 @@ class Memory(_Section):
         "0 = all stay on the device",
         least=0,
     )
+    offload_parameters: bool = _key(
+        False,
+        "with offload = 'stream': weights are in memory.scratch, too; those of a stage come to the "
+        "device for the tasks that read them, so many stages at a time as memory.gathered says",
+    )
     scratch: str = _key(
         "host",
-        "what holds offloaded state and activations: 'host' = CPU memory; 'disk:DIR' = one unnamed "
-        "file a rank in that directory, which exists",
+        "what holds all that is offloaded: 'host' = CPU memory; 'disk:DIR' = one unnamed file a "
+        "rank in that directory, which exists",
     )
     slots: int = _key(
         3,
@@ -400,8 +405,8 @@ class Memory(_Section):
     )
     gathered: int = _key(
         2,
-        "with zero = 3: number of stages whose weights a rank may have whole at a time; 1 gathers "
-        "none ahead",
+        "with zero = 3 or offload_parameters: number of stages whose weights a rank may have whole "
+        "at a time; 1 brings none ahead",
         least=1,
     )
     reductions: int = _key(
@@ -445,6 +450,17 @@ class Memory(_Section):
                 f"memory.{key} = {getattr(self, key)!r} and memory.offload = {self.offload!r}, "
                 "whose state stays in the host's memory; expected "
                 f"memory.{key} = {none!r}, or memory.offload = 'stream'"
+            )
+        if self.offload_parameters and not self.comes_to_device:
+            yield (
+                f"memory.offload_parameters with memory.offload = {self.offload!r}: weights leave "
+                "the device along with the state that they are stepped from; expected "
+                "memory.offload = 'stream'"
+            )
+        if self.offload_parameters and self.zero in (1, 2):
+            yield (
+                f"memory.offload_parameters with memory.zero = {self.zero}, which keeps whole "
+                "weights on every rank; expected memory.zero = 3, or 0"
             )
         try:
             most_recomputed(self.recompute)
@@ -841,6 +857,11 @@ def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
         yield (
             f"memory.zero = {memory.zero} with run.compile = {run.compile!r}: compiled layers need "
             "weights that are always there; expected memory.zero = 2, or run.compile = ''"
+        )
+    if memory.offload_parameters and run.compile:
+        yield (
+            f"memory.offload_parameters with run.compile = {run.compile!r}: compiled layers need "
+            "weights that are always there; expected run.compile = ''"
         )
     if memory.offload_activations and run.compile:
         yield (

@@ -338,6 +338,7 @@ class Engine:
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,
+            "offloads_weights": job.offloads_weights,
             "group": job.group // job.placement.pipes,
         }
 
@@ -471,7 +472,7 @@ class Engine:
         with self._ending_the_job_on_failure():
             self._trainer.settle()
             self._publish()
-            if self._job.stays or (self._job.shards and self._model.narrow is not None):
+            if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
             self._rank.leave()
         self._model.release()
@@ -529,6 +530,8 @@ class Engine:
         will have them when they are given back."""
         for stage, of in sorted(self._model.stages.items()):
             for place, layer in sorted((int(place), layer) for place, layer in of.layers.items()):
+                if self._job.offloads_weights and place not in self._model.given:
+                    continue
                 mine = self._model.pieces_of(layer, with_state=False)
                 parts = self._shards.for_all(stage, place, mine)
                 wholes = wholes_of(self._model.shapes_of(layer), parts)
@@ -574,10 +577,10 @@ class Engine:
 
     def _publish(self) -> None:
         """Let layers have what the user has written to masters between two calls."""
-        if self._job.shards:
+        if self._job.shards or self._job.offloads_weights:
             with self._rank.loop.computing():
                 self._model.keep_memory()
-        if self.config.precision.weights != "float32":
+        if self._model.has_masters:
             if self._model.shown:
                 self._trainer.settle()
             with self._rank.loop.computing():

@@ -62,6 +62,7 @@ class LocalModel:
         slots: memory on the device to which they come; None where they live there.
         rooms: memory on the host for gradients of buckets that step there; None: none does.
         stash: stashes of microbatches in scratch; None: they stay on the device.
+        given: indices of the layers that are the user's own modules.
         shown: copies of masters that the user was given since the last call, where masters live in
             scratch.
     """
@@ -75,6 +76,7 @@ class LocalModel:
     slots: Slots | None = None
     rooms: Slots | None = None
     stash: ScratchStash | None = None
+    given: frozenset[int] = frozenset()
     shown: list[_Shown] = field(default_factory=list)
 
     def of_pipe(self, pipe: int) -> "LocalModel":
@@ -161,7 +163,7 @@ class LocalModel:
         What is written there counts when it is published. The values of masters count while their
         bucket is present; those of sharded masters never do.
         """
-        if self.narrow is None and not self._has_masters:
+        if self.narrow is None and not self.has_masters:
             return lambda tensor: tensor
         wide: dict[Place, Tensor] = self.narrow.originals() if self.narrow else {}
         for bucket in self.all_buckets:
@@ -173,7 +175,7 @@ class LocalModel:
         """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU. What
         is written to a copy counts when it is published."""
         shown: dict[nn.Parameter, nn.Parameter] = {}
-        elsewhere = self.scratch and self._has_masters and not self.is_sharded
+        elsewhere = self.scratch and self.has_masters and not self.is_sharded
         for bucket in self.all_buckets if elsewhere else ():
             with bucket.present():
                 for _, master in bucket.trained:
@@ -183,9 +185,9 @@ class LocalModel:
         return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
 
     @property
-    def _has_masters(self) -> bool:
+    def has_masters(self) -> bool:
         """What is stepped is not what layers compute with, but for frozen parameters."""
-        return self.narrow is not None or any(bucket.steps_apart for bucket in self.all_buckets)
+        return self.narrow is not None or any(bucket.has_masters for bucket in self.all_buckets)
 
     @property
     def is_sharded(self) -> bool:
@@ -273,7 +275,8 @@ class LocalModel:
         for stage in self.stages.values():
             stage.release()
         for bucket in self.all_buckets:
-            bucket.release(failed)
+            places = {int(name.partition(".")[0]) for name, _ in bucket.named}
+            bucket.release(failed, wanted=bool(places & self.given))
         if self.narrow is not None:
             self.narrow.release()
         if failed:  # a thread may be at scratch
@@ -351,6 +354,7 @@ def local_model(
                     cut_of(config, job, pipes[stage]),
                     job.pipes_a_group,
                     rooms,
+                    job.offloads_weights,
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(
@@ -375,7 +379,11 @@ def local_model(
     offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
     stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
     of_state = scratch if slots else None
-    return LocalModel(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash)
+    given = [place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)]
+    return LocalModel(
+        *(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash),
+        frozenset(given),
+    )
 
 
 class _Layers:

@@ -174,8 +174,9 @@ def check_stays(stays: bool, device: torch.device) -> None:
     """
     if stays and device.type != "cpu":
         raise ConfigError(
-            f"memory.zero = 3 on {device.type}: weights come and go on CPUs so far, where no "
-            "stream may still read memory that is let go; expected memory.zero = 2"
+            f"memory.zero = 3 or memory.offload_parameters on {device.type}: weights come and go "
+            "on CPUs so far, where no stream may still read memory that is let go; expected "
+            "memory.zero = 2, without memory.offload_parameters"
         )
 
 

@@ -29,7 +29,7 @@ from axrt.scheduler.state import RankState
 from axrt.shard_exchange import ShardExchange
 from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
-from axrt.workers.evaluation import EvaluationWorker
+from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
 from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
@@ -135,7 +135,8 @@ class Trainer:
         mail, model, mesh = Mail(), self._model, self._rank.mesh
         generation, transport = self._generation, self._rank.transport
         land: Land = partial(transport.expect, generation)
-        weights = WeightsWorker(model.buckets, mail, land, self._job.stays is not None)
+        has_stays, in_scratch = self._job.stays is not None, self._job.offloads_weights
+        weights = WeightsWorker(model.buckets, mail, land, has_stays, in_scratch)
         gradients = GradientWorker(
             model.buckets,
             mail,
@@ -205,12 +206,13 @@ class Trainer:
         self.settle()
         self._generation += 1
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
-        worker = EvaluationWorker(job, self._model.stages, mail, keeps_outputs=outputs)
+        come = self._weights_on_demand()
+        worker = EvaluationWorker(job, self._model.stages, mail, outputs, come.bring)
         state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank)
         session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
         last = job.placement.rank_of(job.last_stage)
         with self._model.evaluating():
-            with self._whole_weights():
+            with self._whole_weights(), come:
                 rank.loop.run(session, lambda: state.finished)
             if rank.mesh.pipe_rank == last:
                 losses = worker.losses()
@@ -231,23 +233,33 @@ class Trainer:
 
     @contextmanager
     def _whole_weights(self) -> Iterator[None]:
-        """Context within which the weights of all stages here are whole. How many microbatches an
-        evaluation has, which stays would depend on, is known to readers alone."""
-        if self._job.stays is None:
+        """Context within which the weights of all stages here are whole, where copies keep them
+        together. How many microbatches an evaluation has, which stays would depend on, is known to
+        readers alone."""
+        if self._job.stays is None or not self._job.shards:
             yield
             return
         for stage, buckets in sorted(self._model.buckets.items()):
+            for bucket in buckets:
+                bucket.begin_stay()
             of_stage = [shard_of(bucket) for bucket in buckets]
             mine = [shard.weights for shard in of_stage]
             parts = self._shards.for_all(stage, self._job.cuts[stage], mine)
             for number, shard in enumerate(of_stage):
-                shard.begin_stay()
                 shard.take_weights([part[number] for part in parts])
         try:
             yield
         finally:
             for bucket in self._model.all_buckets:
-                shard_of(bucket).end_stay()
+                bucket.end_stay()
+
+    def _weights_on_demand(self) -> WeightsOnDemand:
+        """What brings weights from scratch in an evaluation."""
+        stays = self._job.stays
+        is_alone = stays is not None and not self._job.shards
+        return WeightsOnDemand(
+            self._model.buckets if is_alone else {}, stays.room if stays is not None else 0
+        )
 
     # Readers.
 

@@ -14,6 +14,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Callable
+from ctypes import c_ubyte
 from pathlib import Path
 
 from torch import Tensor
@@ -214,7 +215,8 @@ class ScratchFile:
                 f"{tensor.nbytes} bytes at {tensor.data_ptr():#x} for {stretch}; expected as many "
                 f"bytes, from a multiple of {PAGE_BYTES} on"
             )
-        return tensor.numpy().data
+        # Not as an array of numpy: torch would not resize memory again that such an array has seen.
+        return memoryview((c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
     def _error(self, text: str) -> DiskError:
         return DiskError(f"the scratch file in {self._directory}: {text}")

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .arena import Cut, Stretch
+from .arena import PAGE_BYTES, Cut, Stretch
 from .memory import MemoryArena
 from .scratch_file import ScratchFile
 
@@ -52,7 +52,8 @@ class Tier(Protocol):
 
         Args:
             stretch: one that was written to, as a whole.
-            into: memory on the device for as many bytes, uint8, from a page on.
+            into: memory on the device, uint8: from a page on for as many bytes, or any memory for
+                the first ones, which takes a copy more from a disk.
         """
         ...
 
@@ -103,7 +104,7 @@ class HostTier:
         return stretch
 
     def read(self, stretch: Stretch, into: Tensor) -> None:
-        into.copy_(self.bytes_of(stretch), non_blocking=True)
+        into.copy_(self.bytes_of(stretch)[: len(into)], non_blocking=True)
 
     def write(self, stretch: Stretch, of: Tensor) -> None:
         self.bytes_of(stretch).copy_(of, non_blocking=True)
@@ -149,12 +150,13 @@ class DiskTier:
         return stretch
 
     def read(self, stretch: Stretch, into: Tensor) -> None:
-        if into.device.type == "cpu":
+        is_on_host = into.device.type == "cpu"
+        if is_on_host and len(into) == stretch.num_bytes and not into.data_ptr() % PAGE_BYTES:
             self._file.read(stretch, into)
             return
-        between = self._memory_between("in", stretch.num_bytes)
+        between = self._memory_between("in", stretch.num_bytes, pinned=not is_on_host)
         self._file.read(stretch, between)
-        into.copy_(between)
+        into.copy_(between[: len(into)])
 
     def write(self, stretch: Stretch, of: Tensor) -> None:
         if of.device.type == "cpu":
@@ -168,10 +170,10 @@ class DiskTier:
         self._file.close()
         self._between.clear()
 
-    def _memory_between(self, direction: str, num_bytes: int) -> Tensor:
+    def _memory_between(self, direction: str, num_bytes: int, pinned: bool = True) -> Tensor:
         arena = self._between.get(direction)
         if arena is None or arena.num_bytes < num_bytes:
-            arena = MemoryArena(num_bytes, torch.device("cpu"), pinned=True)
+            arena = MemoryArena(num_bytes, torch.device("cpu"), pinned=pinned)
             self._between[direction] = arena
         return arena.bytes_of(Stretch(0, num_bytes))
 

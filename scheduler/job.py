@@ -53,8 +53,10 @@ class Job:
             are several pipes, so every bucket has several copies.
         reductions: number of times that a bucket with shards is added up over its copies in a step,
             at least 1; each time for a run of microbatches of its pipe, as equal as can be.
-        stays: when a rank has the whole weights of a stage, where it keeps a shard of them; None:
-            at any time.
+        stays: when a rank has the whole weights of a stage, where it keeps a shard of them or has
+            them in scratch; None: at any time.
+        offloads_weights: True if weights are in scratch, and come to the device for stays; then
+            state is offloaded as well.
         held_on_device: number of microbatches, each of one stage, whose stash a rank may have on
             the device at a time; 0: all that its policy holds.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
@@ -77,6 +79,7 @@ class Job:
     shards: bool = False
     reductions: int = 1
     stays: Stays | None = None
+    offloads_weights: bool = False
     held_on_device: int = 0
     trains: bool = True
 
@@ -90,8 +93,10 @@ class Job:
             self._check_reductions()
         if self.held_on_device:
             self._check_held_on_device()
-        if self.stays is not None and not self.shards:
-            raise ValueError("stays of whole weights; expected shards")
+        if self.stays is not None and not (self.shards or self.offloads_weights):
+            raise ValueError("stays of whole weights; expected shards, or weights in scratch")
+        if self.offloads_weights and (self.stays is None or not self.slots):
+            raise ValueError("weights in scratch; expected stays, and slots for state")
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "
@@ -203,6 +208,7 @@ class Job:
             shards=False,
             reductions=1,
             stays=None,
+            offloads_weights=False,
             held_on_device=0,
         )
 

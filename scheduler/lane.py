@@ -28,13 +28,15 @@ class Gate(Enum):
     RECOMPUTES = "whole weights for recomputation"
     BACKWARDS = "whole weights for backwards"
     STEPPED = "new weights of the own shard"  # for stays of the step; counts stays
+    LEFT = "the end of the stay before"  # counts stays
 
     __hash__ = object.__hash__
 
     @property
     def counts(self) -> Counts:
         """What the gate counts."""
-        return Counts.STAYS if self is Gate.STEPPED else Counts.MICROBATCHES
+        of_stays = self in (Gate.STEPPED, Gate.LEFT)
+        return Counts.STAYS if of_stays else Counts.MICROBATCHES
 
 
 Counter = AnyKind | Meaning | Gate

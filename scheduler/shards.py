@@ -34,8 +34,15 @@ def usual_group(replicas: int, ranks: int) -> int:
     return min(fit, key=lambda group: (group + replicas // group, -group), default=0)
 
 
-def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2, group: int = 0) -> Job:
-    """The job with groups and shards, where there are several copies.
+def with_shards(
+    job: Job,
+    zero: int,
+    reductions: int = 0,
+    gathered: int = 2,
+    group: int = 0,
+    offloads_weights: bool = False,
+) -> Job:
+    """The job with groups and shards, where there are several copies, and with weights in scratch.
 
     Args:
         job: schedule of the run, with its replicas.
@@ -43,9 +50,11 @@ def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2, gro
             weights, too.
         reductions: number of times that gradients are added up in a step, from `zero` 2 on; 0: as
             often as a rank leaves a stage for another.
-        gathered: number of stages whose weights a rank may have whole at a time, with `zero` 3.
+        gathered: number of stages whose weights a rank may have whole at a time, with `zero` 3 or
+            weights in scratch.
         group: number of replicas that add up among themselves before groups do across, and that
             share out among themselves; 0: all.
+        offloads_weights: True if weights are in scratch, and come to the device for stays.
     Raises:
         ValueError: the schedule has no room for that; the text begins with the argument.
         RuntimeError: the schedule is stuck.
@@ -54,9 +63,11 @@ def with_shards(job: Job, zero: int, reductions: int = 0, gathered: int = 2, gro
         if job.replicas % group:
             raise ValueError(f"group = {group}; expected a divisor of the {job.replicas} replicas")
         job = replace(job, group=group * job.placement.pipes)
-    if zero == 0 or job.pipes == 1:
-        return job
-    job = replace(job, shards=True)
-    if zero > 1:
-        job = replace(job, reductions=reductions_of(job, reductions))
-    return replace(job, stays=plan_stays(job, gathered)) if zero > 2 else job
+    if zero > 0 and job.pipes > 1:
+        job = replace(job, shards=True)
+        if zero > 1:
+            job = replace(job, reductions=reductions_of(job, reductions))
+    if (job.shards and zero > 2) or offloads_weights:
+        stays = plan_stays(job, gathered)
+        job = replace(job, stays=stays, offloads_weights=offloads_weights)
+    return job

@@ -48,6 +48,7 @@ class IllegalMove(AssertionError):
 CAUSES = INPUT, ROOM, COPIES, END = "input", "room", "copies", "end"
 
 
+_WHOLE_WEIGHTS = (Gate.FORWARDS, Gate.RECOMPUTES, Gate.BACKWARDS)  # where they come for a stay
 _ON_HOST = (Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)  # a step on the host, and the ways there
 
 
@@ -207,6 +208,10 @@ class RankState:
         """The device has room for the stash that work on a stage makes or brings back."""
         return self._stash is None or self._stash.admits(move, stage, is_near)
 
+    def has_stepped(self, stage: int, stay: int) -> bool:
+        """The weights that a stay of a stage is for have been stepped."""
+        return self._lanes[stage].count[Gate.STEPPED] > stay
+
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         """Every message of that meaning up to and including that number is here."""
         return self._lanes[stage].count[meaning] > number
@@ -220,9 +225,11 @@ class RankState:
 
     @property
     def finished(self) -> bool:
-        """Everything asked for is done on this rank."""
+        """Everything asked for is done on this rank, and whole weights have been let go."""
         if self.job.trains:
-            return self.job.first_of(self._steps_done) >= self.asked
+            room = self.job.stays.room if self.job.stays else 0
+            is_done = self.job.first_of(self._steps_done) >= self.asked
+            return is_done and self._free[Pool.ROOMS] == room
         return self.end is not None and all(
             lane.finished[Kind.BACKWARD] >= self.end for lane in self._lanes.values()
         )
@@ -351,11 +358,13 @@ class RankState:
         return END if self.finished else INPUT
 
     def _waits_for_copies(self) -> bool:
-        """A step, its commit or a backward lacks nothing but what is on its way; or a step on the
-        host is under way."""
+        """A step, its commit, a forward or a backward lacks nothing but what is on its way; or a
+        step on the host is under way."""
         entries = self._table.entries
         missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
         if any({copy} in missing for copy in (Kind.FETCH, Kind.REFETCH, Kind.RELOAD)):
+            return True
+        if self.job.offloads_weights and any({gate} in missing for gate in _WHOLE_WEIGHTS):
             return True
         waits = any(of.kind is Kind.UNLOAD and of.lane.is_ready(of.kind) for of in entries)
         return waits or any(task.kind in _ON_HOST for task in self._running)
@@ -489,7 +498,8 @@ class RankState:
         kind, stage, *_ = task
         if kind not in READERS:
             return False
-        begun = self._lanes[stage].count[Kind.SHARE]
+        begins = Kind.BRING if self.job.offloads_weights else Kind.SHARE
+        begun = self._lanes[stage].count[begins]
         return self.started(kind, stage) == self.job.until(stage, kind, begun)
 
     def _leaving(

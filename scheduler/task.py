@@ -106,9 +106,10 @@ class Kind(AnyKind):
     SCALE = "scale", "gradient of the whole batch", Counts.STEPS, Part.BUCKET
     UNLOAD = "unload", "gradient taken out", Counts.STEPS, Part.BUCKET, Place.BESIDE
     HOST_STEP = "hoststep", "optimizer step on the host", Counts.STEPS, Part.BUCKET, Place.BESIDE
-    LOAD = "load", "weights brought in", Counts.STEPS, Part.BUCKET, Place.BESIDE
+    LOAD = "load", "weights taken to the device", Counts.STEPS, Part.BUCKET, Place.BESIDE
     GATHER = "gather", "weights of all shards", Counts.STAYS, Part.BUCKET
     # Where weights are whole for a stay alone:
+    BRING = "bring", "weights brought in", Counts.STAYS, Part.NONE, Place.BESIDE  # from scratch
     SHARE = "share", "weights of the own shard sent", Counts.STAYS
     RELEASE = "release", "whole weights let go", Counts.STAYS
     # Where stashes leave the device:

@@ -31,7 +31,7 @@ class Purpose(Enum):
     MESSAGES = "messages"
 
 
-IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE)
+IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE, Purpose.WEIGHTS)
 _LOW = (Tier.HOST, Tier.DISK)
 
 

@@ -40,7 +40,7 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
     ]
     originals = list(model.narrow.originals().values()) if model.narrow else []
     kept = [one for of in model.all_buckets if of.shard for one in of.shard.kept_weights]
-    in_stays = any(bucket.shard and bucket.shard.has_stays for bucket in model.all_buckets)
+    in_stays = any(bucket.has_stays for bucket in model.all_buckets)
     whole = num_bytes(weights)
     held: tuple[tuple[Purpose, Tier, int], ...] = (
         (

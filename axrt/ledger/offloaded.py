@@ -42,6 +42,7 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
         yield Entry(Purpose.MASTERS, scratch, times * _pages(bucket.masters))
         yield Entry(Purpose.MOMENTS, scratch, times * _moments(bucket))
         yield Entry(Purpose.BEFORE, scratch, tries(bucket) * _pages(bucket.in_place))
+        yield Entry(Purpose.WEIGHTS, scratch, times * sum(map(_pages, bucket.stored)))
 
 
 def scratch_of(memory: Memory) -> Tier:
@@ -61,10 +62,12 @@ def _on_device(buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]
 
 
 def _slot_bytes(bucket: BucketBytes, tries: bool) -> int:
-    """What a bucket takes on the device for its step: masters, moments, weights of before where the
-    step may be taken back, and its total gradient where no copies are added up in one before."""
+    """What a bucket takes on the device for its step: masters, moments, weights where they are in
+    scratch, those of before where the step may be taken back, and its total gradient where no
+    copies are added up in one before."""
     before = bucket.in_place if tries else 0
-    return _pages(bucket.masters) + _moments(bucket) + _pages(before) + _room_bytes(bucket)
+    kept = _pages(bucket.masters) + _moments(bucket) + sum(map(_pages, bucket.stored))
+    return kept + _pages(before) + _room_bytes(bucket)
 
 
 def _room_bytes(bucket: BucketBytes) -> int:

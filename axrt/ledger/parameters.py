@@ -45,6 +45,8 @@ class BucketBytes:
         arriving: what other copies send of their gradients for the shard that this one adds up.
         kept: weights of the own shard in memory that is neither that of `weights` nor that of
             `masters`; 0 where weights are always whole.
+        stored: weights of the own shard that are in scratch besides masters, of each type.
+        is_tied: some copies of it are on other stages.
     """
 
     weights: int
@@ -57,6 +59,8 @@ class BucketBytes:
     by_torch: bool
     arriving: int
     kept: int
+    stored: tuple[int, ...]
+    is_tied: bool
 
 
 class StageBytes(NamedTuple):
@@ -120,6 +124,7 @@ def of_stage(
             cut,
             offloads,
             job.pipes_a_group,
+            job.offloads_weights,
         )
         for spec in specs
     )
@@ -136,11 +141,12 @@ def _of_bucket(
     cut: Cut | None,
     offloads: bool,
     pipes_a_group: int,
+    in_scratch: bool,
 ) -> BucketBytes:
     parameters = [parameter for _, parameter in spec.named]
     if cut:
         cut = cut._replace(whole=cut.whole or not probe(spec, parameters).elementwise)
-    masters = Masters(parameters, narrow, META, cut, types.weights)
+    masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
     gradient = gradient_of(spec, masters, in_float32, META, types.weights, cut)
     gradient.open()
     gradient.show_total()  # which allocates it
@@ -161,11 +167,13 @@ def _of_bucket(
         known.is_torchs,
         _arriving_bytes(spec, gradient, cut, pipes_a_group),
         _kept(masters, stepped, offloads),
+        tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
+        len({copy.stage for copy in spec.copies}) > 1,
     )
 
 
 def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
-    if not masters.has_stays:
+    if not masters.has_stays or masters.in_scratch:
         return 0
     elsewhere = () if offloads else stepped
     return num_bytes([*masters.weights_to_send(), *elsewhere]) - num_bytes(elsewhere)

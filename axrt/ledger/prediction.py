@@ -140,6 +140,8 @@ class Predictor:
             of.gathered,
             of.shard,
             of.offload_activations,
+            of.offload_parameters,
+            of.offload,
         )
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
@@ -165,6 +167,8 @@ class Predictor:
     ) -> int:
         """What gradients over microbatches take at most on a rank."""
         whole = {of: sum(bucket.gradients for bucket in one.buckets) for of, one in stages.items()}
+        if job.offloads_weights and not job.shards:
+            return _gradients_of_stays(job, whole, stages)
         if not (job.shards and config.memory.zero > 1):
             return sum(whole.values())
         return self._occupancies.most_open(job, rank, whole)
@@ -202,6 +206,23 @@ def _entries(
     yield Entry(Purpose.STASH, Tier.DEVICE, held.stash)
     yield Entry(Purpose.STASH, scratch_of(config.memory), held.scratch)
     yield Entry(Purpose.MESSAGES, Tier.DEVICE, held.messages)
+
+
+def _gradients_of_stays(
+    job: Job, whole: Mapping[int, int], stages: Mapping[int, StageBytes]
+) -> int:
+    """What gradients take at most where weights are in scratch: stages that step by themselves have
+    one until they have stepped, as many at a time as there is room for."""
+    assert job.stays is not None
+    lasting = [
+        of
+        for of, one in stages.items()
+        if not job.votes
+        and not any(bucket.is_tied for bucket in one.buckets)
+        and all(stay.backwards == 0 for stay in job.stays.of_stage[of][:-1])
+    ]
+    others = sum(size for of, size in whole.items() if of not in lasting)
+    return others + sum(sorted(whole[of] for of in lasting)[-job.stays.room :])
 
 
 def _gathered(stages: Sequence[StageBytes], job: Job) -> list[int]:

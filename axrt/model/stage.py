@@ -209,6 +209,7 @@ class Stage:
             self._parameters if splits else (),
             (lambda: self._own_memory) if job.stays else None,
         )
+        self._weights_leave = job.stays is not None
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
         self._before_step: list[_Remembered] = []
@@ -397,7 +398,12 @@ class Stage:
             (sum, weight).
         """
         outputs = self._run_layers(number, inputs, 0, len(self._run))
-        return outputs if self._loss_fn is None else (outputs, self._loss(outputs, target))
+        loss = None if self._loss_fn is None else self._loss(outputs, target)
+        if self._weights_leave:  # while others may still be reading them
+            with suppress(TypeError):  # what cannot travel is read here alone
+                skeleton, tensors = flatten(outputs)
+                outputs = unflatten(skeleton, list(map(self._to_send, tensors)))
+        return outputs if loss is None else (outputs, loss)
 
     def remember_buffers(self) -> None:
         """Keep the values that buffers, such as running means, have before a step that may be

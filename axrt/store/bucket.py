@@ -85,6 +85,7 @@ class Bucket:
             all.
         rooms: memory on the host for gradients, where masters and moments live in the host's memory
             and step there; None: they step on the device.
+        in_scratch: True if weights live in scratch as well, and come to the device for stays.
     Attributes:
         copies: all copies.
         near: copies of the same group, which add up with this one and share out with it.
@@ -110,6 +111,7 @@ class Bucket:
         cut: Cut | None = None,
         pipes_a_group: int = 0,
         rooms: Slots | None = None,
+        in_scratch: bool = False,
     ) -> None:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
@@ -121,7 +123,7 @@ class Bucket:
         names, parameters = [name for name, _ in spec.named], [one for _, one in spec.named]
         apart = rooms is not None and device.type != "cpu"
         types = narrow or [None] * len(parameters)
-        masters = Masters(parameters, types, device, cut, narrowest, apart)
+        masters = Masters(parameters, types, device, cut, narrowest, apart, in_scratch)
         self._masters, self._parameters = masters, masters.parameters
         of_stepped = [piece.place for piece in masters.pieces]
         self._places = torch.tensor([places[place] for place in of_stepped], dtype=torch.int64)
@@ -174,6 +176,7 @@ class Bucket:
         self._tries = tries
         self._offloaded.begin()
         self._offloaded.attach({})
+        self._offloaded.note_weights()
         self._detach()
         wait_for(moment_of(self._slot_memory()))
         self.store()
@@ -249,8 +252,12 @@ class Bucket:
         self._masters.leave_memory()
 
     def forget_gradients(self) -> None:
-        """Take the gradient away from every parameter; the bucket keeps its memory."""
-        self._gradient.drop()
+        """Take the gradient away from every parameter; the bucket keeps its memory, but where
+        weights are in scratch."""
+        if self._masters.in_scratch:
+            self._gradient.forget()
+        else:
+            self._gradient.drop()
         for parameter in self._parameters if self._masters.apart else ():
             parameter.grad = None
 
@@ -312,7 +319,7 @@ class Bucket:
 
     def take_own(self) -> None:
         """Make the gradient of this copy, the only one, that which is stepped."""
-        if not (self._gradient.has_own_total or self._masters.apart):
+        if not (self._gradient.has_own_total or self.has_masters):
             return
         self._gradient.take_late()
         if not self._makes_total_late:
@@ -358,7 +365,7 @@ class Bucket:
     def whole(self) -> list[nn.Parameter]:
         """A parameter for each of `named`, of its shape and of the type that is stepped; it is
         hollow where this rank steps only a piece of it in other memory."""
-        return self._parameters if self._masters.apart else self._masters.whole
+        return self._parameters if self.has_masters and not self.shard else self._masters.whole
 
     def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
         """What this rank keeps of a layer's parameters, on the CPU, while the bucket is present.
@@ -469,7 +476,7 @@ class Bucket:
         if self._is_on_host:
             self._let_moments_go()
         else:
-            self._masters.publish()
+            self._publish()
             self._detach()
 
     def _let_gradient_go(self) -> None:
@@ -480,12 +487,36 @@ class Bucket:
         else:
             self.forget_gradients()
 
-    # A step on the host.
+    # Weights that are whole for stays alone.
 
     @property
-    def steps_apart(self) -> bool:
-        """What is stepped is on the host, and layers compute on an accelerator."""
-        return self._masters.apart
+    def has_masters(self) -> bool:
+        """No parameter is stepped as layers have it, not even those of its type: it is on the host
+        or in scratch, or a shard of it is."""
+        return self._masters.apart or self._masters.in_scratch
+
+    @property
+    def has_stays(self) -> bool:
+        """Weights are whole for stays alone."""
+        return self._masters.has_stays
+
+    def begin_stay(self) -> None:
+        """Have whole weights, of the own shard where there are shards, for a stay; on an
+        accelerator the copies are only launched."""
+        memory = self._masters.begin_stay()
+        if self._offloaded is not None and self._masters.in_scratch:
+            self._offloaded.bring(memory)
+            self._masters.note_brought()
+
+    def end_stay(self) -> None:
+        """Let whole weights go, after a stay.
+
+        Raises:
+            ModelError: a layer has written to one of them, or put another tensor there.
+        """
+        self._masters.end_stay()
+
+    # A step on the host.
 
     @property
     def _is_on_host(self) -> bool:
@@ -556,7 +587,7 @@ class Bucket:
         tried.take_back()
         self._attach()
         self._offloaded.take_weights_back()
-        self._masters.publish()
+        self._publish()
         self._detach()
 
     @property
@@ -631,10 +662,10 @@ class Bucket:
             self._offloaded.leave()
 
     @property
-    def scratch_bytes(self) -> tuple[int, int, int]:
-        """Bytes in scratch: of masters, of moments, and of weights of before a step that may be
-        taken back."""
-        return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0)
+    def scratch_bytes(self) -> tuple[int, int, int, int]:
+        """Bytes in scratch: of masters, of moments, of weights of before a step that may be taken
+        back, and of weights that layers compute with."""
+        return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0, 0)
 
     @property
     def bytes_each_way(self) -> int:
@@ -721,25 +752,36 @@ class Bucket:
         Raises:
             ModelError: he has written to narrow weights, whose masters are elsewhere.
         """
-        if self.shard:
+        if self.shard or self._masters.in_scratch:
             self._masters.keep_memory()
 
     def publish_if_changed(self) -> None:
         """Give layers the weights that the masters have, where somebody else has written to
         those."""
         if self._masters.have_changed():
-            self._masters.publish()
+            self._publish()
 
-    def release(self, failed: bool = False) -> None:
+    def _publish(self) -> None:
+        self._masters.publish()
+        if self._offloaded is not None:
+            self._offloaded.note_weights()
+
+    def release(self, failed: bool = False, wanted: bool = True) -> None:
         """Give the modules' parameters the type that they had, with the weights of the masters.
 
         Args:
             failed: True where the masters may be out of reach if they are offloaded; then weights
                 are those that layers compute with.
+            wanted: False if nobody but the engine has the modules: then weights in scratch are not
+                brought back.
         """
         for handle in self._handles:
             handle.remove()
         self.forget()  # weights get wider below, in the room that gradients leave
+        if self._masters.in_scratch and (failed or not wanted):
+            self._masters.give_nothing_back()
+            self._offloaded = None
+            return
         with nullcontext() if failed else self.present():
             self._masters.give_back()
         for name, parameter in self.named:
@@ -795,7 +837,8 @@ def gradient_of(
     parameters = [parameter for _, parameter in spec.named]
     if cut is None:
         to = masters.whole if in_float32 else parameters
-        return Gradient(to, masters.whole, device, narrowest)
+        stepped = masters.parameters if masters.in_scratch else masters.whole
+        return Gradient(to, stepped, device, narrowest)
     of = GradientOfRuns if cut.lets_go else GradientShard
     is_tied = len(alike(spec.copies, spec.copies[0])) < len(spec.copies)
     return of(parameters, in_float32, masters, device, narrowest, cut, not is_tied)

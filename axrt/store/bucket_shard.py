@@ -104,27 +104,16 @@ class BucketShard:
         return copy.pipe % self._shards
 
     @property
-    def has_stays(self) -> bool:
-        """Weights are whole for stays alone."""
-        return self._masters.has_stays
-
-    def begin_stay(self) -> None:
-        """Have memory for the whole weights, for a stay."""
-        self._masters.begin_stay()
-
-    def end_stay(self) -> None:
-        """Let the whole weights go."""
-        self._masters.end_stay()
-
-    @property
     def weights(self) -> Weights:
         """The shard's weights as layers have them, lent until it has stepped again."""
         return self._masters.weights_to_send()
 
     @property
     def kept_weights(self) -> Weights:
-        """The shard's weights in memory of their own; () where weights are always whole."""
-        return self.weights if self.has_stays else ()
+        """The shard's weights in memory of their own; () where weights are always whole, or in
+        scratch."""
+        is_kept = self._masters.has_stays and not self._masters.in_scratch
+        return self.weights if is_kept else ()
 
     def rooms_for_weights(self) -> Iterator[tuple[BucketCopy, Weights]]:
         """For each other copy of this layer the memory that its weights belong in."""

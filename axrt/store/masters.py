@@ -8,16 +8,19 @@ Where state is sharded there are masters of the pieces in this rank's shard alon
 parameter that is not narrow are views of it.
 
 Where weights are whole for stays alone (`scheduler/stays.py`), what layers compute with has memory
-for a stay, and the shard's weights have memory of their own. Then parameters that are not narrow
-have masters as well, of their own type, which are those weights.
+for a stay. The shard's weights, or all where there are no shards, have memory of their own, or are
+in scratch. Then parameters that are not narrow have masters as well, of their own type, which are
+those weights.
 """
 
 from collections.abc import Iterator, Sequence
+from ctypes import c_ubyte
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_64_intdigest
 
 from axrt.device import CPU
 from axrt.errors import ModelError
@@ -26,8 +29,9 @@ from .flat import FlatBuffer, Layout, adopt, by_key, hollow
 from .shards import Cut, Piece
 
 _WRITTEN_TO = (
-    "a weight was written to beside the optimizer, by a layer or by the user, and with "
-    "memory.zero = 3 the copies of it would differ; expected memory.zero = 2"
+    "a weight was written to beside the optimizer, by a layer or by the user, while it was on the "
+    "device for a time, and its copies elsewhere were not; expected memory.zero = 2 instead of 3, "
+    "and no memory.offload_parameters"
 )
 
 
@@ -40,21 +44,23 @@ class _Narrow:
         masters: their masters, or those of their pieces.
         narrow: memory of the module's.
         mine: the weights that masters are of, in the type of the module's: a part of `narrow`, or
-            memory of its own.
+            memory of its own; None while they are in scratch.
         layout: where each master begins in its memory.
         wide: memory of the masters; None while they are elsewhere.
         before: type that the module's had.
         away: what the module's are while whole weights are let go; () where they never are.
+        brought: digest of the weights that have come from scratch for a stay.
     """
 
     parameters: list[nn.Parameter]
     masters: list[nn.Parameter]
     narrow: FlatBuffer
-    mine: Tensor
+    mine: Tensor | None
     layout: Layout
     wide: FlatBuffer | None
     before: torch.dtype
     away: list[Tensor]
+    brought: int = 0
 
 
 class Masters:
@@ -69,6 +75,7 @@ class Masters:
             these.
         apart: True if steps are on the host and `device` is an accelerator: then masters are on the
             host, and parameters that are not narrow have some as well, of their own type.
+        in_scratch: True if weights are in scratch, and whole for stays alone.
     Attributes:
         parameters: what the optimizer steps: a parameter for each of them, or for each piece.
         pieces: for each of `parameters` what it is of those that are given.
@@ -80,7 +87,7 @@ class Masters:
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
         has_stays: weights are whole for stays alone.
-        apart: see above.
+        apart, in_scratch: see above.
     """
 
     def __init__(
@@ -91,12 +98,13 @@ class Masters:
         cut: Cut | None = None,
         narrowest: torch.dtype | None = None,
         apart: bool = False,
+        in_scratch: bool = False,
     ) -> None:
-        self.apart = apart
+        self.apart, self.in_scratch = apart, in_scratch
         self._given, self.whole = list(parameters), list(parameters)
         self._narrow: list[_Narrow] = []
         self._cut, self._narrowest, self._device = cut, narrowest, device
-        self.has_stays = cut is not None and cut.has_stays
+        self.has_stays = in_scratch or (cut is not None and cut.has_stays)
         self._shards: list[list[Tensor]] = []  # of the weights, in each group's memory
         # memory of parameters that are stepped in place, where there are shards
         self._in_place: list[tuple[list[nn.Parameter], FlatBuffer] | None] = []
@@ -134,6 +142,10 @@ class Masters:
         if to is not None or self.has_stays or self.apart:
             of_masters = CPU if self.apart else device
             made = _narrowed(parameters, to, device, of_masters, cut, pieces, narrowest)
+            if self.has_stays:
+                made.away = [hollow(parameter.data) for parameter in parameters]
+                assert made.mine is not None
+                made.mine = made.wide.flat if made.wide and to is None else made.mine.clone()
             self._narrow.append(made)
             self._shards.append(_shards(made.narrow, cut))
             self._in_place.append(None)
@@ -163,27 +175,44 @@ class Masters:
         """The weights of a shard as layers have them, one stretch for each type of parameters."""
         return tuple([shards[shard] for shards in self._shards])
 
+    @property
+    def _own(self) -> int:
+        """The index of the own shard."""
+        return self._cut.mine if self._cut else 0
+
     def weights_to_send(self) -> tuple[Tensor, ...]:
-        """The weights of the own shard; copies of those that the user or a layer may write to while
-        they are sent."""
-        assert self._cut is not None
+        """The weights of the own shard; copies of those that the user or a layer may write to, or
+        that a stay may let go, while they are sent."""
+        if self.in_scratch:
+            return tuple([own.clone() for own in self.weights(self._own)])
         if self.has_stays:
-            return tuple([group.mine for group in self._narrow])
+            return tuple([group.mine for group in self._narrow if group.mine is not None])
         return tuple(
             [
                 own if in_place is None else own.clone()
-                for own, in_place in zip(self.weights(self._cut.mine), self._in_place, strict=True)
+                for own, in_place in zip(self.weights(self._own), self._in_place, strict=True)
             ]
         )
 
-    def begin_stay(self) -> None:
-        """Have memory for whole weights, with those of the own shard in place."""
-        assert self._cut is not None
+    def begin_stay(self) -> tuple[Tensor, ...]:
+        """Have memory for whole weights, with those of the own shard in place.
+
+        Returns:
+            The memory of the own shard, one stretch for each type of parameters, which whoever has
+            weights in scratch fills.
+        """
         for group, shards in zip(self._narrow, self._shards, strict=True):
             group.narrow.take_memory()
-            shards[self._cut.mine].copy_(group.mine)
+            if group.mine is not None:
+                shards[self._own].copy_(group.mine)
             for parameter, view in zip(group.parameters, group.narrow.views, strict=True):
                 parameter.data = view
+        return self.weights(self._own)
+
+    def note_brought(self) -> None:
+        """Note which weights have come from scratch, so that a change of them is seen."""
+        for group, own in zip(self._narrow, self.weights(self._own), strict=True):
+            group.brought = _digest(own)
 
     def end_stay(self) -> None:
         """Let whole weights go, after a stay.
@@ -191,15 +220,20 @@ class Masters:
         Raises:
             ModelError: a layer has written to one of them, or put another tensor there.
         """
-        assert self._cut is not None
         for group, shards in zip(self._narrow, self._shards, strict=True):
             memory = group.narrow.flat.untyped_storage()._cdata
-            own = shards[self._cut.mine]
             if any(one.untyped_storage()._cdata != memory for one in group.parameters) or (
-                not torch.equal(own.view(torch.uint8), group.mine.view(torch.uint8))
+                self._has_changed(group, shards[self._own])
             ):
                 raise ModelError(_WRITTEN_TO)
         self.let_go()
+
+    def _has_changed(self, group: _Narrow, own: Tensor) -> bool:
+        """The own shard's weights are others than at the beginning of the stay."""
+        if self.in_scratch:
+            return _digest(own) != group.brought
+        assert group.mine is not None
+        return not torch.equal(own.view(torch.uint8), group.mine.view(torch.uint8))
 
     def let_go(self) -> None:
         """Let whole weights go, where they are whole for stays alone. Parameters are hollow then:
@@ -220,7 +254,7 @@ class Masters:
                 group.wide = _empty(group.layout, self._device)
                 group.wide.adopt(group.masters)
                 group.mine = group.wide.flat
-            else:
+            elif group.mine is not None:
                 group.mine = group.mine.clone()
         self.let_go()
 
@@ -238,8 +272,9 @@ class Masters:
                 if parameter.untyped_storage()._cdata != away.untyped_storage()._cdata:
                     raise ModelError(
                         f"a parameter of shape {tuple(parameter.shape)} was given other values "
-                        "between two calls, and with memory.zero = 3 its weights are elsewhere; "
-                        "expected memory.zero = 2, or a checkpoint with those values"
+                        "between two calls, and with memory.zero = 3 or "
+                        "memory.offload_parameters its weights are elsewhere; expected neither, or "
+                        "a checkpoint with those values"
                     )
         for in_place in self._in_place:
             for parameter, view in zip(*_pairs(in_place), strict=True):
@@ -256,13 +291,24 @@ class Masters:
         """The parameter is the master of a narrow one."""
         return id(parameter) in self._masters
 
-    def move_to(self, buffers: Sequence[FlatBuffer]) -> None:
+    def move_to(self, buffers: Sequence[FlatBuffer], weights: Sequence[Tensor] = ()) -> None:
         """Let masters be what is in other memory of their layouts; masters that are here move
-        there with their values."""
+        there with their values.
+
+        Args:
+            buffers: memory of the masters, one stretch for each type of parameters.
+            weights: memory of the own shard's weights for each type of which they are not the
+                masters, where they are in scratch.
+        """
+        given = iter(weights)
         for group, buffer in zip(self._narrow, buffers, strict=True):
             self._have_moved = True
             if group.wide is not None:
                 buffer.flat.copy_(group.wide.flat)
+            if self.in_scratch:
+                before, group.mine = group.mine, next(given) if _is_narrow(group) else buffer.flat
+                if before is not None and _is_narrow(group):
+                    group.mine.copy_(before)
             group.wide = buffer
             for master, view in zip(group.masters, buffer.views, strict=True):
                 master.data = view
@@ -273,6 +319,17 @@ class Masters:
             for master in group.masters if group.wide is not None else ():
                 master.data = hollow(master)
             group.wide = None
+            if self.in_scratch:
+                group.mine = None
+
+    @property
+    def layouts_of_weights(self) -> list[Layout | None]:
+        """The layout of the own shard's weights in scratch, one for each type of parameters; None
+        where they are the masters."""
+        return [
+            Layout([shards[self._own].to("meta")]) if _is_narrow(group) else None
+            for group, shards in zip(self._narrow, self._shards, strict=True)
+        ]
 
     def publish(self, launches: bool = False) -> None:
         """Give layers the weights that the masters have, which are here.
@@ -290,7 +347,7 @@ class Masters:
                 if master.data_ptr() != view.data_ptr():  # somebody has put another tensor there
                     view.copy_(master.detach())
                     master.data = view
-            if group.mine is not group.wide.flat:
+            if group.mine is not None and group.mine is not group.wide.flat:
                 group.mine.copy_(group.wide.flat, non_blocking=launches)
         self._published = self._versions()
 
@@ -333,7 +390,7 @@ class Masters:
         with their own where masters are elsewhere. Masters are the same tensors then, or copies on
         the host."""
         for group in self._narrow:
-            if self.has_stays:  # whoever wants values has them from the other ranks
+            if self.has_stays and self._cut:  # whoever wants values has them from the other ranks
                 for parameter in group.parameters:
                     parameter.grad, parameter.data = None, hollow(parameter.data, group.before)
                 continue
@@ -350,6 +407,13 @@ class Masters:
                 for parameter, master in zip(group.parameters, group.masters, strict=True):
                     master.data = parameter.data.to(master.device)
         # The flat memory goes now, so a rank never has all weights in both types.
+        self._narrow, self._published, self._untouched, self._shards = [], [], [], []
+
+    def give_nothing_back(self) -> None:
+        """Let the modules' parameters have no values, where nobody else has the modules."""
+        for group in self._narrow:
+            for parameter in group.parameters:
+                parameter.grad, parameter.data = None, hollow(parameter.data, group.before)
         self._narrow, self._published, self._untouched, self._shards = [], [], [], []
 
     def _narrow_versions(self) -> list[int]:
@@ -384,12 +448,18 @@ def _narrowed(
         copy.copy_(parameter.detach())
         parameter.grad = None
         parameter.data = copy
-    mine = _shards(narrow, cut)[cut.mine] if cut else narrow.flat
-    away = []
-    if cut and cut.has_stays:
-        mine = wide.flat if to is None else mine.clone()
-        away = [hollow(parameter.data) for parameter in parameters]
-    return _Narrow(parameters, masters, narrow, mine, layout, wide, before, away)
+    mine = _shards(narrow, cut)[cut.mine if cut else 0]
+    return _Narrow(parameters, masters, narrow, mine, layout, wide, before, [])
+
+
+def _digest(weights: Tensor) -> int:
+    # Not as an array of numpy: torch would not resize memory again that such an array has seen.
+    return xxh3_64_intdigest((c_ubyte * weights.nbytes).from_address(weights.data_ptr()))
+
+
+def _is_narrow(group: _Narrow) -> bool:
+    """Layers compute with another type than that of the masters."""
+    return group.narrow.dtype != group.layout.dtype
 
 
 def _empty(layout: Layout, device: torch.device) -> FlatBuffer:

@@ -7,6 +7,9 @@ weights are narrow, and the optimizer's moments.
     store     the slot is copied to scratch
     leave     the slot is free
 
+Where weights are in scratch as well, a step makes them in the slot, and they are stored with the
+state. From there they are brought to the device for stays.
+
 State that steps on the host is attached where it lives, and copied nowhere.
 
 A *hollow* tensor has its shape and type and no memory: all of its elements are one nan, so who
@@ -15,7 +18,7 @@ reads it by mistake sees that.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -61,10 +64,28 @@ class _Section(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Where the state is in scratch."""
+    """Where the state is in scratch.
 
-    masters: _Section
+    Args:
+        masters: masters, one section for each type of parameters.
+        moments: moments.
+        weights: weights that layers compute with, where they are in scratch: a section for each
+            type of parameters, None where they are the masters.
+    """
+
+    masters: tuple[_Section, ...]
     moments: _Section
+    weights: tuple[_Section | None, ...]
+
+    @property
+    def made_weights(self) -> list[_Section]:
+        """The sections of weights that are not masters."""
+        return [section for section in self.weights if section]
+
+    @property
+    def end(self) -> int:
+        """Offset of what comes behind it in a slot."""
+        return (*(self.moments, *self.made_weights),)[-1].end
 
 
 class OffloadedState:
@@ -110,15 +131,16 @@ class OffloadedState:
             Layout([parameters[place] for place in places], dtype)
             for (_, dtype), places in self._keys.items()
         ]
-        self._rooms = [self._room(masters.layouts, layouts) for _ in range(1 + tries)]
+        self._rooms = [self._room(masters, layouts) for _ in range(1 + tries)]
         self._has_moments = False  # before the first step there are none
+        self._has_weights = False  # in the slot
         self._stepped_in_place = [p for p in parameters if tries and not masters.is_master(p)]
         of_type = [
             [self._stepped_in_place[place] for place in group]
             for group in by_key(p.dtype for p in self._stepped_in_place)
         ]
         self._before = self._section(
-            [Layout(of) for of in of_type], self._rooms[0].moments.end, "weights of before a step"
+            [Layout(of) for of in of_type], self._rooms[0].end, "weights of before a step"
         )
         self._weights = [p for of in of_type for p in of]
         self._gradient = gradient
@@ -126,9 +148,21 @@ class OffloadedState:
             slots.reserve(self._before.end + pages_of(gradient))
         self._slot: Tensor | None = None
 
-    def _room(self, masters: Sequence[Layout], moments: Sequence[Layout]) -> _Room:
-        of_masters = self._section(masters, 0, "masters")
-        return _Room(of_masters, self._section(moments, of_masters.end, "moments"))
+    def _room(self, masters: Masters, moments: Sequence[Layout]) -> _Room:
+        end, sections = 0, []
+        of_weights = masters.layouts_of_weights if masters.in_scratch else ()
+        for purpose, layouts in (
+            *(("masters", [layout]) for layout in masters.layouts),
+            ("moments", moments),
+            *(("weights", [layout]) for layout in of_weights if layout),
+        ):
+            sections.append(self._section(layouts, end, purpose))
+            end = sections[-1].end
+        given, types = iter(sections), len(masters.layouts)
+        of_masters, of_moments = tuple(islice(given, types)), next(given)
+        return _Room(
+            of_masters, of_moments, tuple(next(given) if of else None for of in of_weights)
+        )
 
     def _section(self, layouts: Sequence[Layout], start: int, purpose: str) -> _Section:
         num_bytes = pages_of(layouts)
@@ -139,7 +173,7 @@ class OffloadedState:
 
     def begin(self) -> None:
         """Take a slot without anything in it, for state that is not in scratch yet."""
-        self._at_home = self._home is not None
+        self._at_home, self._has_weights = self._home is not None, False
         self._slot = None if self._at_home else self._slots.take()
 
     def fetch(self, weights: bool = False) -> None:
@@ -163,8 +197,27 @@ class OffloadedState:
             tried: True to put it beside that of before the step, whose weights are kept, too.
         """
         with _as_ours():
-            for stretch, memory in self._copied(self._rooms[tried], tried):
+            for stretch, memory in self._copied(self._rooms[tried], tried, self._has_weights):
                 self._slots.tier.write(stretch, memory)
+
+    def note_weights(self) -> None:
+        """Note that masters have been published: weights that live in scratch are in the slot."""
+        self._has_weights = True
+
+    def bring(self, memory: Sequence[Tensor]) -> None:
+        """Copy weights that live in scratch to the device, while no slot is needed for that.
+
+        Args:
+            memory: where they go, a stretch for each type of parameters.
+        Raises:
+            ScratchError: the disk has not done what it was asked for.
+        """
+        room = self._rooms[0]
+        with _as_ours():
+            for weights, masters, into in zip(room.weights, room.masters, memory, strict=True):
+                section = weights or masters
+                if section.stretch:
+                    self._slots.tier.read(section.stretch, into.view(torch.uint8))
 
     def leave(self) -> None:
         """Give the slot back; its copy has ended."""
@@ -173,25 +226,30 @@ class OffloadedState:
         self._slot, self._at_home = None, False
 
     @property
-    def scratch_bytes(self) -> tuple[int, int, int]:
-        """Bytes in scratch: of masters, of moments, and of weights of before a step."""
-        masters = sum(room.masters.num_bytes for room in self._rooms)
-        return masters, sum(room.moments.num_bytes for room in self._rooms), self._before.num_bytes
+    def scratch_bytes(self) -> tuple[int, int, int, int]:
+        """Bytes in scratch: of masters, of moments, of weights of before a step, and of weights."""
+        masters = sum(of.num_bytes for room in self._rooms for of in room.masters)
+        moments = sum(room.moments.num_bytes for room in self._rooms)
+        weights = sum(of.num_bytes for room in self._rooms for of in room.made_weights)
+        return masters, moments, self._before.num_bytes, weights
 
     @property
     def bytes_each_way(self) -> int:
-        """Bytes that a fetch copies, and a store."""
+        """Bytes that a fetch copies, and a store but for weights."""
         room = self._rooms[0]
-        return room.masters.num_bytes + room.moments.num_bytes
+        return sum(of.num_bytes for of in room.masters) + room.moments.num_bytes
 
     def keep_tried(self) -> None:
         """Let the state of the step that was tried be the state."""
         self._rooms.reverse()
 
-    def _copied(self, room: _Room, weights: bool) -> list[tuple[Stretch, Tensor]]:
+    def _copied(
+        self, room: _Room, before: bool, weights: bool = False
+    ) -> list[tuple[Stretch, Tensor]]:
         if self._at_home:
             return []
-        sections = [room.masters, *[room.moments] * self._has_moments, *[self._before] * weights]
+        sections = [*room.masters, *[room.moments] * self._has_moments, *[self._before] * before]
+        sections += room.made_weights * weights
         return [(of.stretch, self.memory[of.start : of.end]) for of in sections if of.stretch]
 
     @property
@@ -213,7 +271,11 @@ class OffloadedState:
         Args:
             state: the optimizer's state, by parameter.
         """
-        self._masters.move_to(self._buffers(self._rooms[0].masters))
+        room = self._rooms[0]
+        masters = [buffer for of in room.masters for buffer in self._buffers(of)]
+        self._masters.move_to(
+            masters, [buffer.flat for of in room.made_weights for buffer in self._buffers(of)]
+        )
         for moment, view in self._both(state):
             moment.data = view
 

@@ -1,16 +1,58 @@
 """Runs the forwards of an evaluation."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 from axrt.losses import Losses
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
+from axrt.store.bucket import Bucket
 
 from .losses import LossReader
 from .worker import Made, Mail, Worker, nothing
+
+
+class WeightsOnDemand:
+    """Weights in scratch that come to the device when a forward of an evaluation reads them, and go
+    when others need their room: those that were read longest ago. As a context it lets all go.
+
+    Args:
+        buckets: buckets of each stage whose weights are in scratch, by stage.
+        room: number of stages whose weights may be here at a time.
+    """
+
+    def __init__(self, buckets: Mapping[int, Sequence[Bucket]], room: int) -> None:
+        self._buckets, self._room = buckets, room
+        self._here: list[int] = []  # the last one was read last
+
+    def bring(self, stage: int) -> None:
+        """Have the weights of a stage here."""
+        if stage not in self._buckets:
+            return
+        if stage in self._here:
+            self._here.remove(stage)
+        else:
+            if len(self._here) == self._room:
+                self._let_go(self._here.pop(0))
+            for bucket in self._buckets[stage]:
+                bucket.begin_stay()
+        self._here.append(stage)
+
+    def _let_go(self, stage: int) -> None:
+        for bucket in self._buckets[stage]:
+            bucket.end_stay()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        while self._here and error is None:
+            self._let_go(self._here.pop())
 
 
 class EvaluationWorker(Worker):
@@ -22,6 +64,7 @@ class EvaluationWorker(Worker):
         mail: payloads of the session.
         keeps_outputs: True to keep the outputs of every microbatch, on the rank that holds the last
             stage.
+        bring: function that is called with the stage of each forward before it runs.
     Attributes:
         outputs: outputs of the last layer, one entry a microbatch, in order.
     """
@@ -29,8 +72,14 @@ class EvaluationWorker(Worker):
     kinds = (Kind.FORWARD, Kind.BACKWARD)
 
     def __init__(
-        self, job: Job, stages: Mapping[int, Stage], mail: Mail, keeps_outputs: bool
+        self,
+        job: Job,
+        stages: Mapping[int, Stage],
+        mail: Mail,
+        keeps_outputs: bool,
+        bring: Callable[[int], None] = lambda stage: None,
     ) -> None:
+        self._bring = bring
         self._last, self._stages, self._mail = job.last_stage, stages, mail
         self._keeps_outputs = keeps_outputs
         self._losses = LossReader()
@@ -46,6 +95,7 @@ class EvaluationWorker(Worker):
             return nothing
         _, stage, number, _ = task
         inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
+        self._bring(stage)
         if stage < self._last:
             outputs = self._stages[stage].evaluate(number, inputs, None)
             return lambda message: outputs

@@ -1,7 +1,9 @@
-"""Brings the weights of all shards together (ZeRO): an all-gather by messages.
+"""Brings the weights of all shards together (ZeRO): an all-gather by messages; or weights from
+scratch.
 
 With stage 1 and 2 weights are always whole, and new ones come after each step. With stage 3 they
-are whole for a stay: it begins when this copy sends its shard, and others' land beside it.
+are whole for a stay: it begins when this copy sends its shard, and others' land beside it. Where
+weights are in scratch, it begins when these have come.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,9 +28,10 @@ class WeightsWorker(Worker):
         land: function that says into which memory the tensors of a message from another rank go,
             see `Transport.expect`.
         has_stays: weights are whole for stays alone.
+        in_scratch: they come from scratch for that.
     """
 
-    kinds = (Kind.SHARE, Kind.GATHER, Kind.RELEASE)
+    kinds = (Kind.BRING, Kind.SHARE, Kind.GATHER, Kind.RELEASE)
 
     def __init__(
         self,
@@ -36,10 +39,12 @@ class WeightsWorker(Worker):
         mail: Mail,
         land: Land,
         has_stays: bool,
+        in_scratch: bool = False,
     ) -> None:
         self._buckets, self._mail, self._land = buckets, mail, land
-        self._has_stays = has_stays
+        self._has_stays, self._in_scratch = has_stays, in_scratch
         self._run: dict[object, Callable[[Task], Made]] = {
+            Kind.BRING: self._bring,
             Kind.SHARE: self._share,
             Kind.GATHER: self._gather,
             Kind.RELEASE: self._release,
@@ -48,11 +53,17 @@ class WeightsWorker(Worker):
     def run(self, task: Task) -> Made:
         return self._run[task.kind](task)
 
+    def _bring(self, task: Task) -> Made:
+        for bucket in self._buckets[task.stage]:
+            bucket.begin_stay()
+        return nothing
+
     def _share(self, task: Task) -> Made:
+        if not self._in_scratch:
+            self._bring(task)
         sent: list[Weights] = []
         for bucket in self._buckets[task.stage]:
             shard = shard_of(bucket)
-            shard.begin_stay()
             self._expect(bucket, task.microbatch, dict(shard.rooms_for_weights()))
             sent.append(shard.weights)
         return lambda message: sent[message.bucket]
@@ -70,7 +81,7 @@ class WeightsWorker(Worker):
 
     def _release(self, task: Task) -> Made:
         for bucket in self._buckets[task.stage]:
-            shard_of(bucket).end_stay()
+            bucket.end_stay()
         return nothing
 
     def expect_new(self, bucket: Bucket, step: int) -> None:

@@ -55,9 +55,9 @@ and its step, but one is refused while all slots are taken. `rules/offload.py` a
 becomes free. Forwards, backwards, sums and votes of a step need no slot, so all of the above holds
 for them whatever the copies do.
 
-*Stays.* Weights that are whole for a time keep back what reads them until its stay has begun.
-`rules/stays.py` argues why each begins, and is released: stays follow one order in which the
-schedule has run to its end.
+*Stays.* Weights that are whole for a time, gathered or brought from scratch, keep back what reads
+them until its stay has begun. `rules/stays.py` argues why each begins, and is released: stays
+follow one order in which the schedule has run to its end.
 
 *Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that end,
 and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back what the
@@ -127,6 +127,10 @@ class View(Protocol):
 
         What is brought back while its backward is not near finds less.
         """
+        ...
+
+    def has_stepped(self, stage: int, stay: int) -> bool:
+        """The weights that a stay of a stage is for have been stepped."""
         ...
 
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:

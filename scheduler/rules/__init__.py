@@ -33,7 +33,7 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     offloaded = (offload,) if job.slots else ()
     tried = (speculation,) if job.speculates else ()
     on_host = (host_steps,) if job.host_rooms else ()
-    sharded = ((stays if job.stays else sharding),) if job.shards else ()
+    sharded = (stays,) if job.stays else (sharding,) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
     kept = (stash,) if job.held_on_device else ()
     of_state = (*offloaded, *tried, *on_host, *kept, *sharded)

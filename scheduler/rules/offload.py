@@ -29,8 +29,8 @@ from collections.abc import Iterator
 
 from ..lane import Gate
 from ..task import Kind
-from .replicas import whole
-from .row import Need, OnDevice, Pool, Row, StageHere, for_steps, urgent
+from .replicas import opened, whole
+from .row import Need, OnDevice, Opening, Pool, Row, StageHere, for_steps, urgent
 
 
 def offload(here: StageHere) -> Iterator[Row]:
@@ -50,6 +50,13 @@ def offload(here: StageHere) -> Iterator[Row]:
             urgent(4),
             bucket=bucket,
             queue=OnDevice.COPIES_OUT,
-            opens=() if here.job.speculates else for_steps(here.job, Gate.STORED),
+            opens=() if here.job.speculates else stored(here),
             frees=Pool.SLOTS,
         )
+
+
+def stored(here: StageHere) -> tuple[Opening, ...]:
+    """The gates that open when the state of a step is in scratch, and weights where they are there,
+    too."""
+    of_weights = opened(here) if here.job.offloads_weights else ()
+    return (*for_steps(here.job, Gate.STORED), *of_weights)

@@ -53,19 +53,15 @@ def replicas(here: StageHere) -> Iterator[Row]:
             urgent(3),
             new_weights(here, tried),
             bucket=bucket,
-            opens=opened(here, tried),
+            opens=() if tried or here.job.offloads_weights else opened(here),
         )
 
 
-def opened(here: StageHere, tried: bool = False) -> tuple[Opening, ...]:
-    """The gates that the end of a step opens.
-
-    Args:
-        here: the stage.
-        tried: True if the step may be taken back, so that it opens none.
-    """
+def opened(here: StageHere) -> tuple[Opening, ...]:
+    """The gates that the end of a step opens; where weights are in scratch, it has ended when they
+    are there."""
     job, stage = here.job, here.seat.stage
-    if tried or (job.shards and not job.stays):
+    if job.shards and not job.stays:
         return ()
     of_step = for_steps(job, Gate.WEIGHTS)
     if not job.stays:
@@ -150,8 +146,9 @@ def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
 
 
 def let_go(here: StageHere) -> tuple[Need, ...]:
-    """Whole weights of the step have been let go; needed only where they come for stays."""
-    return (Need(Kind.RELEASE),) if here.job.stays else ()
+    """Whole weights of the step have been let go; needed only where they come for stays, from
+    shards that are stepped where they are."""
+    return (Need(Kind.RELEASE),) if here.job.stays and not here.job.offloads_weights else ()
 
 
 def parts(here: StageHere, task: Task, bucket: int) -> list[Message]:

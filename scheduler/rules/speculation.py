@@ -22,10 +22,10 @@ restore, nothing is needed that another slot would have to bring.
 
 from collections.abc import Iterator
 
-from ..lane import Gate
 from ..task import Kind
+from .offload import stored
 from .replicas import new_weights, opened, voted
-from .row import Need, OnDevice, Pool, Row, StageHere, for_steps, urgent
+from .row import Need, OnDevice, Pool, Row, StageHere, urgent
 
 
 def speculation(here: StageHere) -> Iterator[Row]:
@@ -45,7 +45,7 @@ def speculation(here: StageHere) -> Iterator[Row]:
             urgent(3),
             new_weights(here),
             bucket=bucket,
-            opens=opened(here),
+            opens=() if here.job.offloads_weights else opened(here),
         )
         yield Row(
             Kind.RESTORE,
@@ -53,6 +53,6 @@ def speculation(here: StageHere) -> Iterator[Row]:
             urgent(4),
             bucket=bucket,
             queue=OnDevice.COPIES_OUT,
-            opens=for_steps(here.job, Gate.STORED),
+            opens=stored(here),
             frees=Pool.SLOTS,
         )

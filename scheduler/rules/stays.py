@@ -1,18 +1,26 @@
-"""Whole weights for a time (ZeRO stage 3): each copy keeps a shard of the weights, and those of a
-stage are gathered for a stay.
+"""Whole weights for a time. Each copy keeps a shard of them (ZeRO stage 3), and those of a stage
+are gathered for a stay; or weights are in scratch, and come for it.
 
     head           needs                                         then
     -------------  --------------------------------------------  -----------------------------------
-    share s.v      the weights of the step of stay v are         the own shard's weights to each
-                   stepped here; a free room, which it takes;    such copy of each bucket
-                   the rank's stays before have begun
+    bring s.v      the weights of the step of stay v are in      F, R, B and I of stay v are open,
+                   scratch; release s.v-1; a free room, which    but where there are shards
+                   it takes; the rank's stays before have begun
+    share s.v      bring s.v; where weights are not in           the own shard's weights to each
+                   scratch, what that needs, of the own shard    such copy of each bucket
     gather s.v/b   weights from each copy of bucket b on the     F, R, B and I of stay v are open,
                    stage s of some pipe                          once all buckets of s are whole
-    release s.v    all that stay v is for has started            its room is free; the steps of s,
-                                                                 if v is the step's last stay
+    release s.v    all that stay v is for has started; see       its room is free; where weights are
+                   below where v is the step's last stay         not in scratch the steps of s, if v
+                                                                 is the step's last stay
 
 A rank has room for a few stages, and begins the next stay as soon as a room is free. All replicas
 have the same stays in the same order.
+
+Where weights are in scratch a stage's last stay of a step lasts until the stage has stepped, and
+the new weights are in scratch. So as many stages have a gradient at a time as there are rooms, even
+if state comes slowly. It does not last so long where the step waits for other stages: for the vote,
+or for a gradient of tied weights.
 
 Nobody waits in a circle. Let the tasks of a step be in the order of the steady run that the stays
 were planned with, each stay before the first task that it is for, and each release behind the last
@@ -33,19 +41,25 @@ have begun:
   backward. `breadth-first` refuses nothing. An order from a file may let forwards run ahead, and is
   refused.
 
+A stay that lasts until its stage has stepped adds no circle. All its backwards have begun, those of
+the last microbatches included, so every stage of its pipes has done its forwards of the step, and
+losses lack nothing. Of other copies the step needs gradients that come before it in the order, and
+fetches and stores end.
+
 Weights may come before their room. A replica that is ahead sends those of stays that have room
 there and not yet here, so up to a room's worth of shards waits with the messages.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..lane import Gate
 from ..message import Message
 from ..policies.policy import View
 from ..stays import READERS
-from ..task import AnyKind, Kind, Task
+from ..task import AnyKind, Counts, Kind, Task
 from .replicas import weights, weights_of_all
-from .row import Need, Opening, Pool, Row, StageHere, urgent
+from .row import Need, OnDevice, Opening, Pool, Row, StageHere, nothing, urgent
 
 _GATES: dict[AnyKind, Gate] = {
     Kind.FORWARD: Gate.FORWARDS,
@@ -63,28 +77,47 @@ def stays(here: StageHere) -> Iterator[Row]:
         buckets = range(len(here.buckets))
         return [one for bucket in buckets for one in weights(here, bucket, task.microbatch)]
 
+    lasts = _lasts_until_stepped(here)
+
     def is_over(task: Task, view: View) -> bool:
         ended = task.microbatch + 1
+        if lasts and ended % a_step == 0 and not view.has_stepped(stage, ended):
+            return False
         return all(view.started(kind, stage) >= job.until(stage, kind, ended) for kind in readers)
 
-    needs = (Need(Gate.STEPPED),)
-    yield Row(Kind.SHARE, needs, urgent(1), send, in_order=True, takes=Pool.ROOMS)
-    for bucket in range(len(here.buckets)):
-        yield Row(
-            Kind.GATHER,
-            (weights_of_all(here, bucket),),
-            urgent(1),
-            bucket=bucket,
-            opens=tuple(_opening(here, kind) for kind in _GATES),
+    a_step = job.a_step(Counts.STAYS, stage)
+    opens = tuple(_opening(here, kind) for kind in _GATES)
+    first = Row(Kind.SHARE, (Need(Gate.STEPPED),), urgent(1), send, in_order=True, takes=Pool.ROOMS)
+    if job.offloads_weights:
+        yield replace(
+            first,
+            kind=Kind.BRING,
+            needs=(Need(Gate.STEPPED), Need(Gate.LEFT)),
+            then=nothing,
+            queue=OnDevice.COPIES_IN,
+            opens=() if job.shards else opens,
         )
+        first = replace(first, needs=(Need(Kind.BRING),), in_order=False, takes=None)
+    if job.shards:
+        yield first
+    for bucket in range(len(here.buckets)) if job.shards else ():
+        needs = (weights_of_all(here, bucket),)
+        yield Row(Kind.GATHER, needs, urgent(1), bucket=bucket, opens=opens)
     yield Row(
         Kind.RELEASE,
-        (Need(Kind.SHARE),),
+        (Need(Kind.SHARE if job.shards else Kind.BRING),),
         urgent(0),
         admitted=is_over,
         fills=True,
+        opens=(Opening(Gate.LEFT, lambda stays: stays + 1),),
         frees=Pool.ROOMS,
     )
+
+
+def _lasts_until_stepped(here: StageHere) -> bool:
+    """The last stay of a step ends when the stage has stepped, which waits for no other stage."""
+    stages = {copy.stage for copies in here.buckets for copy in copies}
+    return here.job.offloads_weights and not here.job.votes and stages <= {here.seat.stage}
 
 
 def _has(here: StageHere, kind: AnyKind) -> bool:

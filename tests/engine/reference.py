@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -369,6 +369,9 @@ def train_on_a_rank(
         ]
         losses = [result.loss for result in results]
         norms = [result.grad_norm for result in results]
+        if engine.config.memory.offload_parameters:  # of others than the user's nothing comes back
+            every = frozenset(range(len(model.layers)))
+            engine._model = replace(engine._model, given=every)
     return Outcome(
         losses,
         [norm for norm in norms if norm is not None],

@@ -146,11 +146,11 @@ def test_no_more_stages_are_whole_than_there_is_room_for(
     gathered: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards: list[BucketShard] = []
-    most, begin, made = 0, BucketShard.begin_stay, BucketShard.__init__
+    most, begin, made = 0, Bucket.begin_stay, BucketShard.__init__
 
-    def looking(shard: BucketShard) -> None:
+    def looking(bucket: Bucket) -> None:
         nonlocal most
-        begin(shard)
+        begin(bucket)
         weights = [one._masters.weights(0)[0] for one in shards]
         most = max(most, sum(one.untyped_storage().nbytes() > 0 for one in weights))
 
@@ -159,7 +159,7 @@ def test_no_more_stages_are_whole_than_there_is_room_for(
         if shard._me.pipe == 0:
             shards.append(shard)
 
-    monkeypatch.setattr(BucketShard, "begin_stay", looking)
+    monkeypatch.setattr(Bucket, "begin_stay", looking)
     monkeypatch.setattr(BucketShard, "__init__", noting)
     LocalWorld(2).run(lambda t: two_steps(t, 2, "float32", gathered=gathered))
     assert most == gathered

@@ -62,7 +62,9 @@ class Pipeline:
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
         host_rooms: buckets whose gradient a rank may have on the host; 0: steps are not there.
-        room: stages whose weights a rank may have whole at a time, where there are shards; 0: any.
+        room: stages whose weights a rank may have whole at a time, where there are shards or
+            weights are in scratch; 0: any.
+        brings: weights are in scratch, where there are slots and a room.
         spare: rooms on the device for stashes, above the least that a rank can do with; None: for
             all that the policy holds.
     """
@@ -94,6 +96,7 @@ class Pipeline:
         spare: int | None = None,
         first_step: int = 0,
         host_rooms: int = 0,
+        brings: bool = False,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -120,9 +123,11 @@ class Pipeline:
         if self.job.shards and not (self.job.splits or by_library):
             of = min(reductions, self.job.microbatches_a_pipe)
             self.job = replace(self.job, reductions=of)
-        if self.job.shards and room:
+        brings = brings and self.job.slots > 0
+        if (self.job.shards or brings) and room:
             least = self.placement.chunks if self.placement.pipes > 1 else 1
-            self.job = replace(self.job, stays=plan_stays(self.job, max(room, least)))
+            stays = plan_stays(self.job, max(room, least))
+            self.job = replace(self.job, stays=stays, offloads_weights=brings)
         stages, pipes = self.placement.stages, self.job.pipes
         self.buckets = {
             stage: copies_on(stage, stages, pipes, buckets, tied) for stage in range(stages)
@@ -236,6 +241,8 @@ class SlotWatch:
         self.on_device: set[tuple[int, int]] = set()
         self.on_host: set[tuple[int, int]] = set()
         self.whole: set[int] = set()  # stages whose weights are, or will be when they have come
+        self.brought: set[int] = set()  # the same, from scratch
+        self.with_gradient: set[int] = set()  # stages that have begun one, and not stepped
         self._started: Counter[tuple[AnyKind, int, int]] = Counter()
         self._finished: Counter[tuple[AnyKind, int, int]] = Counter()
 
@@ -245,6 +252,8 @@ class SlotWatch:
             self._check_shard(task)
         if self._job.slots and self._watches:
             self._check_slots(task)
+        if self._job.offloads_weights and self._watches:
+            self._check_brought(task)
         if self._job.host_rooms and self._watches:
             self._check_host(task)
         self._started[kind, stage, part] += 1
@@ -311,8 +320,48 @@ class SlotWatch:
         if kind is Kind.RELEASE:
             assert self._of_all_buckets(self._started, Kind.GATHER, stage) == shares, task
             self.whole.remove(stage)
-        if kind is Kind.STEP:
+        if kind is Kind.STEP and not self._job.offloads_weights:
             assert stage not in self.whole, task
+
+    def _check_brought(self, task: Task) -> None:
+        """Weights of the step have come from scratch for all that reads them, no more stages than
+        there is room for; nor have more stages a gradient, where backwards of a stage are in one
+        stay and nothing keeps its step back."""
+        kind, stage, number, _ = task
+        assert self._job.stays is not None
+        room, a_step = self._job.stays.room, self._job.a_step(Counts.STAYS, stage)
+        if kind is Kind.BRING:
+            assert stage not in self.brought, task
+            self.brought.add(stage)
+            assert len(self.brought) <= room, task
+            stored = Kind.RESTORE if self._job.speculates else Kind.STORE
+            assert self._of_all_buckets(self._finished, stored, stage) == number // a_step, task
+        if kind in READERS:
+            assert stage in self.brought, task
+            brings = self._started[Kind.BRING, stage, 0]
+            assert brings == self._finished[Kind.BRING, stage, 0], task
+            now, _ = self._job.step_of(number)
+            assert (brings - 1) // a_step == now, task
+        if kind in (Kind.BACKWARD, Kind.INPUT):
+            self.with_gradient.add(stage)
+            in_one_stay = all(
+                len(of) < 2 or not of[-2].backwards for of in self._job.stays.of_stage
+            )
+            is_bound = in_one_stay and not self._waits_for_others
+            assert not is_bound or len(self.with_gradient) <= room, task
+        if kind is Kind.STEP and self._of_all_buckets(self._started, kind, stage) == number:
+            self._started[kind, stage, -1] += 1
+            if self._started[kind, stage, -1] == len(self._buckets[stage]):
+                self._started[kind, stage, -1] = 0
+                self.with_gradient.discard(stage)
+        if kind is Kind.RELEASE:
+            self.brought.remove(stage)
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Steps wait for other stages: for a vote, or for gradients of tied weights."""
+        of_stage = [{copy.stage for of in one for copy in of} for one in self._buckets.values()]
+        return self._job.votes or any(len(stages) > 1 for stages in of_stage)
 
     def _check_on_its_way(self, backward: Task) -> None:
         """When a run begins, no more than one before it has not been added up."""

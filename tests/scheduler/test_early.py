@@ -40,6 +40,9 @@ class Seen(NamedTuple):
     def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
         raise AssertionError("not asked")
 
+    def has_stepped(self, stage: int, stay: int) -> bool:
+        return True
+
     def has_come(self, meaning: Meaning, stage: int, number: int) -> bool:
         raise AssertionError("not asked")
 
