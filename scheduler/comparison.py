@@ -2,7 +2,7 @@
 done."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ from .recompute import most_recomputed, recomputed_shares
 from .shards import with_shards
 from .simulator import Costs, Work, simulate
 from .state import CAUSES
+from .task import Kind
 from .timeline import Timeline
 
 _SEEDS = 5
+# Arguments of `with_shards` that a timeline says, and what one says that is silent.
+_SHARED = {"zero": 0, "reductions": 1, "gathered": 2, "group": 0, "offloads_weights": False}
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,14 @@ class Run:
         line: timeline of some whole steps.
         job: schedule of the run.
         recompute: value of `memory.recompute` in the run.
-        shared: what its replicas share out: `zero`, `reductions`, `gathered` and `group` of
-            `with_shards`.
+        shared: what its replicas share out, and whether weights are in scratch: arguments of
+            `with_shards`, by name.
     """
 
     line: Timeline
     job: Job
     recompute: str | int
-    shared: tuple[int, int, int, int] = (0, 1, 2, 0)
+    shared: Mapping[str, Any]
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -64,12 +67,12 @@ class Run:
             line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
-            slots, rooms, zero = (of.pop(key, 0) for key in ("slots", "host_rooms", "zero"))
-            shared = zero, of.pop("reductions", 1), of.pop("gathered", 2), of.pop("group", 0)
+            slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
+            shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
             on_device = of.pop("held_on_device", 0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
             job = replace(job, host_rooms=rooms, held_on_device=on_device)
-            job = with_shards(job, *shared)
+            job = with_shards(job, **shared)
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
@@ -105,12 +108,12 @@ class Run:
             host_rooms=self.job.host_rooms,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
-        zero, reductions, gathered, group = self.shared
+        shared = dict(self.shared)
         if job.policy != self.job.policy:  # reductions as often as that leaves a stage for another
-            reductions = 0
+            shared["reductions"] = 0
         if job.placement.pipes > 1:
-            gathered = max(gathered, job.placement.chunks)
-        job = with_shards(job, zero, reductions, gathered, group)
+            shared["gathered"] = max(shared["gathered"], job.placement.chunks)
+        job = with_shards(job, **shared)
         seeds = range(_SEEDS if costs.jitter else 1)
         lines = [
             simulate(job, replace(costs, seed=seed), steps=self.steps + 1, buckets=buckets)
@@ -145,6 +148,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "fetch": costs.state / costs.copies_in,
         "store": costs.state / costs.copies_out,
         "on_host": {kind.value: costs.others[kind] for kind in ON_HOST},
+        "bring": costs.others[Kind.BRING] if run.job.offloads_weights else None,
         "pieces": costs.pieces,
         "stages": [
             costs.of_stage(run.job.placement, stage)._asdict() for stage in range(run.job.stages)
@@ -193,8 +197,9 @@ def _on_other_stages(one: Option, costs: Costs, run: Run) -> tuple[Costs, tuple[
     each stage there; a run that recomputed does so there too."""
     assert not isinstance(costs.work, Work)
     where, all_buckets = one.job.placement, sum(run.buckets)
-    a_stage = max(1, round(all_buckets / where.stages))
-    share = all_buckets / (where.stages * a_stage)  # a bucket of these, in buckets of the run
+    stages = where.stages
+    a_stage = max(1, round(all_buckets / stages))
+    share = all_buckets / (stages * a_stage)  # a bucket of these, in buckets of the run
     again = recomputed_shares(
         one.job.policy, where, run.job.microbatches, most_recomputed(run.recompute)
     )
@@ -204,13 +209,14 @@ def _on_other_stages(one: Option, costs: Costs, run: Run) -> tuple[Costs, tuple[
         again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
     found = replace(
         costs,
-        work=recut(costs.work, where.stages),
+        work=recut(costs.work, stages),
         recomputed=again,
         step=costs.step * share,
         reduce=costs.reduce * share,
         state=costs.state * share,
+        others={**costs.others, Kind.BRING: costs.others[Kind.BRING] * len(run.buckets) / stages},
     )
-    return found, (a_stage,) * where.stages
+    return found, (a_stage,) * stages
 
 
 def _figures(lines: Sequence[Timeline], of_the_loop: float, steps: int) -> dict[str, Any]:

@@ -32,8 +32,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     Returns:
         Costs in the unit of the timeline, of which `bandwidth` stays infinite. Where state is
         offloaded, `step` and `reduce` are of a bucket, as are `others`, which has steps on the host
-        and the copies around them; the state of a bucket has size 1, and
-        `buckets_of` says how many buckets there are; else a stage is taken to have one.
+        and the copies around them, and bringing weights, of a stage; the state of a bucket has size
+        1, and `buckets_of` says how many buckets there are; else a stage is taken to have one.
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
@@ -65,7 +65,10 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         state=float(offloads),
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
-        others={kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN, *ON_HOST)},
+        others={
+            **{kind: of_buckets(kind) for kind in (Kind.ACROSS, Kind.JOIN, *ON_HOST)},
+            Kind.BRING: _of_a_stage(line, Kind.BRING),
+        },
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
         jitter=jitter,
@@ -179,8 +182,8 @@ def _waited_for(line: Timeline, placement: Placement) -> list[float]:
     it."""
     ended = {(span.task.kind, span.task.stage, span.task.microbatch): span for span in line.spans}
     found = []
-    # A forward may have waited for weights from the host instead.
-    loads = (span for span in line.spans if span.task.kind is Kind.LOAD)
+    # A task may have waited for weights from the host or from scratch instead.
+    loads = (span for span in line.spans if span.task.kind in (Kind.LOAD, Kind.BRING))
     for spans in _by_rank((*line.on_device(), *loads), line.ranks):
         for one, after in pairwise(spans):
             kind, stage, number, _ = after.task

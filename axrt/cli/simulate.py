@@ -84,7 +84,7 @@ _COSTS = (
         "--pieces",
     ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed"),
-    *("--buckets", "--slots", "--host-rooms", "--copy-costs"),
+    *("--buckets", "--slots", "--host-rooms", "--copy-costs", "--bring-cost"),
 )
 
 
@@ -176,6 +176,13 @@ _COSTS = (
     "0: state stays there",
 )
 @click.option(
+    "--bring-cost",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="as memory.offload_parameters: weights are in scratch, too, and bringing those of a stage "
+    "takes that long; with --slots. 0: weights stay on the device",
+)
+@click.option(
     "--copy-costs",
     default=(0.0, 0.0),
     type=_Numbers(2, ","),
@@ -219,8 +226,8 @@ _COSTS = (
     "--gathered",
     default=0,
     type=click.IntRange(0),
-    help="as memory.gathered: with --zero 3, stages whose weights a rank may have whole at a time; "
-    "0 = 2",
+    help="as memory.gathered: with --zero 3 or --bring-cost, stages whose weights a rank may have "
+    "whole at a time; 0 = 2",
 )
 @click.option(
     "--group",
@@ -481,10 +488,10 @@ def _check(options: dict[str, Any]) -> None:
             f"--reductions {options['reductions']} with --zero {options['zero']}: gradients are "
             "kept for the whole step; expected --zero 2 or 3"
         )
-    if options["gathered"] and options["zero"] < 3:
+    if options["gathered"] and options["zero"] < 3 and not options["bring_cost"]:
         _refuse(
             f"--gathered {options['gathered']} with --zero {options['zero']}: weights are always "
-            "whole; expected --zero 3"
+            "whole; expected --zero 3, or --bring-cost"
         )
     try:
         most_recomputed(options["recompute"])
@@ -521,6 +528,12 @@ def _check_offload(options: dict[str, Any]) -> None:
         _refuse(
             "--slots and --host-rooms: state steps on the device or on the host; expected one of "
             "the two"
+        )
+    if options["bring_cost"] and (not options["slots"] or options["zero"] in (1, 2)):
+        _refuse(
+            f"--bring-cost {options['bring_cost']:g} with --slots {options['slots']} and --zero "
+            f"{options['zero']}: weights are in scratch along with state; expected --slots 3, and "
+            "--zero 0 or 3"
         )
     if any(options["stash_costs"]) and not options["offload_activations"]:
         _refuse(
@@ -564,6 +577,7 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
             Kind.UNLOAD: store,
             Kind.HOST_STEP: options["step_cost"],
             Kind.LOAD: fetch,
+            Kind.BRING: options["bring_cost"],
         },
         copies_in=1 / fetch if fetch else inf,
         copies_out=1 / store if store else inf,
@@ -596,7 +610,8 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             held_on_device=options["offload_activations"],
         )
         gathered, group = options["gathered"] or 2, options["group"]
-        job = with_shards(job, options["zero"], options["reductions"], gathered, group)
+        brings = options["bring_cost"] > 0
+        job = with_shards(job, options["zero"], options["reductions"], gathered, group, brings)
     except ValueError as error:
         raise ValueError(f"--{error}") from None
     return simulate(

@@ -166,6 +166,8 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
             f"a bucket, {1e6 * fit['step']:.0f} us its step; {fit['slots']} slots, "
             f"{max(fit['buckets'])} buckets at most on a stage"
         )
+    if fit["bring"] is not None:
+        click.echo(f"weights in scratch: {1e6 * fit['bring']:.0f} us to bring those of a stage")
     if fit["host_rooms"]:
         took = ", ".join(f"{1e6 * cost:.0f} us its {kind}" for kind, cost in fit["on_host"].items())
         click.echo(

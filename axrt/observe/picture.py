@@ -33,6 +33,7 @@ _CLASS: dict[AnyKind, str] = {
     Kind.UNLOAD: "out",
     Kind.HOST_STEP: "p",
     Kind.LOAD: "in",
+    Kind.BRING: "in",
 }
 _LANES = {
     Kind.FETCH: "copies in",
@@ -42,6 +43,7 @@ _LANES = {
     Kind.UNLOAD: "gradients",
     Kind.HOST_STEP: "host",
     Kind.LOAD: "weights",
+    Kind.BRING: "whole weights",
 }
 _OTHER = "o"  # of kinds without a colour of their own
 _HELD = ("h", "held: forward started, weight gradient not finished")

@@ -205,9 +205,10 @@ class SteppingWorker(Worker):
         return self._new_weights(task)
 
     def _new_weights(self, task: Task) -> Made:
-        """What each copy gets of the weights that were stepped here, where there are shards."""
+        """What each copy gets of the weights that were stepped here, where there are shards and
+        weights are always whole."""
         shard = self._buckets[task.stage][task.part].shard
-        if shard is None:
+        if shard is None or self._job.stays is not None:
             return nothing
         weights = shard.weights
         return lambda message: weights

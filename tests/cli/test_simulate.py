@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear, Vee
+from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputed_shares
+from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.scheduler.simulator import simulate as simulated
 from axrt.scheduler.task import AnyKind, Kind
@@ -197,6 +200,23 @@ def test_steps_on_the_host_add_what_nothing_hides() -> None:
     # The last gradient leaves behind two others; then its step, and its weights.
     assert on_host - makespan() == 3 * 2 + 0.5 + 1
     assert simulate(*case, *costs, "--host-rooms", "3", "--slots", "3").exit_code != 0
+
+
+def test_weights_in_scratch_add_the_copies_that_nothing_hides() -> None:
+    case = ("--policy", "breadth-first", "--ranks", "1", "--chunks", "4", "--microbatches", "4")
+    state = ("--slots", "3", "--copy-costs", "0.01,0.01")
+
+    def makespan(*more: str) -> float:
+        return float(json.loads(simulate(*case, *state, *more, "--json").output)["makespan"])
+
+    # A stage computes for one unit, and the next one comes for an eighth of that.
+    assert makespan("--bring-cost", "0.125") == pytest.approx(makespan() + 0.125, abs=0.02)
+    # With one room nothing comes ahead: not the four stages before forwards, nor three behind.
+    alone = makespan("--bring-cost", "0.125", "--gathered", "1")
+    assert alone == pytest.approx(makespan() + 7 * 0.125, abs=0.1)
+    for wrong in (("--slots", "0", "--copy-costs", "0,0"), ("--zero", "1", "--replicas", "2")):
+        refused = simulate(*case, *state, "--bring-cost", "1", *wrong)
+        assert (refused.exit_code, "expected --slots 3" in refused.output) == (2, True)
 
 
 def test_state_that_is_offloaded_adds_the_copies_that_nothing_hides() -> None:
@@ -500,6 +520,34 @@ def test_a_run_that_steps_on_the_host_is_predicted_with_its_rooms(tmp_path: Path
     picture = tmp_path / "run.svg"
     assert simulate("--like", str(tmp_path), "--picture", str(picture)).exit_code == 0
     assert "<title>hoststep1.1/4</title>" in picture.read_text()
+
+
+def test_a_run_with_weights_in_scratch_is_predicted_with_what_they_take(tmp_path: Path) -> None:
+    job = build_schedule("breadth-first", 2, 4, chunks=3)
+    job = with_shards(replace(job, slots=2), 0, gathered=2, offloads_weights=True)
+    costs = Costs(Work(6e-3, 6e-3, 6e-3), step=1e-4, state=1.0, copies_in=1e4, copies_out=1e4)
+    costs = replace(costs, others={Kind.BRING: 3e-3})
+    line = simulated(job, costs, steps=4).from_step(1)
+    line.schedule = {
+        "name": "breadth-first",
+        "ranks": 2,
+        "microbatches": 4,
+        "placement": "looped",
+        "chunks": 3,
+        "max_held": 0,
+        "order": "",
+    }
+    line.schedule |= {"replicas": 1, "clips": False, "recompute": "none", "slots": 2}
+    line.schedule |= {"gathered": 2, "offloads_weights": True}
+    (tmp_path / "timeline.json").write_text(line.to_json())
+    found = json.loads(simulate("--like", str(tmp_path), "--json").output)
+    assert found["fitted"]["bring"] == pytest.approx(3e-3)
+    assert found["predicted"]["step"] == pytest.approx(found["measured"]["step"], rel=0.02)
+    assert "3000 us to bring those of a stage" in simulate("--like", str(tmp_path)).output
+    assert simulate("--like", str(tmp_path), "--what-if").exit_code == 0
+    picture = tmp_path / "run.svg"
+    assert simulate("--like", str(tmp_path), "--picture", str(picture)).exit_code == 0
+    assert "<title>bring0.2</title>" in picture.read_text()
 
 
 def test_what_other_schedules_would_have_done(run: Path) -> None:

@@ -41,6 +41,8 @@ BFLOAT16 = {"weights": "bfloat16"}
 IN_WEIGHTS = {"weights": "bfloat16", "gradients": "weights"}
 SMALL = {"bucket_mb": 0.004}
 OFFLOADED = {"offload": "stream", "bucket_mb": 0.02}
+ALL_AWAY = {**OFFLOADED, "offload_parameters": True}
+BY_STAGE = {"policy": "breadth-first", "chunks": 2}
 ON_HOST = {"offload": "cpu", "bucket_mb": 0.02}
 
 
@@ -270,6 +272,33 @@ CASES = {
     ),
     "offloaded-ties": Case(
         three_times, batches=tied_batches, sections={"precision": IN_WEIGHTS, "memory": OFFLOADED}
+    ),
+    "weights-in-scratch": Case(  # as many stages as there is room for have a gradient
+        sections={"schedule": BY_STAGE, "memory": {**ALL_AWAY, "gathered": 1}}
+    ),
+    "weights-in-scratch-narrow": Case(
+        sections={
+            "schedule": BY_STAGE,
+            "precision": IN_WEIGHTS,
+            "memory": {**ALL_AWAY, "gathered": 1},
+        }
+    ),
+    "weights-in-scratch-clipped": Case(  # gradients of all stages wait for the vote
+        sections={
+            "schedule": BY_STAGE,
+            "precision": BFLOAT16,
+            "memory": ALL_AWAY,
+            "optimizer": {"clip": 0.5, "speculate": "always"},
+        }
+    ),
+    "shards-in-scratch": Case(
+        data=2,
+        sections={
+            "schedule": BY_STAGE,
+            "precision": BFLOAT16,
+            "memory": {**ALL_AWAY, "zero": 3},
+            "optimizer": {"clip": 0.5},
+        },
     ),
     "let-go-once": Case(  # clipped, so that all totals are there at one time
         data=2,

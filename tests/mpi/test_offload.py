@@ -41,16 +41,35 @@ def told(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("weights", first(["bfloat16", "float32"]))
+ALL = (
+    *("memory.offload_parameters=true", "memory.gathered=1"),
+    *("schedule.policy=breadth-first", "schedule.chunks=2"),
+)
+TWICE = ("parallel.data=2", "schedule.microbatches=2")
+
+
+@pytest.mark.parametrize(
+    ("weights", "layout", "what"),
+    first(
+        [
+            ("bfloat16", (), ALL),
+            ("bfloat16", (), ()),
+            ("float32", (), ()),
+            ("float32", (), ALL),
+            ("bfloat16", TWICE, (*ALL, "memory.zero=3", "schedule.chunks=4")),
+        ]
+    ),
+)
 def test_a_rank_that_is_killed_leaves_nothing_on_the_disk_and_the_run_goes_on_with_the_same_bits(
-    tmp_path: Path, weights: str
+    tmp_path: Path, weights: str, layout: tuple[str, ...], what: tuple[str, ...]
 ) -> None:
-    precision = (f"precision.weights={weights}", "precision.gradients=weights")
+    """State is on the disk, or all that a rank has."""
+    precision = (f"precision.weights={weights}", "precision.gradients=weights", *layout)
     plain = trained(tmp_path / "plain", 2, *precision)
     scratch, killed = tmp_path / "scratch", tmp_path / "killed"
     scratch.mkdir()
     killed.mkdir()
-    offload = (*precision, "memory.offload=stream", f"memory.scratch=disk:{scratch}")
+    offload = (*precision, "memory.offload=stream", f"memory.scratch=disk:{scratch}", *what)
     quiet = trained(tmp_path / "quiet", 2, *offload)
     assert quiet == plain
     job = begin(killed, 2, *LAYOUT, *offload)
