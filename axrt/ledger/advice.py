@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ _GB = 1e9
 _WORTH_IT = 0.01  # of what the fullest rank has
 _MOST_CHANGES = 4
 _FEWEST = "1f1b"  # the policy that holds fewest microbatches
+_BY_STAGE = "breadth-first"  # the policy that takes all microbatches through a stage
 
 
 class Change(NamedTuple):
@@ -165,11 +167,28 @@ def _changes(now: Prediction, layers: int) -> Iterator[Change]:
             changed = _with(config, section, key, value)
             if changed is not None and changed != config:
                 yield Change(f"{section}.{key} = {value!r}", changed, size)
+    yield from _weights_in_scratch(now, layers // now.mesh.pipe)
     ranks = min(2 * now.mesh.pipe, layers)
     more = _with(config, "parallel", "pipe", ranks)
     if more is not None and ranks > now.mesh.pipe:
         size = ranks * parallel.data
         yield Change(f"parallel.pipe = {ranks} on {size} ranks", more, size)
+
+
+def _weights_in_scratch(now: Prediction, chunks: int) -> Iterator[Change]:
+    """Weights in scratch, under the schedule that has most of them there: a rank's stages are as
+    small as they can be, and come one after the other."""
+    config = now.config
+    if config.memory.offload != "stream" or config.memory.offload_parameters or chunks < 2:
+        return
+    schedule = replace(config.schedule, policy=_BY_STAGE, chunks=chunks, placement="", max_held=0)
+    memory = replace(config.memory, offload_parameters=True)
+    text = (
+        f"memory.offload_parameters = true with schedule.policy = {_BY_STAGE!r} and "
+        f"schedule.chunks = {chunks}"
+    )
+    with suppress(ConfigError):  # other keys do not go with it
+        yield Change(text, replace(config, schedule=schedule, memory=memory), now.size)
 
 
 def _with(config: Config, section: str, key: str, value: Any) -> Config | None:

@@ -2,6 +2,8 @@
 
     capacity  the largest GPT that trains under a cap, with and without offload, found by search,
               beside what the formulas say
+    parameters  how many times as many parameters train under the same cap where weights are on the
+              disk, too; the losses of ten times as many beside those without cap
     billion   a GPT of a billion parameters that trains ten steps under a cap that its weights,
               gradients, masters and moments exceed, with the time a step beside what the disk
               allows; the losses of a smaller one beside those of the same run without cap
@@ -343,6 +345,48 @@ def _most(bench: Bench, kind: Kind, offload: bool, cap_bytes: float) -> tuple[Gp
     return _gpt_of(low), base_bytes
 
 
+# Parameters.
+
+
+def parameters(bench: Bench, cap_gb: float) -> None:
+    """Print how many times the parameters that train under a cap on the device train there with all
+    of them on the disk, a block at a time on the device."""
+    cap, kind = (0.1 if bench.quick else cap_gb / 4) * GB, KINDS["bfloat16"]
+    plain, base_bytes = _most(bench, kind, False, cap)
+    print(
+        f"parameters under {cap / GB:.2f} GB beside Python and torch ({base_bytes / GB:.3f} GB), "
+        f"{_what_caps(bench)}, bfloat16\n"
+        f"    all on the device: {plain.parameters / 1e6:.1f} M, {plain.layers} blocks"
+    )
+    for times in (10,) if bench.quick else (10, 20, 40):
+        gpt = _gpt_of(plain.layers * times)
+        settings = [*kind.settings, *_away(gpt)]
+        found = bench.train(gpt, 3, settings, cap_bytes=cap)
+        if not found.fits:
+            print(f"    {times} times the blocks: does not fit")
+            return
+        num_bytes = 16 * gpt.parameters  # state, and weights twice; a little less is written
+        raw = _raw_step_s(bench, 12 * gpt.bucket_parameters, num_bytes)
+        print(
+            f"    {gpt.layers} blocks on the disk: {gpt.parameters / 1e6:.1f} M parameters, "
+            f"{gpt.parameters / plain.parameters:.1f} times; a step {spread(found.step_s, 's')}; "
+            f"the disk's own time for {num_bytes / GB:.1f} GB in each direction, with a checksum: "
+            f"{raw.checked_s:.1f} s"
+        )
+        if times == 10:
+            free = bench.train(gpt, 3, kind.settings, offload=False)
+            same = found.losses == free.losses
+            print(f"    losses equal to the bit those without offload and cap: {same}")
+
+
+def _away(gpt: Gpt) -> list[str]:
+    return [
+        "memory.offload_parameters=true",
+        "schedule.policy=breadth-first",
+        f"schedule.chunks={gpt.layers}",
+    ]
+
+
 def _what_caps(bench: Bench) -> str:
     return "enforced by a memory cgroup" if bench.group else "enforced by RLIMIT_DATA"
 
@@ -457,7 +501,7 @@ def _tokens(bench: Bench, rounds: int) -> None:
         print(f"    {name}: {spread(values, 'tokens/s', 0)}")
 
 
-PARTS = ("capacity", "billion", "overlap")
+PARTS = ("capacity", "parameters", "billion", "overlap")
 
 
 @click.command()
@@ -468,7 +512,11 @@ PARTS = ("capacity", "billion", "overlap")
     default=Path(tempfile.gettempdir()),
     help="directory for scratch files",
 )
-@click.option("--cap-gb", default=1.0, help="cap of capacity, beside Python and torch")
+@click.option(
+    "--cap-gb",
+    default=1.0,
+    help="cap of capacity, beside Python and torch; parameters has a quarter",
+)
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="of capacity")
 @click.option("--billion-layers", default=20, help="blocks of width 2048")
 @click.option("--billion-gb", default=5.8, help="cap of that run, Python and torch included")
@@ -486,7 +534,8 @@ def main(
     cgroup: bool,
     quick: bool,
 ) -> None:
-    """Measure what offload is for and what it costs; PARTS are capacity, billion and overlap."""
+    """Measure what offload is for and what it costs; PARTS are capacity, parameters, billion and
+    overlap."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Group.made() if cgroup else nullcontext() as group,
@@ -497,6 +546,8 @@ def main(
         for part in parts or PARTS:
             if part == "capacity":
                 capacity(bench, cap_gb, kinds or list(KINDS))
+            elif part == "parameters":
+                parameters(bench, cap_gb)
             elif part == "billion":
                 billion(bench, billion_layers, billion_gb)
             else:

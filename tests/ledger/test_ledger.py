@@ -664,6 +664,36 @@ def test_offloaded_state_leaves_slots_on_the_device(
     assert few.of_purpose(Purpose.SLOTS) == of_slot * bucket * 2
 
 
+@pytest.mark.parametrize(
+    ("precision", "of_stage", "of_slot", "of_scratch"),
+    [({}, 8, 12, 12), (IN_WEIGHTS, 4, 18, 14), (BFLOAT16, 6, 14, 14)],
+)
+@pytest.mark.parametrize("gathered", [1, 3])
+def test_weights_in_scratch_leave_a_few_stages_on_the_device(
+    precision: dict[str, str], of_stage: int, of_slot: int, of_scratch: int, gathered: int
+) -> None:
+    memory = {**ALL_AWAY, "gathered": gathered, "bucket_mb": 0.0}
+    schedule = {"policy": "breadth-first", "chunks": 8}
+    config = Config.read(configured(1, precision=precision, memory=memory, schedule=schedule))
+    stage, whole = 64 * 64, 8 * 64 * 64
+    ledger = Predictor(linears(), adamw, None).predict(config, 1).of_rank(0)
+    assert ledger.total() == of_stage * stage * gathered + of_slot * stage * 3
+    assert ledger.total(Tier.HOST) == of_scratch * whole
+
+
+@pytest.mark.parametrize("width", [192, 768, 2048])
+def test_scratch_is_used_to_a_hundredth_by_the_weights_of_a_gpt(width: int) -> None:
+    memory = {**ALL_AWAY, "scratch": "disk:/tmp", "bucket_mb": 25.0}
+    schedule = {"policy": "breadth-first", "chunks": 6}
+    sizes = {"layers": 6, "width": width, "heads": 4, "vocab": 50304}
+    sections = {"precision": BFLOAT16, "memory": memory, "schedule": schedule, "model": sizes}
+    config = Config.read(configured(1, **sections))
+    ledger = Predictor(gpt(config), adamw, None).predict(config, 1).of_rank(0)
+    parameters = 2 * 50304 * width + 6 * (12 * width**2 + 2 * width) + width
+    assert 2 * parameters / ledger.of_purpose(Purpose.WEIGHTS, Tier.DISK) > 0.99
+    assert 14 * parameters / ledger.total(Tier.DISK) > 0.99
+
+
 def test_a_scratch_disk_has_whole_pages() -> None:
     memory = {"offload": "stream", "scratch": "disk:/tmp", "bucket_mb": 0.0}
     config = Config.read(configured(1, precision=BFLOAT16, memory=memory))
@@ -707,6 +737,22 @@ def test_advice_is_the_difference_of_two_ledgers() -> None:
         assert helpful[text].saves == now.most - then.most > 0
         assert helpful[text].then.most == then.most
     assert "memory.offload = 'stream'" not in helpful, "three slots hold all of so small a model"
+
+
+def test_weights_in_scratch_are_advised_where_state_is_there() -> None:
+    memory = {"offload": "stream", "bucket_mb": 0.1}
+    wide = {**GPT, "width": 256}
+    config = Config.read(configured(4, model=wide, memory=memory, schedule={"policy": "1f1b"}))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    (found,) = [
+        one
+        for one in advices(predictor, predictor.predict(config, 2))
+        if "offload_parameters" in one.text
+    ]
+    assert found.text.endswith("schedule.policy = 'breadth-first' and schedule.chunks = 3")
+    away = found.then.of_rank(0)
+    assert away.of_purpose(Purpose.WEIGHTS) == 0
+    assert away.of_purpose(Purpose.WEIGHTS, Tier.HOST) == 0, "float32 weights are the masters"
 
 
 def test_a_key_under_which_less_is_known_is_not_advised() -> None:
