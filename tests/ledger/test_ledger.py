@@ -686,8 +686,9 @@ def test_scratch_is_used_to_a_hundredth_by_the_weights_of_a_gpt(width: int) -> N
     memory = {**ALL_AWAY, "scratch": "disk:/tmp", "bucket_mb": 25.0}
     schedule = {"policy": "breadth-first", "chunks": 6}
     sizes = {"layers": 6, "width": width, "heads": 4, "vocab": 50304}
-    sections = {"precision": BFLOAT16, "memory": memory, "schedule": schedule, "model": sizes}
-    config = Config.read(configured(1, **sections))
+    config = Config.read(
+        configured(1, precision=BFLOAT16, memory=memory, schedule=schedule, model=sizes)
+    )
     ledger = Predictor(gpt(config), adamw, None).predict(config, 1).of_rank(0)
     parameters = 2 * 50304 * width + 6 * (12 * width**2 + 2 * width) + width
     assert 2 * parameters / ledger.of_purpose(Purpose.WEIGHTS, Tier.DISK) > 0.99
@@ -741,15 +742,15 @@ def test_advice_is_the_difference_of_two_ledgers() -> None:
 
 def test_weights_in_scratch_are_advised_where_state_is_there() -> None:
     memory = {"offload": "stream", "bucket_mb": 0.1}
-    wide = {**GPT, "width": 256}
-    config = Config.read(configured(4, model=wide, memory=memory, schedule={"policy": "1f1b"}))
+    deep = {**GPT, "layers": 16, "width": 128}
+    config = Config.read(configured(4, model=deep, memory=memory, schedule={"policy": "1f1b"}))
     predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
     (found,) = [
         one
         for one in advices(predictor, predictor.predict(config, 2))
         if "offload_parameters" in one.text
     ]
-    assert found.text.endswith("schedule.policy = 'breadth-first' and schedule.chunks = 3")
+    assert found.text.endswith("schedule.policy = 'breadth-first' and schedule.chunks = 9")
     away = found.then.of_rank(0)
     assert away.of_purpose(Purpose.WEIGHTS) == 0
     assert away.of_purpose(Purpose.WEIGHTS, Tier.HOST) == 0, "float32 weights are the masters"
