@@ -254,6 +254,7 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
         by_library=config.parallel.collectives == "library",
         slots=config.memory.slots if config.memory.comes_to_device else 0,
         host_rooms=config.memory.slots if config.memory.steps_on_host else 0,
+        host_share=config.memory.host_share,
         speculates=config.speculates,
     )
     return schedule, recomputing(job, config.memory.recompute)

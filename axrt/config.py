@@ -354,8 +354,16 @@ class Memory(_Section):
         "none",
         "where the optimizer's state lives: 'none' = on the device; 'stream' = in memory.scratch "
         "(masters and moments), and each bucket comes to the device for its step; 'cpu' = in the "
-        "host's memory, where the optimizer steps, too",
-        choices=("none", "stream", "cpu"),
+        "host's memory, where the optimizer steps, too; 'hybrid' = there, and some buckets step on "
+        "the host, the others on the device, at the same time; 'auto' = the fastest of these "
+        "three, by rates that are measured at the start",
+        choices=("none", "stream", "cpu", "hybrid", "auto"),
+    )
+    host_share: float = _key(
+        0.5,
+        "with offload = 'hybrid': share of the buckets that step on the host",
+        least=0,
+        most=1,
     )
     offload_activations: int = _key(
         0,
@@ -435,13 +443,13 @@ class Memory(_Section):
 
     @property
     def comes_to_device(self) -> bool:
-        """The optimizer's state is off the device, and comes there for its step."""
-        return self.offload == "stream"
+        """The optimizer's state is off the device, and some of it comes there for its step."""
+        return self.offload in ("stream", "hybrid", "auto")
 
     @property
     def steps_on_host(self) -> bool:
-        """The optimizer's state is in the host's memory, and steps there."""
-        return self.offload == "cpu"
+        """The optimizer's state is in the host's memory, and some of it steps there."""
+        return self.offload in ("cpu", "hybrid", "auto")
 
     def _of_all(self) -> Iterator[str]:
         if self.steps_on_host and (self.scratch != "host" or self.scratch_gb_s):
@@ -451,7 +459,7 @@ class Memory(_Section):
                 "whose state stays in the host's memory; expected "
                 f"memory.{key} = {none!r}, or memory.offload = 'stream'"
             )
-        if self.offload_parameters and not self.comes_to_device:
+        if self.offload_parameters and self.offload != "stream":
             yield (
                 f"memory.offload_parameters with memory.offload = {self.offload!r}: weights leave "
                 "the device along with the state that they are stepped from; expected "

@@ -38,6 +38,7 @@ from axrt.model.given import GivenElsewhere
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.observe.observer import Observer
+from axrt.observe.step_time import StepTime
 from axrt.one_call import OneCall, one_at_a_time
 from axrt.precompile import precompile
 from axrt.preflight import (
@@ -54,8 +55,10 @@ from axrt.preflight import (
 from axrt.rank import Rank
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
+from axrt.scheduler.routes import Route
 from axrt.scheduler.timeline import Timeline
 from axrt.shard_exchange import ShardExchange
+from axrt.step_route import chosen, told, with_route
 from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
@@ -101,8 +104,14 @@ class Engine:
         self._closed = False
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
-        self._rank = Rank(config, world, transport, observers)
+        self._step_time = StepTime() if config.memory.offload == "auto" else None
+        timing = [self._step_time] if self._step_time else []
+        self._rank = Rank(config, world, transport, [*observers, *timing])
         self._exchange = self._rank.exchange
+        self._route: Route | None = None
+        if self._step_time:
+            self._route = chosen(config, model, factory, self._rank)
+            self.config = config = with_route(config, self._route)
         self._checkpoints = JobCheckpoints(self._exchange, self.rank, self._layers)
         compiler = Compiler(config.run.compile) if config.run.compile else None
         self._schedule, self._job, self.candidates = resolve(
@@ -128,7 +137,8 @@ class Engine:
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
-        self._tell_once(self._model.notes(config.memory))
+        route = [told(self._route)] if self._route and self.is_main else []
+        self._tell_once([*route, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._model.narrow is not None and config.precision.keep:
@@ -335,6 +345,7 @@ class Engine:
             "slots": job.slots,
             "held_on_device": job.held_on_device,
             "host_rooms": job.host_rooms,
+            "host_share": job.host_share,
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,
@@ -471,6 +482,7 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._trainer.settle()
+            self._tell_step_time()
             self._publish()
             if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
@@ -574,6 +586,12 @@ class Engine:
         told = self._exchange.gathered(list(notes)) or ()
         for text in dict.fromkeys(text for of_rank in told for text in of_rank):
             print(f"axrt: {text}", file=sys.stderr, flush=True)
+
+    def _tell_step_time(self) -> None:
+        """Print what steps have taken on the route that was chosen, beside what was expected."""
+        took = self._step_time.median_s if self._step_time else None
+        if self._route and took and self.is_main:
+            print(f"axrt: {told(self._route, took)}", file=sys.stderr, flush=True)
 
     def _publish(self) -> None:
         """Let layers have what the user has written to masters between two calls."""

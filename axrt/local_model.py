@@ -323,8 +323,8 @@ def local_model(
     """
     offloads_state = scratch is not None and config.memory.offload != "none"
     slots = Slots(scratch, generator.device) if scratch and offloads_state else None
-    on_host = scratch is not None and config.memory.steps_on_host
-    rooms = Slots(scratch, CPU, generator.device != CPU) if scratch and on_host else None
+    uses_host = scratch is not None and config.memory.steps_on_host
+    rooms = Slots(scratch, CPU, generator.device != CPU) if scratch and uses_host else None
     stages, buckets, pipes = {}, {}, {}
     types = types_of(config.precision)
     narrow = NarrowLayers(types) if types.weights else None
@@ -338,6 +338,7 @@ def local_model(
         )
         made = {}
         for number, spec in specs:  # each as soon as its layers are there
+            on_host = job.steps_on_host(spec.copies)
             with refused_as_setting():
                 made[number] = Bucket(
                     spec,
@@ -350,10 +351,10 @@ def local_model(
                     config.precision.gradients == "float32",
                     types.weights,
                     slots,
-                    config.optimizer.speculate if job.speculates else "never",
+                    config.optimizer.speculate if job.speculates and not on_host else "never",
                     cut_of(config, job, pipes[stage]),
                     job.pipes_a_group,
-                    rooms,
+                    rooms if on_host else None,
                     job.offloads_weights,
                 )
         buckets[stage] = tuple(made[number] for number in sorted(made))
@@ -373,9 +374,10 @@ def local_model(
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     if slots:
         with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
-        slots.allocate(min(job.slots, len(with_state)))
+        there = [bucket for bucket in with_state if job.steps_on_host(bucket.copies)]
+        slots.allocate(min(job.slots, len(with_state) - len(there)))
         if rooms:
-            rooms.allocate(min(job.host_rooms, len(with_state)))
+            rooms.allocate(min(job.host_rooms, len(there)))
     offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
     stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
     of_state = scratch if slots else None

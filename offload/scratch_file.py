@@ -128,7 +128,7 @@ class ScratchFile:
         if num_bytes:
             self._allocate(start, num_bytes)
         self._num_bytes = start + num_bytes
-        self._is_whole = self._has_all_blocks()
+        self._is_whole = self._has_all_blocks(self._num_bytes)
 
     def _allocate(self, start: int, num_bytes: int) -> None:
         try:
@@ -196,18 +196,19 @@ class ScratchFile:
     def _check_whole(self) -> None:
         """Check that nobody else has shortened the file: what lay there would come back as
         zeros."""
+        num_bytes = self._num_bytes  # before the look: another thread may extend the file meanwhile
         try:
-            is_short = os.fstat(self._file).st_size < self._num_bytes
+            is_short = os.fstat(self._file).st_size < num_bytes
         except OSError as error:
             raise self._error(f"it cannot be looked at ({error.strerror})") from None
-        if is_short or (self._is_whole and not self._has_all_blocks()):
+        if is_short or (self._is_whole and not self._has_all_blocks(num_bytes)):
             raise self._error(
                 "somebody else has shortened it; expected to be the only one who has it open"
             )
 
-    def _has_all_blocks(self) -> bool:
-        """The file has no holes; file systems that compress may say so of any file."""
-        return os.fstat(self._file).st_blocks * 512 >= self._num_bytes
+    def _has_all_blocks(self, num_bytes: int) -> bool:
+        """A file of that size has no holes; file systems that compress may say so of any file."""
+        return os.fstat(self._file).st_blocks * 512 >= num_bytes
 
     def _view(self, stretch: Stretch, tensor: Tensor) -> memoryview:
         if tensor.nbytes != stretch.num_bytes or tensor.data_ptr() % PAGE_BYTES:

@@ -112,6 +112,12 @@ class HostTier:
     def close(self) -> None:
         self._arenas.clear()
 
+    def has(self, tensor: Tensor) -> bool:
+        """The tensor is in some stretch."""
+        memory = tensor.untyped_storage().data_ptr()
+        whole = (arena.bytes_of(Stretch(0, of.num_bytes)) for of, arena in self._arenas.items())
+        return any(one.untyped_storage().data_ptr() == memory for one in whole)
+
     def bytes_of(self, stretch: Stretch) -> Tensor:
         """The memory of a stretch itself, uint8."""
         return self._arenas[stretch].bytes_of(Stretch(0, stretch.num_bytes))

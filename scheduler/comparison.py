@@ -69,9 +69,9 @@ class Run:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
-            on_device = of.pop("held_on_device", 0)
+            on_device, share = of.pop("held_on_device", 0), of.pop("host_share", 1.0)
             job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
-            job = replace(job, host_rooms=rooms, held_on_device=on_device)
+            job = replace(job, host_rooms=rooms, host_share=share, held_on_device=on_device)
             job = with_shards(job, **shared)
         except (KeyError, TypeError) as error:
             raise ValueError(
@@ -106,6 +106,7 @@ class Run:
             votes=self.job.votes,
             slots=self.job.slots,
             host_rooms=self.job.host_rooms,
+            host_share=self.job.host_share,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         shared = dict(self.shared)

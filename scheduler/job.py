@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import floor
 from typing import NamedTuple
 
+from .bucket import Copies
 from .placement import Placement
 from .policies import Nested, Policy
 from .stash import least_rooms
@@ -46,6 +48,7 @@ class Job:
             state stays on the device.
         host_rooms: number of buckets whose gradient a rank may have on the host at a time, where
             optimizer steps are there; 0: they are on the device.
+        host_share: share of the buckets that step on the host, where a rank has slots as well.
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         group: number of pipes whose copies add up among themselves before groups do across, and
             share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
@@ -74,6 +77,7 @@ class Job:
     by_library: bool = False
     slots: int = 0
     host_rooms: int = 0
+    host_share: float = 1.0
     speculates: bool = False
     group: int = 0
     shards: bool = False
@@ -183,6 +187,18 @@ class Job:
         """A rank may hold more stashes than it has room for on the device."""
         return 0 < self.held_on_device < self.held_on(rank)
 
+    def steps_on_host(self, copies: Copies) -> bool:
+        """A bucket steps on the host. All of its copies do alike, in every step: kernels of the
+        host and of a device may differ in bits.
+
+        Args:
+            copies: copies of the bucket.
+        """
+        if not self.host_rooms or not self.slots:
+            return self.host_rooms > 0
+        number = copies[0].stage + copies[0].bucket
+        return floor((number + 1) * self.host_share) > floor(number * self.host_share)
+
     def evaluation(self) -> "Job":
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
         caps."""
@@ -203,6 +219,7 @@ class Job:
             by_library=False,
             slots=0,
             host_rooms=0,
+            host_share=1.0,
             speculates=False,
             group=0,
             shards=False,

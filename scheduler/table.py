@@ -188,15 +188,15 @@ class Table:
         return to(min(numbers[kind] for numbers, kind, _ in opened_by))
 
     def steps_finished(self, gate: Gate) -> int:
-        """The number of steps for which all work that opens a gate, such as there must be some, has
-        finished on this rank."""
+        """The number of steps for which all work that opens a gate has finished on this rank; any
+        number where there is no such work."""
         opening = (
             passed
             for (_, of), (opened_by, _) in self._opening.items()
             if of is gate
             for passed in opened_by
         )
-        return min(lane.finished[kind] for _, kind, lane in opening)
+        return min((lane.finished[kind] for _, kind, lane in opening), default=UNLIMITED)
 
     def story(self, stage: int) -> str:
         """How far all work of a stage has come, as text for an error."""

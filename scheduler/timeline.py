@@ -48,8 +48,8 @@ class Timeline:
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
         schedule: settings of a run: the arguments of `planner.build_schedule`, and replicas, clips,
-            recompute, slots, host_rooms, zero, reductions, gathered and offloads_weights; {} for a
-            simulation.
+            recompute, slots, host_rooms, host_share, zero, reductions, gathered and
+            offloads_weights; {} for a simulation.
         reductions: number of times that a step adds a bucket up over its copies.
         stays: number of times that weights of each stage come for a step; () where they stay.
         spans: tasks that ran, by start.

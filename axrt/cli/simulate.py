@@ -84,7 +84,7 @@ _COSTS = (
         "--pieces",
     ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed"),
-    *("--buckets", "--slots", "--host-rooms", "--copy-costs", "--bring-cost"),
+    *("--buckets", "--slots", "--host-rooms", "--host-share", "--copy-costs", "--bring-cost"),
 )
 
 
@@ -167,6 +167,12 @@ _COSTS = (
     type=click.IntRange(0),
     help="optimizer steps on the host: buckets whose gradient a rank has there at a time; 0: steps "
     "are on the device",
+)
+@click.option(
+    "--host-share",
+    type=click.FloatRange(0, 1),
+    help="with --slots and --host-rooms: share of the buckets that step on the host, while others "
+    "do on the device; by default 0.5",
 )
 @click.option(
     "--slots",
@@ -524,10 +530,11 @@ def _check_offload(options: dict[str, Any]) -> None:
             "--copy-costs are of state that is offloaded, and without --slots it stays on the "
             "device; expected --slots 3, or another number of buckets; or --host-rooms"
         )
-    if options["slots"] and options["host_rooms"]:
+    both = options["slots"] and options["host_rooms"]
+    if options["host_share"] is not None and not both:
         _refuse(
-            "--slots and --host-rooms: state steps on the device or on the host; expected one of "
-            "the two"
+            f"--host-share {options['host_share']:g} is of the buckets that step on the host while "
+            "others do on the device; expected --slots and --host-rooms"
         )
     if options["bring_cost"] and (not options["slots"] or options["zero"] in (1, 2)):
         _refuse(
@@ -607,6 +614,7 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             votes=options["clip"],
             slots=options["slots"],
             host_rooms=options["host_rooms"],
+            host_share=0.5 if options["host_share"] is None else options["host_share"],
             held_on_device=options["offload_activations"],
         )
         gathered, group = options["gathered"] or 2, options["group"]

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from axrt.local_model import LocalModel
+from axrt.offload.tier import HostTier
 from axrt.store.flat import is_hollow
+from axrt.store.slots import Slots
 
 from .ledger import IN_SCRATCH, Entry, Ledger, Purpose, Tier
 from .parameters import num_bytes
@@ -83,8 +85,11 @@ def _of_stashes(model: LocalModel) -> Entry:
 
 
 def _stays(model: LocalModel, tensor: Tensor) -> bool:
-    """The tensor has memory on the device that is no slot, and no room of the host."""
-    elsewhere = (memory for memory in (model.slots, model.rooms) if memory)
+    """The tensor has memory on the device that is no slot, no room of the host, and no scratch in
+    which it is attached."""
+    elsewhere: list[Slots | HostTier] = [of for of in (model.slots, model.rooms) if of]
+    if isinstance(model.scratch, HostTier):
+        elsewhere.append(model.scratch)
     return not is_hollow(tensor) and not any(memory.has(tensor) for memory in elsewhere)
 
 

@@ -25,18 +25,17 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
 
     def tries(bucket: BucketBytes) -> bool:
         """Its steps may be tried before the vote."""
-        return config.speculates and (config.optimizer.speculate == "always" or bucket.by_torch)
+        may = config.speculates and not bucket.on_host
+        return may and (config.optimizer.speculate == "always" or bucket.by_torch)
 
     shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
     stepped = [bucket for bucket in buckets if bucket.weights]
-    count = min(config.memory.slots, len(stepped))
+    slots = [_slot_bytes(bucket, tries(bucket)) for bucket in stepped if not bucket.on_host]
+    rooms = [_room_bytes(bucket) for bucket in stepped if bucket.on_host]
+    most = config.memory.slots  # of either
     yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
-    if config.memory.comes_to_device:
-        slots = (_slot_bytes(bucket, tries(bucket)) for bucket in stepped)
-        yield Entry(Purpose.SLOTS, Tier.DEVICE, count * max(slots, default=0))
-    else:
-        rooms = map(_room_bytes, stepped)
-        yield Entry(Purpose.GRADIENTS, Tier.HOST, count * max(rooms, default=0))
+    yield Entry(Purpose.SLOTS, Tier.DEVICE, min(most, len(slots)) * max(slots, default=0))
+    yield Entry(Purpose.GRADIENTS, Tier.HOST, min(most, len(rooms)) * max(rooms, default=0))
     for bucket in buckets:
         times = 1 + tries(bucket)
         yield Entry(Purpose.MASTERS, scratch, times * _pages(bucket.masters))

@@ -47,6 +47,7 @@ class BucketBytes:
             `masters`; 0 where weights are always whole.
         stored: weights of the own shard that are in scratch besides masters, of each type.
         is_tied: some copies of it are on other stages.
+        on_host: it steps on the host.
     """
 
     weights: int
@@ -61,6 +62,7 @@ class BucketBytes:
     kept: int
     stored: tuple[int, ...]
     is_tied: bool
+    on_host: bool
 
 
 class StageBytes(NamedTuple):
@@ -125,6 +127,7 @@ def of_stage(
             offloads,
             job.pipes_a_group,
             job.offloads_weights,
+            job.steps_on_host(spec.copies),
         )
         for spec in specs
     )
@@ -142,6 +145,7 @@ def _of_bucket(
     offloads: bool,
     pipes_a_group: int,
     in_scratch: bool,
+    on_host: bool,
 ) -> BucketBytes:
     parameters = [parameter for _, parameter in spec.named]
     if cut:
@@ -169,6 +173,7 @@ def _of_bucket(
         _kept(masters, stepped, offloads),
         tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
         len({copy.stage for copy in spec.copies}) > 1,
+        on_host,
     )
 
 

@@ -137,8 +137,8 @@ class SteppingWorker(Worker):
             self._skip(task.stage)  # here, in order with the device's tasks
         if task.kind is Kind.LOAD:
             self._buckets[task.stage][task.part].leave_host()
-        ends = Kind.SCALE if self._job.host_rooms else Kind.STEP
-        if task.kind is ends and not self._job.votes and self._counts(task.stage):
+        has_norms = task.kind in (Kind.STEP, Kind.SCALE)
+        if has_norms and not self._job.votes and self._counts(task.stage):
             # Of those that have ended: others may have started, and their norms are not there yet.
             record.ended[task.stage] += 1
             if record.ended[task.stage] == len(self._buckets[task.stage]):

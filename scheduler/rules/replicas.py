@@ -40,8 +40,8 @@ def replicas(here: StageHere) -> Iterator[Row]:
             then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if here.job.reductions > 1 else ()
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
-        if here.job.host_rooms:
-            continue  # steps are on the host
+        if here.job.steps_on_host(copies):
+            continue
         tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
         vote = () if tried else voted(here)
         done = stage_is_done(here, bucket)
@@ -142,7 +142,7 @@ def voted(here: StageHere) -> tuple[Need, ...]:
 
 def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
     """The state of the bucket is on the device; needed only where it is offloaded."""
-    return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()
+    return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()  # not of those on the host
 
 
 def let_go(here: StageHere) -> tuple[Need, ...]:

@@ -359,7 +359,9 @@ def parameters(bench: Bench, cap_gb: float) -> None:
         f"    all on the device: {plain.parameters / 1e6:.1f} M, {plain.layers} blocks"
     )
     for times in (10,) if bench.quick else (10, 20, 40):
-        gpt = _gpt_of(plain.layers * times)
+        gpt = _gpt_of(
+            next(n for n in count(1) if _gpt_of(n).parameters >= times * plain.parameters)
+        )
         settings = [*kind.settings, *_away(gpt)]
         found = bench.train(gpt, 3, settings, cap_bytes=cap)
         if not found.fits:

@@ -1,6 +1,7 @@
 """Whole pipelines of brains without workers: in lockstep for timetables, in random order for
 properties."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -62,6 +63,7 @@ class Pipeline:
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
         host_rooms: buckets whose gradient a rank may have on the host; 0: steps are not there.
+        host_share: share of the buckets that step there, where there are slots as well.
         room: stages whose weights a rank may have whole at a time, where there are shards or
             weights are in scratch; 0: any.
         brings: weights are in scratch, where there are slots and a room.
@@ -97,6 +99,7 @@ class Pipeline:
         first_step: int = 0,
         host_rooms: int = 0,
         brings: bool = False,
+        host_share: float = 1.0,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -113,6 +116,7 @@ class Pipeline:
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
             host_rooms=host_rooms if trains else 0,
+            host_share=host_share,
             speculates=bool(speculates and trains and slots and clips),
             held_on_device=(
                 0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare
@@ -264,7 +268,9 @@ class SlotWatch:
         kind, stage, number, part = task
         if kind is Kind.FORWARD and not self._job.shards:
             step, _ = self._job.step_of(number)
-            assert self._of_all_buckets(self._finished, Kind.LOAD, stage) >= step, task
+            assert self._of_all_buckets(self._finished, Kind.LOAD, stage, on_host=True) >= step, (
+                task
+            )
         if kind is Kind.UNLOAD:
             self.on_host.add((stage, part))
             assert len(self.on_host) <= self._job.host_rooms, task
@@ -280,9 +286,10 @@ class SlotWatch:
             last, end = (Kind.COMMIT, Kind.RESTORE)
         if kind is Kind.FORWARD:
             step, _ = self._job.step_of(number)
-            assert self._of_all_buckets(self._started, last, stage) >= step, task
+            assert self._of_all_buckets(self._started, last, stage, on_host=False) >= step, task
         if kind is Kind.FETCH:
-            assert self._of_all_buckets(self._finished, end, stage) == number, task
+            of_all = self._of_all_buckets(self._finished, end, stage, on_host=False)
+            assert of_all == number, task
         if kind in (Kind.FETCH, Kind.REFETCH):
             assert (stage, part) not in self.on_device, task
             self.on_device.add((stage, part))
@@ -385,9 +392,19 @@ class SlotWatch:
             self.on_device.remove((stage, part))
 
     def _of_all_buckets(
-        self, counts: Counter[tuple[AnyKind, int, int]], kind: AnyKind, stage: int
+        self,
+        counts: Counter[tuple[AnyKind, int, int]],
+        kind: AnyKind,
+        stage: int,
+        on_host: bool | None = None,
     ) -> int:
-        return min(counts[kind, stage, bucket] for bucket in range(len(self._buckets[stage])))
+        """How many tasks every bucket has had; of those that step on the host, or do not."""
+        of_all = [
+            counts[kind, stage, bucket]
+            for bucket, copies in enumerate(self._buckets[stage])
+            if on_host in (None, self._job.steps_on_host(copies))
+        ]
+        return min(of_all, default=sys.maxsize)
 
 
 class StashWatch:
