@@ -359,9 +359,8 @@ def parameters(bench: Bench, cap_gb: float) -> None:
         f"    all on the device: {plain.parameters / 1e6:.1f} M, {plain.layers} blocks"
     )
     for times in (10,) if bench.quick else (10, 20, 40):
-        gpt = _gpt_of(
-            next(n for n in count(1) if _gpt_of(n).parameters >= times * plain.parameters)
-        )
+        least = times * plain.parameters
+        gpt = next(one for one in map(_gpt_of, count(1)) if one.parameters >= least)
         settings = [*kind.settings, *_away(gpt)]
         found = bench.train(gpt, 3, settings, cap_bytes=cap)
         if not found.fits:
