@@ -290,20 +290,22 @@ def case_steps_on_the_host_have_the_bits_of_steps_on_the_device(comm: "MPI.Comm"
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     small = {"bucket_mb": 4 / 1024}
     narrow = {"weights": "bfloat16", "gradients": "weights"}
-    for precision, clip in (
-        ({}, 0.0),
-        (narrow, 0.3),
-        ({"weights": "bfloat16"}, 0.0),
-        ({"weights": "float16", "loss_scale": 2.0**32, "loss_scale_backoff": 2.0**-8}, 0.5),
+    scaled = {"weights": "float16", "loss_scale": 2.0**32, "loss_scale_backoff": 2.0**-8}
+    for precision, clip, routes in (
+        ({}, 0.0, ["cpu", "auto"]),
+        (narrow, 0.3, ["cpu", "hybrid"]),
+        ({"weights": "bfloat16"}, 0.0, ["hybrid"]),
+        (scaled, 0.5, ["cpu"]),
     ):
         sections: dict[str, Any] = {"precision": precision, "optimizer": {"clip": clip}}
         plain = _trained(comm, perceptron, batches, memory=small, **sections)
-        memory = {**small, "offload": "cpu"}
-        found = _trained(comm, perceptron, batches, memory=memory, **sections)
-        if _device().type == "cuda":
-            torch.testing.assert_close(found.losses, plain.losses, rtol=1e-2, atol=1e-2)
-        else:
-            assert str(found) == str(plain), precision  # the loss of an overflow is nan
+        for route in routes:
+            memory = {**small, "offload": route}
+            found = _trained(comm, perceptron, batches, memory=memory, **sections)
+            if _device().type == "cuda":
+                torch.testing.assert_close(found.losses, plain.losses, rtol=1e-2, atol=1e-2)
+            else:  # as texts: the loss of an overflow is nan
+                assert str(found) == str(plain), (route, precision)
 
 
 def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:

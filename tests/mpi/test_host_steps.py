@@ -14,14 +14,17 @@ from .test_runs import begin
 
 
 @pytest.mark.parametrize(
-    ("weights", "route"), first([("bfloat16", "stream"), ("float32", "cpu"), ("float32", "none")])
+    ("weights", "saved", "route"),
+    first(
+        [("bfloat16", "cpu", "stream"), ("float32", "hybrid", "cpu"), ("float32", "auto", "none")]
+    ),
 )
 def test_a_run_that_is_killed_goes_on_with_the_same_bits_on_any_route(
-    tmp_path: Path, weights: str, route: str
+    tmp_path: Path, weights: str, saved: str, route: str
 ) -> None:
     precision = (f"precision.weights={weights}", "precision.gradients=weights")
     plain = trained(tmp_path / "plain", 2, *precision)
-    on_host = (*precision, "memory.offload=cpu")
+    on_host = (*precision, f"memory.offload={saved}")
     assert trained(tmp_path / "quiet", 2, *on_host) == plain
     killed = tmp_path / "killed"
     killed.mkdir()
