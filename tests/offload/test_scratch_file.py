@@ -211,6 +211,28 @@ def test_a_file_that_somebody_shortens_is_noticed(
     file.close()
 
 
+@pytest.mark.parametrize("looks_before", [0, 1])
+def test_a_file_that_grows_while_it_is_read_is_not_found_short(
+    file: ScratchFile, looks_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stashes cut new stretches on the thread that takes them out, while others are brought in. The
+    file grows between a look at it and what is made of that."""
+    stretch, look = Stretch(0, PAGE_BYTES), os.fstat
+    there = memory(PAGE_BYTES)
+    file.write(stretch, there)
+    left = list(range(looks_before + 1))
+
+    def looking(descriptor: int) -> os.stat_result:
+        found = look(descriptor)
+        if left and left.pop() == 0:
+            file.extend(64 * PAGE_BYTES)
+        return found
+
+    monkeypatch.setattr(os, "fstat", looking)
+    file.read(stretch, there)
+    assert not left
+
+
 def test_what_was_never_written_is_not_taken(file: ScratchFile) -> None:
     with pytest.raises(DiskError, match="other bytes came back"):
         file.read(stretches()[0][0], memory(PAGE_BYTES))
