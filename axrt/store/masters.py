@@ -272,9 +272,9 @@ class Masters:
                 if parameter.untyped_storage()._cdata != away.untyped_storage()._cdata:
                     raise ModelError(
                         f"a parameter of shape {tuple(parameter.shape)} was given other values "
-                        "between two calls, and with memory.zero = 3 or "
-                        "memory.offload_parameters its weights are elsewhere; expected neither, or "
-                        "a checkpoint with those values"
+                        "between two calls, while its weights were elsewhere; expected a "
+                        "checkpoint with those values, or memory.zero = 2 instead of 3 and no "
+                        "memory.offload_parameters"
                     )
         for in_place in self._in_place:
             for parameter, view in zip(*_pairs(in_place), strict=True):
