@@ -23,6 +23,7 @@ from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
+from axrt.store.flat import digest_of
 from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
 from axrt.store.shards import cut_of
@@ -37,13 +38,14 @@ class _Shown(NamedTuple):
 
     Args:
         copy: the copy.
-        version: its version when it was the master's.
+        digest: digest of its values when they were the master's; a version would not tell what was
+            written through `.data`.
         master: master in the bucket.
         bucket: bucket that has the master.
     """
 
     copy: nn.Parameter
-    version: int
+    digest: int
     master: nn.Parameter
     bucket: Bucket
 
@@ -119,6 +121,13 @@ class LocalModel:
                 "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
                 "device, and memory.offload takes masters alone."
             )
+        most = memory.gathered
+        if memory.offload_parameters and len(self.stages) <= most:
+            notes.append(
+                f"memory.offload_parameters frees little: a rank has {len(self.stages)} stages, "
+                f"and memory.gathered = {most} of them are on the device. Give it more "
+                "schedule.chunks, with schedule.policy = 'breadth-first'."
+            )
         gb = sum(bucket.bytes_each_way for bucket in self.all_buckets) / 1e9
         rate = memory.scratch_gb_s
         if rate and gb / rate >= 1.0:
@@ -172,16 +181,15 @@ class LocalModel:
         return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
 
     def shown_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU. What
-        is written to a copy counts when it is published."""
-        shown: dict[nn.Parameter, nn.Parameter] = {}
+        """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU, the
+        same ones until they are published. What is written to a copy counts then."""
         elsewhere = self.scratch and self.has_masters and not self.is_sharded
-        for bucket in self.all_buckets if elsewhere else ():
+        for bucket in self.all_buckets if elsewhere and not self.shown else ():
             with bucket.present():
                 for _, master in bucket.trained:
                     copy = nn.Parameter(master.detach().to("cpu", copy=True))
-                    shown[master] = copy
-                    self.shown.append(_Shown(copy, copy._version, master, bucket))
+                    self.shown.append(_Shown(copy, digest_of(copy), master, bucket))
+        shown = {of.master: of.copy for of in self.shown}
         return [(name, shown.get(master, master)) for name, master in self.named_parameters()]
 
     @property
@@ -235,8 +243,8 @@ class LocalModel:
         """Give layers what was written to masters, in the layers' type."""
         for bucket in self.all_buckets if not self.scratch else ():
             bucket.publish_if_changed()
-        for copy, version, master, bucket in self.shown:
-            if copy._version != version:
+        for copy, digest, master, bucket in self.shown:
+            if digest_of(copy) != digest:
                 with bucket.present(changes=True), torch.no_grad():
                     master.copy_(copy)
         self.shown.clear()

@@ -208,6 +208,7 @@ def _on_other_stages(one: Option, costs: Costs, run: Run) -> tuple[Costs, tuple[
         run.recompute, int
     ):  # a number of layers: their share of a stage is known for this run's cut only
         again = dict.fromkeys(again, max(costs.recomputed.values(), default=0.0))
+    of_buckets = {kind: cost * share for kind, cost in costs.others.items()}
     found = replace(
         costs,
         work=recut(costs.work, stages),
@@ -215,7 +216,7 @@ def _on_other_stages(one: Option, costs: Costs, run: Run) -> tuple[Costs, tuple[
         step=costs.step * share,
         reduce=costs.reduce * share,
         state=costs.state * share,
-        others={**costs.others, Kind.BRING: costs.others[Kind.BRING] * len(run.buckets) / stages},
+        others=of_buckets | {Kind.BRING: costs.others[Kind.BRING] * len(run.buckets) / stages},
     )
     return found, (a_stage,) * stages
 

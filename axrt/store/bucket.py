@@ -501,8 +501,7 @@ class Bucket:
         return self._masters.has_stays
 
     def begin_stay(self) -> None:
-        """Have whole weights, of the own shard where there are shards, for a stay; on an
-        accelerator the copies are only launched."""
+        """Have whole weights, of the own shard where there are shards, for a stay."""
         memory = self._masters.begin_stay()
         if self._offloaded is not None and self._masters.in_scratch:
             self._offloaded.bring(memory)

@@ -7,12 +7,14 @@ last bits of a matrix product may depend on that.
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
+from ctypes import c_ubyte
 from functools import cached_property
 from itertools import accumulate
 from typing import Self
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_64_intdigest
 
 _ALIGNMENT_BYTES = 64
 
@@ -159,6 +161,18 @@ def hollow(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def is_hollow(tensor: Tensor) -> bool:
     """The tensor's elements are one in memory."""
     return tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
+
+
+def is_nan(tensor: Tensor) -> bool:
+    """A hollow tensor's element in memory is still nan; torch lets `fill_` write to it."""
+    return not tensor.numel() or bool(tensor.detach()[(0,) * tensor.dim()].isnan())
+
+
+def digest_of(tensor: Tensor) -> int:
+    """A digest of the values of a tensor on the CPU, by which a change is seen."""
+    values = tensor.detach().contiguous()
+    # Not as an array of numpy: torch would not resize memory again that such an array has seen.
+    return xxh3_64_intdigest((c_ubyte * values.nbytes).from_address(values.data_ptr()))
 
 
 def can_be_flat(tensor: Tensor) -> bool:

@@ -14,24 +14,30 @@ those weights.
 """
 
 from collections.abc import Iterator, Sequence
-from ctypes import c_ubyte
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from xxhash import xxh3_64_intdigest
 
 from axrt.device import CPU
 from axrt.errors import ModelError
 
-from .flat import FlatBuffer, Layout, adopt, by_key, hollow
+from .flat import FlatBuffer, Layout, adopt, by_key, digest_of, hollow, is_nan
 from .shards import Cut, Piece
 
 _WRITTEN_TO = (
     "a weight was written to beside the optimizer, by a layer or by the user, while it was on the "
     "device for a time, and its copies elsewhere were not; expected memory.zero = 2 instead of 3, "
     "and no memory.offload_parameters"
+)
+
+
+_FIXED = (
+    "the memory of a weight was handed out of torch while it was on the device for a time, as "
+    "weight.numpy() in a hook does, and cannot be let go; expected a copy, such as "
+    "weight.detach().clone().numpy(), or memory.zero = 2 instead of 3 and no "
+    "memory.offload_parameters"
 )
 
 
@@ -212,7 +218,7 @@ class Masters:
     def note_brought(self) -> None:
         """Note which weights have come from scratch, so that a change of them is seen."""
         for group, own in zip(self._narrow, self.weights(self._own), strict=True):
-            group.brought = _digest(own)
+            group.brought = digest_of(own)
 
     def end_stay(self) -> None:
         """Let whole weights go, after a stay.
@@ -231,7 +237,7 @@ class Masters:
     def _has_changed(self, group: _Narrow, own: Tensor) -> bool:
         """The own shard's weights are others than at the beginning of the stay."""
         if self.in_scratch:
-            return _digest(own) != group.brought
+            return digest_of(own) != group.brought
         assert group.mine is not None
         return not torch.equal(own.view(torch.uint8), group.mine.view(torch.uint8))
 
@@ -240,7 +246,10 @@ class Masters:
         whoever looks at one sees nan, and torch refuses to write to it. Memory that is let go
         cannot be read without a crash."""
         for group in self._narrow if self.has_stays else ():
-            group.narrow.let_go()
+            try:
+                group.narrow.let_go()
+            except RuntimeError as error:
+                raise ModelError(_FIXED) from error
             for parameter, away in zip(group.parameters, group.away, strict=True):
                 parameter.data = away
 
@@ -269,7 +278,8 @@ class Masters:
         self._check_narrow()
         for group in self._narrow if self.has_stays else ():
             for parameter, away in zip(group.parameters, group.away, strict=True):
-                if parameter.untyped_storage()._cdata != away.untyped_storage()._cdata:
+                is_other = parameter.untyped_storage()._cdata != away.untyped_storage()._cdata
+                if is_other or not is_nan(away):
                     raise ModelError(
                         f"a parameter of shape {tuple(parameter.shape)} was given other values "
                         "between two calls, while its weights were elsewhere; expected a "
@@ -450,11 +460,6 @@ def _narrowed(
         parameter.data = copy
     mine = _shards(narrow, cut)[cut.mine if cut else 0]
     return _Narrow(parameters, masters, narrow, mine, layout, wide, before, [])
-
-
-def _digest(weights: Tensor) -> int:
-    # Not as an array of numpy: torch would not resize memory again that such an array has seen.
-    return xxh3_64_intdigest((c_ubyte * weights.nbytes).from_address(weights.data_ptr()))
 
 
 def _is_narrow(group: _Narrow) -> bool:

@@ -17,7 +17,8 @@ from .worker import Made, Mail, Worker, nothing
 
 class WeightsOnDemand:
     """Weights in scratch that come to the device when a forward of an evaluation reads them, and go
-    when others need their room: those that were read longest ago. As a context it lets all go.
+    when others need their room: those that were read last, since microbatches go through all stages
+    in turn. As a context it lets all go.
 
     Args:
         buckets: buckets of each stage whose weights are in scratch, by stage.
@@ -36,7 +37,7 @@ class WeightsOnDemand:
             self._here.remove(stage)
         else:
             if len(self._here) == self._room:
-                self._let_go(self._here.pop(0))
+                self._let_go(self._here.pop())
             for bucket in self._buckets[stage]:
                 bucket.begin_stay()
         self._here.append(stage)

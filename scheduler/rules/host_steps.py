@@ -5,8 +5,9 @@ there as they become whole, and weights come back.
     --------------  ---------------------------------------------  ---------------------------------
     scale s.t/b     bucket b is whole; the losses of all pipes     nothing
     unload s.t/b    scale s.t/b; a free room, which it takes       nothing
-    hoststep s.t/b  unload s.t/b; the vote where there is one;     nothing: weights are not open
-                    the release of whole weights
+    hoststep s.t/b  unload s.t/b; the backward of the stage; the   nothing: weights are not open
+                    vote where there is one; the release of
+                    whole weights
     load s.t/b      hoststep s.t/b                                 its room is free; as `step` in
                                                                    `replicas.py`
 
@@ -48,7 +49,13 @@ def host_steps(here: StageHere) -> Iterator[Row]:
         )
         yield Row(
             Kind.HOST_STEP,
-            (Need(Kind.UNLOAD, bucket=bucket), *voted(here), *let_go(here)),
+            # The whole stage's backward has ended: until then it looks at gradients of the bucket.
+            (
+                Need(Kind.UNLOAD, bucket=bucket),
+                Need(here.completes),
+                *voted(here),
+                *let_go(here),
+            ),
             urgent(3),
             bucket=bucket,
             queue=OnDevice.HOST,

@@ -42,9 +42,11 @@ have begun:
   refused.
 
 A stay that lasts until its stage has stepped adds no circle. All its backwards have begun, those of
-the last microbatches included, so every stage of its pipes has done its forwards of the step, and
-losses lack nothing. Of other copies the step needs gradients that come before it in the order, and
-fetches and stores end.
+the last microbatches included, so every stage of its pipe has done its forwards of the step. Other
+pipes come to theirs before such a stay in the same order, so losses lack nothing. Of other copies
+the step needs gradients that come before it in the order. Weight gradients that wait need no whole
+weights, and are never refused. A bucket that holds a slot lacks nothing but these, so it steps, is
+stored, and gives the slot back.
 
 Weights may come before their room. A replica that is ahead sends those of stays that have room
 there and not yet here, so up to a room's worth of shards waits with the messages.

@@ -134,7 +134,8 @@ def test_shards_step_on_the_host(kind: str, zero: int, policy: str, clip: float)
         clip=clip,
         precision=TYPES[kind],
         schedule={"policy": policy},
-        memory={"zero": zero, "reductions": 1, "offload": "cpu"},
+        zeros=[zero],
+        only={"reductions": 1, "offload": "cpu"},
     )
 
 

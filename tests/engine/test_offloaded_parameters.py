@@ -20,8 +20,18 @@ from axrt.transport.local import LocalWorld
 
 from ..sweeps import first, swept
 from .models import motley, perceptron
-from .reference import TWO_PIPES, adamw, configured, random_batches
+from .reference import (
+    TWO_PIPES,
+    Scale,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_on_a_rank,
+    train_with_masters,
+)
 from .test_bits import MOTLEY_BATCHES
+from .test_masters import without_losses
 from .test_offload import BATCHES, MICROBATCHES, OPTIMIZERS, SMALL, STEPS, TYPES, expected, on_ranks
 from .test_ties import MICROBATCHES as TIED_MICROBATCHES
 from .test_ties import batches as tied_batches
@@ -95,6 +105,37 @@ def test_every_optimizer_steps_what_is_in_scratch(
     assert found == expected(TYPES[kind], factory=factory, clip=clip)
 
 
+@swept(("gradients", ["float32", "weights"]), ("speculate", ["auto", "never", "always"]), quick=3)
+def test_an_overflow_leaves_what_is_in_scratch_as_it_was(
+    gradients: str, speculate: str, disk: str
+) -> None:
+    """The third of five steps overflows: its state has come, and no weights have been made."""
+    scale = {"growth": 2.0**16, "backoff": 2.0**-16, "interval": 2}
+    precision = {"weights": "float16", "loss_scale": 256.0, "gradients": gradients}
+    precision |= {f"loss_scale_{key}": value for key, value in scale.items()}
+    config = configured(
+        MICROBATCHES,
+        memory={**AWAY, "scratch": disk},
+        precision=precision,
+        optimizer={"clip": 0.3, "speculate": speculate},
+        schedule=schedule("breadth-first"),
+    )
+    found = together(
+        LocalWorld(2).run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, 5, config))
+    )
+    of_plain = Scale(256.0, 2.0**16, 2.0**-16, 2)
+    in_weights = gradients == "weights"
+    plain = train_with_masters(
+        *(perceptron(), BATCHES, 5),
+        to=torch.float16,
+        scale=of_plain,
+        clip=0.3,
+        in_weights=in_weights,
+    )
+    assert of_plain.good < 3, "no step has overflowed"
+    assert without_losses(found) == without_losses(plain)
+
+
 @pytest.mark.parametrize("kind", first(TYPES))
 @pytest.mark.parametrize("data", [1, 2])
 def test_replicas_and_tied_weights(kind: str, data: int, disk: str) -> None:
@@ -148,13 +189,8 @@ def test_shards_are_gathered_from_scratch(
         clip=clip,
         precision=TYPES[kind],
         schedule=schedule(policy),
-        memory={
-            **AWAY,
-            "zero": 3,
-            "reductions": 1,
-            "gathered": gathered,
-            "scratch": f"disk:{tmp_path}",
-        },
+        zeros=[3],
+        only={**AWAY, "reductions": 1, "gathered": gathered, "scratch": f"disk:{tmp_path}"},
     )
 
 
@@ -250,6 +286,60 @@ def test_looks_at_weights_and_writes_to_them_count(kind: str) -> None:
 
     plain = LocalWorld(2).run(lambda transport: rank_main(transport, {}))
     assert LocalWorld(2).run(lambda transport: rank_main(transport, AWAY)) == plain
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_is_written_through_data_counts_and_two_looks_show_one_thing(kind: str) -> None:
+    def rank_main(transport: Transport, memory: dict[str, Any]) -> list[float]:
+        keys = {"bucket_mb": SMALL, **memory}
+        config = configured(MICROBATCHES, memory=keys, precision=TYPES[kind])
+        losses = []
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            for step in range(STEPS):
+                losses.append(engine.train_batch(iter(BATCHES(step))).loss)
+                for _, parameter in engine.named_parameters():
+                    parameter.data.mul_(0.5)
+                with torch.no_grad():
+                    for _, parameter in engine.named_parameters():
+                        parameter.add_(0.01)
+                losses.append(engine.eval_batch(iter(BATCHES(9)[:3])).loss)
+        return losses
+
+    (plain,) = LocalWorld(1).run(lambda transport: rank_main(transport, {}))
+    for memory in ({"offload": "stream"}, AWAY):
+        assert LocalWorld(1).run(lambda t: rank_main(t, memory)) == [plain], memory  # noqa: B023
+
+
+@pytest.mark.parametrize("fill", ["zero_", "data"])
+def test_own_modules_may_not_be_filled_while_their_weights_are_away(fill: str) -> None:
+    def on_a_rank(transport: Transport) -> None:
+        layer = nn.Linear(16, 5)
+        model = axrt.PipelineModule([layer], cross_entropy)
+        config = configured(4, memory=AWAY)
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            engine.train_batch(iter(BATCHES(0)[:4]))
+            with torch.no_grad():
+                (layer.weight.data if fill == "data" else layer.weight).zero_()
+            engine.train_batch(iter(BATCHES(1)[:4]))
+
+    with pytest.raises(axrt.ModelError, match="no memory.offload_parameters"):
+        LocalWorld(1).run(on_a_rank)
+
+
+def test_a_weight_that_numpy_has_seen_is_refused_with_what_to_do() -> None:
+    def looks(module: nn.Module, *_: Any) -> None:
+        module.weight.detach().numpy().std()  # type: ignore[operator, union-attr]
+
+    def on_a_rank(transport: Transport) -> None:
+        layer = nn.Linear(16, 5)
+        layer.register_forward_hook(looks)
+        model = axrt.PipelineModule([layer], cross_entropy)
+        config = configured(4, memory=AWAY)
+        with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+            engine.train_batch(iter(BATCHES(0)[:4]))
+
+    with pytest.raises(axrt.ModelError, match=r"clone\(\).numpy\(\)"):
+        LocalWorld(1).run(on_a_rank)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

@@ -1,8 +1,9 @@
 """Optimizer state in shards over replicas (ZeRO): the bits of replicas without shards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ def trained(
     group: int = 0,
     **sections: Any,
 ) -> Outcome:
+    assert "zero" not in (memory or {}), "it would be that of all runs"
     in_groups = {"shard": group} if zero else {}
     config = configured(
         microbatches,
@@ -67,15 +69,29 @@ def trained(
     return together(outcomes, pipes * data)
 
 
-def check_equal(ranks: int, data: int, *, clip: float = 0.0, **keys: Any) -> None:
+def check_equal(
+    ranks: int,
+    data: int,
+    *,
+    clip: float = 0.0,
+    zeros: Sequence[int] = (1, 3),
+    only: Mapping[str, Any] = MappingProxyType({}),
+    **keys: Any,
+) -> None:
     """Losses and weights are equal to the bit, also where gradients and weights are let go. So are
     norms where gradients are clipped; else those of parameters that are cut have another order of
-    summation. `test_zero2.py` has stage 2."""
+    summation. `test_zero2.py` has stage 2.
+
+    Args:
+        zeros: stages of ZeRO that are tried.
+        only: keys of [memory] that the run without shards does not have.
+    """
     optimizer = {"clip": clip, **keys.pop("optimizer", {})}
     memory = keys.pop("memory", {})
     plain = trained(0, ranks, data, optimizer=optimizer, memory=memory, **keys)
-    for zero, of_zero in (1, {}), (3, {"reductions": 1, "gathered": keys.get("pipes", 1)}):
-        of = memory | of_zero
+    for zero in zeros:
+        of_zero = {"reductions": 1, "gathered": keys.get("pipes", 1)} if zero == 3 else {}
+        of = {**memory, **of_zero, **only}
         found = trained(zero, ranks, data, optimizer=optimizer, memory=of, **keys)
         assert found.losses == plain.losses
         assert found.parameters.keys() == plain.parameters.keys()
