@@ -328,7 +328,7 @@ def test_own_modules_may_not_be_filled_while_their_weights_are_away(fill: str) -
 
 def test_a_weight_that_numpy_has_seen_is_refused_with_what_to_do() -> None:
     def looks(module: nn.Module, *_: Any) -> None:
-        module.weight.detach().numpy().std()  # type: ignore[operator, union-attr]
+        module.weight.detach().numpy().std()  # type: ignore[operator]
 
     def on_a_rank(transport: Transport) -> None:
         layer = nn.Linear(16, 5)

@@ -16,6 +16,7 @@ from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import fewer, swept
+from . import pipelines
 from .pipelines import Pipeline, run_in_random_order
 from .test_offload import COMPUTE, IN, OUT, finish, lacks, microbatch, run, start, time_of_step
 
@@ -66,6 +67,23 @@ def test_each_move_waits_for_the_end_of_the_one_before() -> None:
     assert state.microbatch_to_read() is None, "the weights of the next step are not open"
     finish(state, "load0.0")
     assert state.microbatch_to_read() == 1
+
+
+def test_a_step_waits_for_the_end_of_its_stages_backward() -> None:
+    """A bucket may leave with a piece of the backward, which looks at gradients until its end."""
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, host_rooms=3)
+    state = RankState(job, 0, buckets={0: [copies_by_pipe(0, 0, 1)]})
+    state.ask_step()
+    for message in pipelines.read(state):
+        state.deliver(message)
+    run(state, COMPUTE, "F0.0")
+    start(state, COMPUTE, "B0.0")
+    run(state, COMPUTE, "scale0.0")
+    run(state, OUT, "unload0.0")
+    assert state.pick(HOST) is None
+    assert "hoststep0.0 lacks B" in lacks(state)
+    finish(state, "B0.0")
+    run(state, HOST, "hoststep0.0")
 
 
 def test_a_room_is_free_when_its_weights_have_come_back_and_not_before() -> None:
