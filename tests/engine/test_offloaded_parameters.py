@@ -362,6 +362,14 @@ def test_modules_of_the_users_come_back_with_their_weights(kind: str, zero: int)
         assert all(torch.equal(*both) for both in zip(one, other, strict=True))
 
 
+def test_layers_that_the_engine_has_built_have_no_values_when_it_is_closed() -> None:
+    config = configured(4, memory=AWAY)
+    with axrt.initialize(squares(2), adamw, config=config, transport=LocalWorld(1).alone()) as of:
+        of.train_batch(iter([(torch.ones(4, 64), torch.ones(4, 64))] * 4))
+        layers = [layer for _, layer in of._model.layers()]
+    assert all(p.isnan().all() for layer in layers for p in layer.parameters())
+
+
 # What is on the device.
 
 
@@ -409,6 +417,35 @@ def test_as_many_stages_have_weights_and_a_gradient_as_there_is_room_for(
             assert not any(memory for bucket in buckets for memory in bucket.gradient_memory)
     assert most["weights"] <= gathered
     assert 1 <= most["gradients"] <= gathered
+
+
+@pytest.mark.parametrize("gathered", [1, 3])
+def test_an_evaluation_has_no_more_stages_than_there_is_room_for(
+    gathered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buckets: list[Bucket] = []
+    most, made, begin = 0, Bucket.__init__, Bucket.begin_stay
+
+    def noting(bucket: Bucket, *args: Any, **keys: Any) -> None:
+        made(bucket, *args, **keys)
+        buckets.append(bucket)
+
+    def looking(bucket: Bucket) -> None:
+        nonlocal most
+        begin(bucket)
+        most = max(most, sum(not is_hollow(one.named[0][1]) for one in buckets))
+
+    monkeypatch.setattr(Bucket, "__init__", noting)
+    config = configured(
+        4,
+        memory={**AWAY, "gathered": gathered},
+        schedule={"policy": "breadth-first", "chunks": 8},
+    )
+    with axrt.initialize(squares(8), adamw, config=config, transport=LocalWorld(1).alone()) as of:
+        monkeypatch.setattr(Bucket, "begin_stay", looking)
+        of.eval_batch(iter([(torch.ones(4, 64), torch.ones(4, 64))] * 3))
+        assert all(is_hollow(p) for bucket in buckets for _, p in bucket.named)
+    assert most == gathered
 
 
 # Refusals.
