@@ -97,7 +97,7 @@ def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
         name: name of the direction.
     """
     if apart:
-        return Compute(ThreadQueue(f"axrt {name}"), _LAUNCH_DEPTH, naps=False)
+        return Compute(ThreadQueue(f"axrt {name}", device), _LAUNCH_DEPTH, naps=False)
     if device == CPU:
         return Compute(Inline(), naps=False)
     return Compute(DeviceStream(device), _LAUNCH_DEPTH, naps=False)

@@ -47,7 +47,6 @@ from axrt.preflight import (
     check_backend,
     check_host_shards,
     check_kept,
-    check_stays,
     check_use,
     checked_sample,
     refuse_in_a_worker,
@@ -117,7 +116,6 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
-        self._exchange.agreed(lambda: check_stays(self._job.stays is not None, self.device))
         shards_on_host = self._job.shards and self._job.host_rooms > 0
         self._exchange.agreed(lambda: check_host_shards(shards_on_host, self.device))
         if config.memory.device_gb or config.memory.scratch_gb:

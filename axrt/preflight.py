@@ -166,20 +166,6 @@ def check_backend(name: str) -> None:
         raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
-def check_stays(stays: bool, device: torch.device) -> None:
-    """Check that a device can have whole weights for a time.
-
-    Raises:
-        ConfigError: it is an accelerator.
-    """
-    if stays and device.type != "cpu":
-        raise ConfigError(
-            f"memory.zero = 3 or memory.offload_parameters on {device.type}: weights come and go "
-            "on CPUs so far, where no stream may still read memory that is let go; expected "
-            "memory.zero = 2, without memory.offload_parameters"
-        )
-
-
 def check_host_shards(shards: bool, device: torch.device) -> None:
     """Check that shards of state do not step on the host beside an accelerator.
 

@@ -10,23 +10,28 @@ from queue import SimpleQueue
 
 import torch
 
-from axrt.queues import NOW, Moment, wait_for
+from axrt.device import CPU
+from axrt.queues import NOW, Moment, current_stream, wait_for
 
 
 class ThreadQueue:
     """Runs functions one after the other on a thread, on the CPU, in the grad mode and under the
     autocast of the caller of `put`.
 
+    What a function launches on a device has run when its moment passes.
+
     When one fails, those behind it do not run, and the moment of each raises its error; `drain`
     makes the queue new. The thread ends when nobody holds the queue any more.
 
     Args:
         name: name of the thread.
+        device: device that functions launch work on.
     """
 
     apart = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device = CPU) -> None:
+        self._device = device
         self._after: list[Moment] = []
         self._last: _Put | None = None
         self._work = _Work()
@@ -35,9 +40,20 @@ class ThreadQueue:
 
     def put(self, run: Callable[[], object]) -> Moment:
         after, self._after = self._after, []
-        self._last = _Put(_as_the_caller(run), after)
+        self._last = _Put(_as_the_caller(self._whole(run)), after)
         self._work.waiting.put(self._last)
         return self._last
+
+    def _whole(self, run: Callable[[], object]) -> Callable[[], object]:
+        """The function, and then a wait for what it has launched."""
+        if self._device == CPU:
+            return run
+
+        def running() -> None:
+            run()
+            current_stream(self._device).synchronize()
+
+        return running
 
     def moment(self) -> Moment:
         return self._last or NOW

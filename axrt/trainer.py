@@ -244,14 +244,15 @@ class Trainer:
                 bucket.begin_stay()
             of_stage = [shard_of(bucket) for bucket in buckets]
             mine = [shard.weights for shard in of_stage]
-            parts = self._shards.for_all(stage, self._job.cuts[stage], mine)
+            found = self._shards.for_all(stage, self._job.cuts[stage], mine)
+            parts = self._rank.handover.given(found)
             for number, shard in enumerate(of_stage):
                 shard.take_weights([part[number] for part in parts])
         try:
             yield
         finally:
-            for bucket in self._model.all_buckets:
-                bucket.end_stay()
+            for check in [bucket.end_stay() for bucket in self._model.all_buckets]:
+                check()
 
     def _weights_on_demand(self) -> WeightsOnDemand:
         """What brings weights from scratch in an evaluation."""

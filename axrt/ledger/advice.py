@@ -179,9 +179,8 @@ def _weights_in_scratch(now: Prediction, chunks: int) -> Iterator[Change]:
     """Weights in scratch, under the schedule that has most of them there: a rank's stages are as
     small as they can be, and come one after the other."""
     config = now.config
-    is_refused = config.run.device not in ("auto", "cpu")  # accelerators have no stays so far
     away = config.memory.offload_parameters
-    if is_refused or away or config.memory.offload != "stream" or chunks < 2:
+    if away or config.memory.offload != "stream" or chunks < 2:
         return
     schedule = replace(config.schedule, policy=_BY_STAGE, chunks=chunks, placement="", max_held=0)
     memory = replace(config.memory, offload_parameters=True)

@@ -36,7 +36,7 @@ from .flat import adopt, can_be_flat
 from .gradient import Gradient, Shards, Used, used_by_any
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
-from .masters import Masters
+from .masters import Check, Masters
 from .norms import Norms, norms_of
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
@@ -507,13 +507,9 @@ class Bucket:
             self._offloaded.bring(memory)
             self._masters.note_brought()
 
-    def end_stay(self) -> None:
-        """Let whole weights go, after a stay.
-
-        Raises:
-            ModelError: a layer has written to one of them, or put another tensor there.
-        """
-        self._masters.end_stay()
+    def end_stay(self) -> Check:
+        """Let whole weights go, after a stay; see `Masters.end_stay`."""
+        return self._masters.end_stay()
 
     # A step on the host.
 

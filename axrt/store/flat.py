@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
+from axrt.device import is_on_host
+from axrt.queues import current_stream
+
 _ALIGNMENT_BYTES = 64
 
 
@@ -132,6 +135,8 @@ class FlatBuffer:
     def let_go(self) -> None:
         """Let go of the memory. Views stay, also those that a graph has kept, and have no values
         until there is memory again."""
+        if not is_on_host(self.flat):  # it may belong to a stream that has filled it
+            self.flat.record_stream(current_stream(self.flat.device))
         self.flat.untyped_storage().resize_(0)
 
     def take_memory(self) -> None:
@@ -163,9 +168,31 @@ def is_hollow(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size()
 
 
-def is_nan(tensor: Tensor) -> bool:
-    """A hollow tensor's element in memory is still nan; torch lets `fill_` write to it."""
-    return not tensor.numel() or bool(tensor.detach()[(0,) * tensor.dim()].isnan())
+def are_nan(tensors: Sequence[Tensor]) -> bool:
+    """The element that each hollow tensor of a type has in memory is still nan; torch lets `fill_`
+    write to it."""
+    found = [one.detach()[(0,) * one.dim()] for one in tensors if one.numel()]
+    return not found or bool(torch.stack(found).isnan().all())
+
+
+def is_other(flat: Tensor, than: Tensor) -> Tensor:
+    """Whether two stretches of flat memory have other bits; shape (), on their device, which is not
+    waited for."""
+    return flat.view(torch.int64).ne(than.view(torch.int64)).any()
+
+
+def fingerprint(flat: Tensor) -> Tensor:
+    """A number by which a change of flat memory is seen; shape (), on its device, which is not
+    waited for."""
+    if is_on_host(flat):
+        return torch.tensor(digest_of(flat) - (1 << 63))  # within int64
+    # Sums know of an element in which row and column it is, and have the same bits in any order.
+    words = flat.view(torch.int64)
+    square = math.isqrt(len(words))
+    rows = words[: square * square].view(square, square)
+    places = rows.new_ones(square).cumsum(0)
+    of_rest = words[square * square :].sum()
+    return (rows.sum(0) * places).sum() + (rows.sum(1) * places * 3).sum() + of_rest * 5
 
 
 def digest_of(tensor: Tensor) -> int:

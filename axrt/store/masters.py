@@ -13,7 +13,7 @@ in scratch. Then parameters that are not narrow have masters as well, of their o
 those weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,9 +22,12 @@ from torch import Tensor, nn
 
 from axrt.device import CPU
 from axrt.errors import ModelError
+from axrt.queues import moment_of, wait_for
 
-from .flat import FlatBuffer, Layout, adopt, by_key, digest_of, hollow, is_nan
+from .flat import FlatBuffer, Layout, adopt, are_nan, by_key, fingerprint, hollow, is_other
 from .shards import Cut, Piece
+
+Check = Callable[[], None]  # raises what was found
 
 _WRITTEN_TO = (
     "a weight was written to beside the optimizer, by a layer or by the user, while it was on the "
@@ -55,7 +58,7 @@ class _Narrow:
         wide: memory of the masters; None while they are elsewhere.
         before: type that the module's had.
         away: what the module's are while whole weights are let go; () where they never are.
-        brought: digest of the weights that have come from scratch for a stay.
+        brought: fingerprint of the weights that have come from scratch for a stay.
     """
 
     parameters: list[nn.Parameter]
@@ -66,7 +69,7 @@ class _Narrow:
     wide: FlatBuffer | None
     before: torch.dtype
     away: list[Tensor]
-    brought: int = 0
+    brought: Tensor | None = None
 
 
 class Masters:
@@ -218,28 +221,40 @@ class Masters:
     def note_brought(self) -> None:
         """Note which weights have come from scratch, so that a change of them is seen."""
         for group, own in zip(self._narrow, self.weights(self._own), strict=True):
-            group.brought = digest_of(own)
+            group.brought = fingerprint(own)
 
-    def end_stay(self) -> None:
+    def end_stay(self) -> Check:
         """Let whole weights go, after a stay.
 
+        Returns:
+            A function that waits until the device has come so far, and raises `ModelError` if a
+            layer has written to a weight.
         Raises:
-            ModelError: a layer has written to one of them, or put another tensor there.
+            ModelError: a layer has put another tensor there.
         """
-        for group, shards in zip(self._narrow, self._shards, strict=True):
-            memory = group.narrow.flat.untyped_storage()._cdata
-            if any(one.untyped_storage()._cdata != memory for one in group.parameters) or (
-                self._has_changed(group, shards[self._own])
-            ):
+        changed = []
+        for group, own in zip(self._narrow, self.weights(self._own), strict=True):
+            if not all(_share_memory(one, group.narrow.flat) for one in group.parameters):
                 raise ModelError(_WRITTEN_TO)
+            changed.append(self._has_changed(group, own))
         self.let_go()
+        found = [one.to("cpu", non_blocking=True) for one in changed]
+        there = moment_of(changed)
 
-    def _has_changed(self, group: _Narrow, own: Tensor) -> bool:
-        """The own shard's weights are others than at the beginning of the stay."""
+        def check() -> None:
+            wait_for(there)
+            if any(found):
+                raise ModelError(_WRITTEN_TO)
+
+        return check
+
+    def _has_changed(self, group: _Narrow, own: Tensor) -> Tensor:
+        """Whether the own shard's weights are others than at the beginning of the stay."""
         if self.in_scratch:
-            return digest_of(own) != group.brought
+            assert group.brought is not None
+            return fingerprint(own).ne(group.brought)
         assert group.mine is not None
-        return not torch.equal(own.view(torch.uint8), group.mine.view(torch.uint8))
+        return is_other(own, group.mine)
 
     def let_go(self) -> None:
         """Let whole weights go, where they are whole for stays alone. Parameters are hollow then:
@@ -277,15 +292,16 @@ class Masters:
         """
         self._check_narrow()
         for group in self._narrow if self.has_stays else ():
-            for parameter, away in zip(group.parameters, group.away, strict=True):
-                is_other = parameter.untyped_storage()._cdata != away.untyped_storage()._cdata
-                if is_other or not is_nan(away):
-                    raise ModelError(
-                        f"a parameter of shape {tuple(parameter.shape)} was given other values "
-                        "between two calls, while its weights were elsewhere; expected a "
-                        "checkpoint with those values, or memory.zero = 2 instead of 3 and no "
-                        "memory.offload_parameters"
-                    )
+            of_both = zip(group.parameters, group.away, strict=True)
+            given = [one for one, away in of_both if not _share_memory(one, away)]
+            if given or not are_nan(group.away):
+                shapes = [tuple(one.shape) for one in given or group.parameters]
+                raise ModelError(
+                    f"a parameter was given other values between two calls, while its weights were "
+                    f"elsewhere, one of shape {' or '.join(map(str, shapes))}; expected a "
+                    "checkpoint with those values, or memory.zero = 2 instead of 3 and no "
+                    "memory.offload_parameters"
+                )
         for in_place in self._in_place:
             for parameter, view in zip(*_pairs(in_place), strict=True):
                 if parameter.data_ptr() != view.data_ptr():
@@ -460,6 +476,10 @@ def _narrowed(
         parameter.data = copy
     mine = _shards(narrow, cut)[cut.mine if cut else 0]
     return _Narrow(parameters, masters, narrow, mine, layout, wide, before, [])
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
 def _is_narrow(group: _Narrow) -> bool:

@@ -10,6 +10,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
+from axrt.store.masters import Check
 
 from .losses import LossReader
 from .worker import Made, Mail, Worker, nothing
@@ -28,6 +29,7 @@ class WeightsOnDemand:
     def __init__(self, buckets: Mapping[int, Sequence[Bucket]], room: int) -> None:
         self._buckets, self._room = buckets, room
         self._here: list[int] = []  # the last one was read last
+        self._checks: list[Check] = []  # of those that have gone
 
     def bring(self, stage: int) -> None:
         """Have the weights of a stage here."""
@@ -43,8 +45,7 @@ class WeightsOnDemand:
         self._here.append(stage)
 
     def _let_go(self, stage: int) -> None:
-        for bucket in self._buckets[stage]:
-            bucket.end_stay()
+        self._checks += [bucket.end_stay() for bucket in self._buckets[stage]]
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +55,8 @@ class WeightsOnDemand:
     ) -> None:
         while self._here and error is None:
             self._let_go(self._here.pop())
+        for check in self._checks if error is None else ():
+            check()
 
 
 class EvaluationWorker(Worker):

@@ -15,6 +15,7 @@ from axrt.scheduler.message import Meaning, Message, numbers_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 from axrt.store.bucket_shard import BucketShard, Weights
+from axrt.store.masters import Check
 
 from .worker import Land, Made, Mail, Worker, nothing
 
@@ -43,6 +44,7 @@ class WeightsWorker(Worker):
     ) -> None:
         self._buckets, self._mail, self._land = buckets, mail, land
         self._has_stays, self._in_scratch = has_stays, in_scratch
+        self._checks: dict[Task, list[Check]] = {}  # of stays that have ended
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.BRING: self._bring,
             Kind.SHARE: self._share,
@@ -80,9 +82,13 @@ class WeightsWorker(Worker):
         return nothing
 
     def _release(self, task: Task) -> Made:
-        for bucket in self._buckets[task.stage]:
-            bucket.end_stay()
+        self._checks[task] = [bucket.end_stay() for bucket in self._buckets[task.stage]]
         return nothing
+
+    def complete(self, task: Task, made: Made) -> Made:
+        for check in self._checks.pop(task, ()):
+            check()
+        return made
 
     def expect_new(self, bucket: Bucket, step: int) -> None:
         """Let the weights that follow a step land where layers read them, which no backward of the

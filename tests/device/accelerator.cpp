@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,6 +30,7 @@ struct Told {
   void (*waited_for_event)(int64_t event);
   void (*waited_for_stream)(int64_t stream);  // -1: for all of them
   void (*freed)(int64_t address);             // device memory, or pinned memory
+  void (*allocated)(int64_t address, int64_t stream);  // memory of a storage that had none
 };
 
 Told python;
@@ -112,7 +114,12 @@ struct PinnedAllocator final : c10::Allocator {
   }
 };
 
+void resize(const c10::Storage& mine, size_t bytes);
+
 struct Hooks final : at::PrivateUse1HooksInterface {
+  void resizePrivateUse1Bytes(const c10::Storage& mine, size_t bytes) const override {
+    resize(mine, bytes);
+  }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
@@ -143,6 +150,10 @@ void let_go(void* kept) {
   delete cpu;
 }
 
+c10::DataPtr memory_of(const c10::Storage& cpu) {
+  return {cpu.mutable_data(), new c10::Storage(cpu), &let_go, kOnly};
+}
+
 c10::Storage on_device(const c10::Storage& cpu) {
   std::lock_guard<std::mutex> held(lock);
   auto found = shown.find(cpu.unsafeGetStorageImpl());
@@ -150,11 +161,29 @@ c10::Storage on_device(const c10::Storage& cpu) {
     if (auto alive = found->second.lock()) return c10::Storage(std::move(alive));
     shown.erase(found);
   }
-  c10::DataPtr memory(cpu.mutable_data(), new c10::Storage(cpu), &let_go, kOnly);
-  c10::Storage made(c10::Storage::use_byte_size_t(), cpu.nbytes(), std::move(memory), nullptr, false);
-  shown.emplace(cpu.unsafeGetStorageImpl(),
-                made.getWeakStorageImpl());
+  c10::Storage made(c10::Storage::use_byte_size_t(), cpu.nbytes(), memory_of(cpu), nullptr, false);
+  shown.emplace(cpu.unsafeGetStorageImpl(), made.getWeakStorageImpl());
   return made;
+}
+
+// Memory is let go, or there is some again: full of nan, for a kernel that reads too early.
+void resize(const c10::Storage& mine, size_t bytes) {
+  TORCH_CHECK(bytes == 0 || mine.nbytes() == 0, "memory that there is keeps its size here");
+  auto* storage = mine.unsafeGetStorageImpl();
+  if (bytes == 0) {
+    storage->set_data_ptr_noswap(c10::DataPtr(nullptr, kOnly));
+    storage->set_nbytes(0);
+    return;
+  }
+  c10::Storage cpu(c10::Storage::use_byte_size_t(), bytes, c10::GetCPUAllocator(), false);
+  std::memset(cpu.mutable_data(), 0xff, bytes);
+  {
+    std::lock_guard<std::mutex> held(lock);
+    shown.emplace(cpu.unsafeGetStorageImpl(), mine.getWeakStorageImpl());
+  }
+  storage->set_data_ptr_noswap(memory_of(cpu));
+  storage->set_nbytes(bytes);
+  if (tells) python.allocated(number(cpu.mutable_data()), current_stream);
 }
 
 at::Tensor placed(const c10::Storage& storage, const at::Tensor& like, c10::DispatchKey key) {
@@ -167,6 +196,7 @@ at::Tensor placed(const c10::Storage& storage, const at::Tensor& like, c10::Disp
 
 at::Tensor alias(const at::Tensor& mine) {
   auto* kept = static_cast<c10::Storage*>(mine.storage().data_ptr().get_context());
+  TORCH_CHECK(kept != nullptr, "a kernel reads or writes memory that was let go");
   return placed(*kept, mine, c10::DispatchKey::CPU);
 }
 

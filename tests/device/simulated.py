@@ -61,6 +61,7 @@ _HANDLES = {
     "waited_for_event": (ctypes.c_int64,),
     "waited_for_stream": (ctypes.c_int64,),
     "freed": (ctypes.c_int64,),
+    "allocated": (ctypes.c_int64, ctypes.c_int64),
 }
 
 
@@ -150,6 +151,7 @@ class Accelerator:
             "waited_for_event": lambda event: clocks.wait_for_event(event, _where()),
             "waited_for_stream": lambda stream: clocks.wait_for_stream(stream, _where()),
             "freed": lambda address: clocks.free(address, _where()),
+            "allocated": clocks.allocate,
         }
         fields = [
             (name, ctypes.CFUNCTYPE(ctypes.c_int if name in ("passed", "idle") else None, *takes))
@@ -185,7 +187,9 @@ class Accelerator:
         if operator is _aten._copy_from.default:
             return self._copy(*args, **kwargs)
         if operator is _aten.record_stream.default:
-            return self.clocks.tell_allocator(_address(args[0]), args[1].stream_id)
+            if address := _address(args[0]):  # a tensor without elements may have no memory
+                self.clocks.tell_allocator(address, args[1].stream_id)
+            return None
         tensors = _tensors((args, *kwargs.values()))
         mine = [tensor for tensor in tensors if _is_mine(tensor)]
         if name not in _INDEXED:

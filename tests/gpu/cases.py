@@ -432,6 +432,81 @@ def case_offloaded_state_goes_through_checkpoints(comm: "MPI.Comm") -> None:
             assert [*first, *trained(memory, range(2, 4), save=False, load=True)] == whole
 
 
+def case_weights_come_from_scratch_and_go(comm: "MPI.Comm") -> None:
+    """Stays of a few tasks, from the host's memory and from a disk, where steps are also tried;
+    evaluations bring weights on demand."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    small = {"bucket_mb": 4 / 1024}
+    folder = _folder(comm)
+    by_stage = {"policy": "breadth-first", "chunks": max(4 // comm.size, 2)}
+    narrow = {"weights": "bfloat16", "gradients": "weights"}
+
+    def trained(memory: dict[str, Any], evaluates: bool, **sections: Any) -> list[float]:
+        config = _configured(schedule=by_stage, memory={**small, **memory}, **sections)
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            losses = []
+            for step in range(STEPS):
+                losses.append(
+                    engine.train_batch(iter(batches(step)) if engine.reads else None).loss
+                )
+                if evaluates:
+                    losses.append(
+                        engine.eval_batch(iter(batches(step)) if engine.reads else None).loss
+                    )
+            return losses
+
+    with _repeatable():
+        for sections, gathered, evaluates in (
+            ({}, 1, True),
+            ({"precision": narrow, "optimizer": {"clip": 0.3}}, 2, False),
+            ({"precision": {"weights": "bfloat16"}}, 1, True),
+        ):
+            plain = trained({}, evaluates, **sections)
+            for scratch in ("host", f"disk:{folder}"):
+                on_disk = scratch != "host"
+                memory = {"offload": "stream", "offload_parameters": True, "gathered": gathered}
+                found = trained({**memory, "scratch": scratch}, evaluates and not on_disk, **sections)
+                expected = plain[::2] if evaluates and on_disk else plain
+                assert found == expected, (scratch, sections)
+
+
+def case_whole_weights_of_shards_come_and_go(comm: "MPI.Comm") -> None:
+    """All-gathers before runs of tasks (ZeRO stage 3), of shards here and in scratch."""
+    if comm.size == 1:
+        return
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+    by_stage = {"policy": "breadth-first", "chunks": 4}
+
+    def trained(memory: dict[str, Any], **sections: Any) -> Outcome:
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        config = _configured(
+            schedule=by_stage,
+            parallel={"data": comm.size},
+            memory={"bucket_mb": 4 / 1024, **memory},
+            **sections,
+        )
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            losses = []
+            for step in range(STEPS):
+                losses.append(engine.train_batch(iter(batches(step)[mine])).loss)
+                losses.append(engine.eval_batch(iter(batches(step)[mine])).loss)
+        return Outcome(losses, [], {})
+
+    with _repeatable():
+        for sections in (
+            {"optimizer": {"clip": 0.5}},
+            {"precision": {"weights": "bfloat16", "gradients": "weights"}},
+        ):
+            plain = trained({}, **sections)
+            for gathered in (1, 2):
+                away = {"offload": "stream", "offload_parameters": True}
+                for memory in ({}, {"offload": "stream"}, away):
+                    found = trained({"zero": 3, "gathered": gathered, **memory}, **sections)
+                    assert found == plain, (gathered, memory, sections)
+
+
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
