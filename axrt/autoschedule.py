@@ -11,9 +11,9 @@ With no policy named, nothing is measured: the first legal one of a short list i
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,6 +67,16 @@ class Candidate:
         )
 
 
+class Copies(NamedTuple):
+    """Bytes a second between a rank's device and scratch, both directions at once."""
+
+    into: float = inf
+    out: float = inf
+
+
+_FREE = Copies()
+
+
 def resolve(
     config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
 ) -> tuple[Schedule, Job, list[str]]:
@@ -102,7 +112,7 @@ def resolve(
 
     with generator.borrowed():
         exchange.agreed(measured)
-    edge = _measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
+    edge = measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
     policy, max_held, candidates = exchange.agreed(decided)
     schedule, job = _of(
         replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
@@ -160,8 +170,9 @@ def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
     )
 
 
-def _measured_edge(exchange: Exchange, device: torch.device) -> Edge:
-    """The link between two ranks, in seconds and bytes, from the times of two sizes of message."""
+def measured_edge(exchange: Exchange, device: torch.device) -> Edge:
+    """The link between two ranks, in seconds and bytes, from the times of two sizes of message.
+    Every rank calls it."""
     small_s, large_s = (
         exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
         for size in (1, _LARGE)
@@ -188,7 +199,7 @@ def choose(
         ConfigError: no schedule fits.
     """
     found = [
-        _predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
+        predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
     ]
     limit = config.memory.activations_mb or float("inf")
     fitting = sorted((one for one in found if one.held_mib <= limit), key=lambda one: one.step_s)
@@ -241,6 +252,13 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
         raise ConfigError(f"memory.{error}{why}") from None
 
 
+def of_one_replica(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> Job:
+    """The job of one replica, with the activations that leave its ranks; `schedule` has a policy
+    that fits."""
+    _, job = _of(schedule, config, model, ranks)
+    return replace(job, held_on_device=config.memory.offload_activations)
+
+
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
     """A schedule with a policy, and its job for the model with one replica; raises `ConfigError`
     where it cannot be."""
@@ -260,11 +278,32 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
     return schedule, recomputing(job, config.memory.recompute)
 
 
-def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge: Edge) -> Candidate:
+def predicted(
+    schedule: Schedule,
+    job: Job,
+    layers: Sequence[LayerCosts],
+    edge: Edge,
+    copies: Copies = _FREE,
+) -> Candidate:
+    """The figures of a schedule by simulation.
+
+    Args:
+        schedule, job: the schedule, cut into stages.
+        layers: measured cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        copies: rates of copies of activations, where some leave the device.
+    """
     stages = [layers[first:end] for first, end in pairwise(job.cuts)]
+
+    def saved(stage: int) -> int:
+        again = job.recomputed.get(stage, 0)
+        return sum(layer.stash_bytes for layer in stages[stage][again:])
+
     costs = Costs(
         tuple(map(_work, stages)),
         recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
+        offload=tuple([saved(stage) / copies.out for stage in range(job.stages)]),
+        reload=tuple([saved(stage) / copies.into for stage in range(job.stages)]),
         task=_TASK_S,
         edge=edge,
         jitter=median(layer.spread for layer in layers),
@@ -278,7 +317,7 @@ def _predicted(schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge:
     def kept(stage: int) -> float:
         count, first = job.recomputed.get(stage, 0), job.cuts[stage]
         came_in = layers[first - 1].sent_bytes if count and first else 0
-        return (came_in + sum(layer.stash_bytes for layer in stages[stage][count:])) / _MIB
+        return (came_in + saved(stage)) / _MIB
 
     def recomputed(stage: int) -> float:
         return (

@@ -15,7 +15,7 @@ from axrt.autoschedule import resolve
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.layers import save_layers, save_shards
 from axrt.checkpoint.manifest import FileRecord, Manifest
-from axrt.config import Config, Schedule
+from axrt.config import AUTO, Config, Schedule
 from axrt.device import CPU, choose
 from axrt.errors import (
     AxrtError,
@@ -45,15 +45,16 @@ from axrt.preflight import (
     as_failure,
     check_arguments,
     check_backend,
-    check_host_shards,
     check_kept,
     check_use,
     checked_sample,
     refuse_in_a_worker,
 )
 from axrt.rank import Rank
+from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
+from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.routes import Route
 from axrt.scheduler.timeline import Timeline
 from axrt.shard_exchange import ShardExchange
@@ -116,8 +117,11 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
-        shards_on_host = self._job.shards and self._job.host_rooms > 0
-        self._exchange.agreed(lambda: check_host_shards(shards_on_host, self.device))
+        again: Choice | None = None
+        if config.memory.recompute == AUTO:
+            again = layers_chosen(config, model, self._schedule, self._rank, sample)
+            self.config = config = with_layers(config, again)
+            self._job = recomputing(self._job, again.layers)
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
@@ -135,8 +139,9 @@ class Engine:
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
-        route = [told(self._route)] if self._route and self.is_main else []
-        self._tell_once([*route, *self._model.notes(config.memory)])
+        choices = [told(self._route)] if self._route else []
+        choices += [str(again)] if again else []
+        self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._model.narrow is not None and config.precision.keep:

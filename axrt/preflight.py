@@ -166,22 +166,6 @@ def check_backend(name: str) -> None:
         raise ConfigError(f"run.compile = {name!r}; {hint}")
 
 
-def check_host_shards(shards: bool, device: torch.device) -> None:
-    """Check that shards of state do not step on the host beside an accelerator.
-
-    Args:
-        shards: each rank keeps a shard, and steps it on the host.
-        device: device that this rank computes on.
-    Raises:
-        ConfigError: they would have to.
-    """
-    if shards and device.type != "cpu":
-        raise ConfigError(
-            f"memory.zero with memory.offload = 'cpu' on {device.type}: shards do not step on the "
-            "host beside an accelerator yet; expected memory.offload = 'stream', or memory.zero = 0"
-        )
-
-
 def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
     """Warn where a replica has read the same first microbatch as another.
 

@@ -2,23 +2,20 @@
 optimizer on the device and on the host. It takes less than a second."""
 
 import time
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from axrt.copy_rates import copied_a_second
 from axrt.device import CPU
-from axrt.offload.memory import aligned
 from axrt.offload.tier import HostTier
-from axrt.queues import DeviceStream, Moment, Queue, moment_of, wait_for
+from axrt.queues import moment_of, wait_for
 from axrt.store.bucket import OptimizerFactory
 from axrt.store.probe import made_by
-from axrt.thread_queue import ThreadQueue
 
-_COPIED_BYTES = 16 * 2**20
 _SHAPE = (1024, 1024)
-_LEAST_S = 0.1  # of each measurement
+_LEAST_S = 0.1  # of a measurement
 _MOST_TIMES = 64
 
 
@@ -48,44 +45,10 @@ def measured(factory: OptimizerFactory, device: torch.device) -> StepRates:
     """
     on_host = _stepped_a_second(factory, CPU)
     on_device = on_host if device == CPU else _stepped_a_second(factory, device)
-    return StepRates(*_copied_a_second(device), on_device, on_host)
-
-
-def _copied_a_second(device: torch.device) -> tuple[float, float]:
     tier = HostTier(device)
-    stretches = [tier.cut(_COPIED_BYTES, "a copy that is timed") for _ in range(2)]
-    there = [aligned(_COPIED_BYTES, device) for _ in range(2)]
-    queues: list[Queue] = (
-        [ThreadQueue("axrt rates"), ThreadQueue("axrt rates")]
-        if device == CPU
-        else [DeviceStream(device), DeviceStream(device)]
-    )
-    wait_for(moment_of(there))
-    moves = [
-        lambda: tier.read(stretches[0], there[0]),
-        lambda: tier.write(stretches[1], there[1]),
-    ]
-    took = _both_s(queues, moves, 1)
-    times = max(1, min(_MOST_TIMES, int(_LEAST_S / max(took))))
-    into, out = _both_s(queues, moves, times)
+    copies = copied_a_second(tier, device)
     tier.close()
-    return times * _COPIED_BYTES / into, times * _COPIED_BYTES / out
-
-
-def _both_s(
-    queues: Sequence[Queue], moves: Sequence[Callable[[], None]], times: int
-) -> tuple[float, float]:
-    """The seconds until each queue has made its move so many times, while the other does."""
-    began = time.perf_counter()
-    ends: list[Moment] = []
-    for _ in range(times):
-        ends = [queue.put(move) for queue, move in zip(queues, moves, strict=True)]
-    took = [0.0, 0.0]
-    while not all(took):
-        for place, end in enumerate(ends):
-            if not took[place] and end.passed():
-                took[place] = max(1e-9, time.perf_counter() - began)
-    return took[0], took[1]
+    return StepRates(*copies, on_device, on_host)
 
 
 def _stepped_a_second(factory: OptimizerFactory, device: torch.device) -> float:

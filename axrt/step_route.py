@@ -21,8 +21,7 @@ _FLOAT32 = 4  # bytes
 def chosen(config: Config, model: PipelineModule, factory: OptimizerFactory, rank: Rank) -> Route:
     """The route of a run, the same on every rank; every rank calls it.
 
-    Where the optimizer cannot be measured, or shards may not step on the host, it is "stream", with
-    no time.
+    Where the optimizer cannot be measured, it is "stream", with no time.
 
     Args:
         config: settings of the run, with `memory.offload = "auto"`.
@@ -84,8 +83,6 @@ def _found(
     config: Config, model: PipelineModule, factory: OptimizerFactory, rank: Rank
 ) -> list[Route]:
     """Each route with the time that it takes on this rank; none where that is not known."""
-    if rank.device != CPU and config.memory.zero and rank.mesh.data > 1:
-        return []
     in_slots = with_route(config, Route("stream", 0.0, 0.0))
     try:
         ledger = Predictor(model, factory, None).predict(in_slots, rank.size).of_rank(rank.number)

@@ -80,14 +80,14 @@ def most_recomputed(recompute: str | int) -> float:
     """The share of layers that the rank with most microbatches recomputes, 0 to 1.
 
     Args:
-        recompute: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", or a number of
-            layers, which counts as all unless it is 0.
+        recompute: "none", "full", "stage-aware" (a half), "stage-aware:SHARE", a number of layers,
+            which counts as all unless it is 0, or "auto", which is none until it is chosen.
     Raises:
         ValueError: none of these.
     """
     if isinstance(recompute, int) and recompute >= 0:
         return float(recompute > 0)
-    known = {"none": 0.0, "full": 1.0, "stage-aware": 0.5}
+    known = {"none": 0.0, "auto": 0.0, "full": 1.0, "stage-aware": 0.5}
     if recompute in known:
         return known[str(recompute)]
     word, _, share = str(recompute).partition(":")
@@ -99,6 +99,6 @@ def most_recomputed(recompute: str | int) -> float:
     ):
         return float(share)
     raise ValueError(
-        f"{recompute!r}; expected 'none', 'full', 'stage-aware', or 'stage-aware:SHARE' with a "
-        "share of 0 to 1"
+        f"{recompute!r}; expected 'none', 'full', 'auto', 'stage-aware', or 'stage-aware:SHARE' "
+        "with a share of 0 to 1"
     )

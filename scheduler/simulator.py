@@ -75,7 +75,8 @@ class Costs:
             weights where steps are on the host, to the device and from it, in size per time;
             infinity (the default) makes copies free.
         offload, reload: durations of taking out and bringing back what a microbatch keeps on a
-            rank from its forward to its backward; divided evenly over the rank's chunks.
+            rank from its forward to its backward; divided evenly over the rank's chunks, or a tuple
+            with those of each stage.
         others: duration of other kinds of work that are not of a microbatch, such as steps on the
             host, by kind; a missing kind takes 0.
         task: duration added to every forward, recomputation and backward, and to each piece of one,
@@ -108,8 +109,8 @@ class Costs:
     state: float = 0.0
     copies_in: float = float("inf")
     copies_out: float = float("inf")
-    offload: float = 0.0
-    reload: float = 0.0
+    offload: float | tuple[float, ...] = 0.0
+    reload: float | tuple[float, ...] = 0.0
     others: Mapping[AnyKind, float] = field(default_factory=dict)
     task: float = 0.0
     edge: Edge = _AT_ONCE
@@ -154,6 +155,10 @@ def _ring(costs: Costs, copies: int) -> float:
     return 2 * (copies - 1) * (latency + costs.bucket / copies / bandwidth)
 
 
+def _of_stage(cost: float | tuple[float, ...], placement: Placement, stage: int) -> float:
+    return cost[stage] if isinstance(cost, tuple) else cost * placement.share
+
+
 class _Durations:
     """Durations of tasks of one of several pipes, with factors drawn once for each stage, kind and
     microbatch."""
@@ -187,17 +192,15 @@ class _Durations:
             self._base[Kind.RECOMPUTE, stage] = slow * forward * costs.recomputed.get(stage, 1.0)
             self._base[Kind.INPUT, stage] = slow * back
             self._base[Kind.WEIGHT, stage] = slow * weight
-        self._copied = {
-            Kind.OFFLOAD: costs.offload * placement.share,
-            Kind.RELOAD: costs.reload * placement.share,
-        }
+            self._base[Kind.OFFLOAD, stage] = _of_stage(costs.offload, placement, stage)
+            self._base[Kind.RELOAD, stage] = _of_stage(costs.reload, placement, stage)
 
     def of(self, task: Task) -> float:
         kind, stage, _, part = task
         if not kind.of_a_microbatch:
             return self._on_buckets.get(kind, 0.0)
-        if kind in self._copied:
-            return self._copied[kind]
+        if kind in (Kind.OFFLOAD, Kind.RELOAD):
+            return self._base[kind, stage]
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
             return (

@@ -435,9 +435,9 @@ class Bucket:
     @property
     def _with_gradient(self) -> list[nn.Parameter]:
         """Those that have the gradient that is stepped: where masters are on the host, others until
-        it is there."""
-        is_elsewhere = self._masters.apart and not self._is_on_host
-        return self._masters.whole if is_elsewhere else self._parameters
+        the step begins there. Norms may be taken when a copy is on its way."""
+        is_shown = self._on_host is None or self._on_host.is_shown
+        return self._parameters if is_shown else self._masters.on_device
 
     def scale(self, factor: float | Tensor) -> None:
         """Multiply the gradient by a number, in place."""

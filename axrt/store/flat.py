@@ -151,16 +151,19 @@ class FlatBuffer:
                 tensor.data = view
 
 
-def hollow(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def hollow(
+    like: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> Tensor:
     """A tensor without memory, of the same shape, type and device: all elements are one nan.
 
     Args:
         like: tensor with that shape.
         dtype: another type.
+        device: another device.
     """
     dtype = dtype or like.dtype
     number = math.nan if dtype.is_floating_point or dtype.is_complex else 0
-    return torch.full((), number, dtype=dtype, device=like.device).expand(like.shape)
+    return torch.full((), number, dtype=dtype, device=device or like.device).expand(like.shape)
 
 
 def is_hollow(tensor: Tensor) -> bool:

@@ -54,7 +54,7 @@ class GradientShard(Gradient):
             id(group): cut.bounds(self._layout_for(group, dtype))
             for group, dtype in self._typed(self._parameters)
         }
-        self._pieces = list(zip(masters.pieces, masters.parameters, strict=True))
+        self._pieces = list(zip(masters.pieces, masters.on_device, strict=True))
         self._shard_layouts = [
             self._layout_of_shard(group, dtype) for group, dtype in self._typed(self._stepped)
         ]
@@ -100,17 +100,24 @@ class GradientShard(Gradient):
     def show_total(self) -> None:
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None  # those of this copy alone are nobody's to step
-        views = iter([view for total in self._total_memory() for view in total.views])
+        self.show_on([stepped for _, stepped in self._pieces], self._total_memory())
+        self.remember()
+
+    def show_on(self, parameters: Sequence[nn.Parameter], buffers: Sequence[FlatBuffer]) -> None:
+        views = iter([view for buffer in buffers for view in buffer.views])
         by_group = [
-            (piece, stepped)
+            (piece, parameter)
             for group in self._groups
-            for piece, stepped in self._pieces
+            for (piece, _), parameter in zip(self._pieces, parameters, strict=True)
             if piece.place in group
         ]
-        for piece, stepped in by_group:
+        for piece, parameter in by_group:
             view = next(views)
-            stepped.grad = view if self._used[piece.place] else None
-        self.remember()
+            parameter.grad = view if self._used[piece.place] else None
+
+    @property
+    def layouts_of_totals(self) -> list[Layout]:
+        return self._shard_layouts
 
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:

@@ -92,6 +92,8 @@ class Masters:
             type that is stepped. It is what is stepped where that is all of it, but for parameters
             in their own type that are whole for stays alone. Else it is the parameter itself, or
             hollow where weights are narrow; so it is where masters are on the host.
+        on_device: for each of `parameters` what has its gradient on the device: itself, or where
+            masters are on the host `whole`, or one without memory for each piece.
         shown: what an optimizer's factory is given for each: what is stepped where that is all of
             it, else the same as `whole`.
         groups: indices of the parameters that share flat memory.
@@ -138,9 +140,18 @@ class Masters:
                 self.whole[piece.place] = parameter
         self.pieces = [piece for piece, _ in stepped]
         self.parameters = [parameter for _, parameter in stepped]
+        self.on_device = self._on_device()
         self._published, self._untouched = self._versions(), self._narrow_versions()
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
+
+    def _on_device(self) -> list[nn.Parameter]:
+        if not self.apart:
+            return self.parameters
+        if self._cut is None:
+            return self.whole
+        hollows = [hollow(one.detach(), device=self._device) for one in self.parameters]
+        return [nn.Parameter(one) for one in hollows]
 
     def _take(
         self, parameters: list[nn.Parameter], to: torch.dtype | None
@@ -154,7 +165,8 @@ class Masters:
             if self.has_stays:
                 made.away = [hollow(parameter.data) for parameter in parameters]
                 assert made.mine is not None
-                made.mine = made.wide.flat if made.wide and to is None else made.mine.clone()
+                own = made.wide if to is None and not self.apart else None
+                made.mine = own.flat if own else made.mine.clone()
             self._narrow.append(made)
             self._shards.append(_shards(made.narrow, cut))
             self._in_place.append(None)
@@ -479,7 +491,7 @@ def _narrowed(
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _is_narrow(group: _Narrow) -> bool:

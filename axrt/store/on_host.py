@@ -25,6 +25,8 @@ class GradientOnHost:
         stepped: parameters that are stepped, if layers compute on an accelerator; None: layers
             compute on the CPU.
         shared: other copies exist, so that the total is made before.
+    Attributes:
+        is_shown: the gradient on the host is that of the parameters that are stepped.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class GradientOnHost:
         self._layouts = own if stepped is None else gradient.layouts_of_totals
         rooms.reserve(pages_of(self._layouts))
         self._room: Tensor | None = None
+        self.is_shown = False
 
     @property
     def is_here(self) -> bool:
@@ -53,6 +56,7 @@ class GradientOnHost:
     def show(self) -> None:
         """Make what is in the room the gradient that the optimizer reads."""
         buffers = buffers_within(self._layouts, self.memory)
+        self.is_shown = True
         if self._stepped is not None:
             self._gradient.show_on(self._stepped, buffers)
         elif buffers:
@@ -68,4 +72,4 @@ class GradientOnHost:
     def leave(self) -> None:
         """Give the room back."""
         self._rooms.give(self.memory)
-        self._room = None
+        self._room, self.is_shown = None, False

@@ -399,6 +399,10 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
             "expected a name that ends in .svg",
         ),
         (
+            ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "auto"),
+            "--recompute auto is chosen by costs that a run measures",
+        ),
+        (
             ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"),
             "'1,2'; expected 3 numbers with ',' between them",
         ),

@@ -20,6 +20,7 @@ GPU, OURS = "tests.gpu.cases", "tests.device.cases"
 _ACTIVATIONS = "case_activations_leave_the_device_and_come_back"
 LARGE = "case_large_activations_have_the_bits"
 LIBRARY = "case_a_library_adds_up_and_carries"
+STAYS = "case_weights_come_from_scratch_and_go"
 HANDS = "case_memory_that_changes_hands_is_recorded"
 
 
@@ -303,6 +304,49 @@ MUTANTS = [
         GPU,
         "case_steps_on_the_host_have_the_bits_of_steps_on_the_device",
         1,
+    ),
+    Mutant(
+        "whole weights are let go while the stream that computes reads them",
+        "axrt/store/flat.py",
+        "            self.flat.record_stream(current_stream(self.flat.device))",
+        "            pass",
+        GPU,
+        STAYS,
+        1,
+    ),
+    Mutant(
+        "a thread does not wait for what it has launched",
+        "axrt/thread_queue.py",
+        "            current_stream(self._device).synchronize()",
+        "            pass",
+        GPU,
+        STAYS,
+        1,
+    ),
+    Mutant(
+        "whether weights have changed is asked for at launch",
+        "axrt/store/masters.py",
+        'found = [one.to("cpu", non_blocking=True) for one in changed]',
+        "found = [one.cpu() for one in changed]",
+        GPU,
+        STAYS,
+        1,
+    ),
+    Mutant(
+        "shards are read by the user's stream, of which nobody hears",
+        "axrt/trainer.py",
+        "self._rank.handover.given(found)",
+        "found",
+        GPU,
+        "case_whole_weights_of_shards_come_and_go",
+    ),
+    Mutant(
+        "norms are looked for on the host as soon as a gradient is on its way there",
+        "axrt/store/bucket.py",
+        "self._on_host.is_shown",
+        "self._on_host.is_here",
+        GPU,
+        "case_shards_have_the_bits_of_replicas_without",
     ),
 ]
 

@@ -48,6 +48,7 @@ _HOST_READS = ("nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "r
 ALLOWED_WAITS = {
     " _digest": "the first microbatch of a run is compared between replicas, once",
     " drain": "deterministic algorithms fill memory that MPI is to write to",
+    "axrt/offload/tier.py": "an evaluation reads weights from a disk, which holds up who calls",
     "axrt/payload.py": "a rank that computes on the CPU was given a batch on a device",
     "axrt/transport/local.py": "many ranks in one process are for tests",
 }
@@ -187,9 +188,7 @@ class Accelerator:
         if operator is _aten._copy_from.default:
             return self._copy(*args, **kwargs)
         if operator is _aten.record_stream.default:
-            if address := _address(args[0]):  # a tensor without elements may have no memory
-                self.clocks.tell_allocator(address, args[1].stream_id)
-            return None
+            return self._record(*args)
         tensors = _tensors((args, *kwargs.values()))
         mine = [tensor for tensor in tensors if _is_mine(tensor)]
         if name not in _INDEXED:
@@ -212,6 +211,10 @@ class Accelerator:
                 if fills:
                     self._touch(stream, tensor, True, what)
         return made
+
+    def _record(self, tensor: Tensor, stream: torch.Stream) -> None:
+        if address := _address(tensor):  # a tensor without elements may have no memory
+            self.clocks.tell_allocator(address, stream.stream_id)
 
     def _on_cpu(self, operator: Any, args: Any, kwargs: Any) -> Any:
         """The operator on the memory of its tensors, seen from the CPU."""
@@ -248,7 +251,7 @@ class Accelerator:
                 self._touch(stream, tensor, writes, what)
         _seen(target).copy_(_seen(source))
         host = next((tensor for tensor in (source, target) if not _is_mine(tensor)), None)
-        if host is None:
+        if host is None or not target.numel():
             return target
         if not non_blocking:
             self.clocks.wait_for_stream(stream, f"blocking copy, {_where()}")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import axrt
 from axrt.config import Config
-from axrt.preflight import check_host_shards
 from axrt.scheduler.policies import NAMES
 from axrt.step_rates import StepRates
 from axrt.transport import Transport
@@ -368,10 +367,3 @@ def test_an_optimizer_that_cannot_be_measured_steps_in_slots(
 def test_a_disk_or_a_bandwidth_is_refused(memory: dict[str, Any], text: str) -> None:
     with pytest.raises(axrt.ConfigError, match=text):
         Config.read({"memory": {"offload": "cpu", **memory}})
-
-
-def test_shards_beside_an_accelerator_are_refused() -> None:
-    check_host_shards(False, torch.device("meta"))
-    check_host_shards(True, torch.device("cpu"))
-    with pytest.raises(axrt.ConfigError, match="shards do not step on the host"):
-        check_host_shards(True, torch.device("meta"))
