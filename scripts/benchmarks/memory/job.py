@@ -102,7 +102,11 @@ def run(setting: Setting, sizes: Sizes, scratch: str, folder: Path) -> None:
 
 def _options(setting: Setting, sizes: Sizes, scratch: str) -> Any:
     replicas = dist.get_world_size() // setting.pipe
-    return setting.filled(scratch=scratch, microbatches=sizes.microbatches // replicas)
+    return setting.filled(
+        scratch=scratch,
+        microbatches=sizes.microbatches // replicas,
+        chunks=sizes.layers // setting.pipe,
+    )
 
 
 def _rehearse(setting: Setting, sizes: Sizes, scratch: str) -> None:

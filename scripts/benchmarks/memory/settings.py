@@ -1,7 +1,7 @@
 """The table of settings: one row is a runtime with its options.
 
-Options may have two words in braces. `{scratch}` is a directory on a disk, and `{microbatches}` is
-the number of microbatches of a replica.
+Options may have three words in braces. `{scratch}` is a directory on a disk, `{microbatches}` is the
+number of microbatches of a replica, and `{chunks}` that of the blocks of a rank.
 """
 
 import json
@@ -60,12 +60,13 @@ def from_text(text: str) -> Setting:
 
 
 _DISK = ("memory.offload=stream", "memory.scratch=disk:{scratch}")
+_ON_HOST = ("memory.offload=cpu",)
+_WEIGHTS_TOO = (*_DISK, "memory.offload_parameters=true")
 _EACH = ("memory.zero=2", "memory.reductions={microbatches}")
 # All microbatches go through a block before the next one does: each is gathered once a pass.
-_BY_BLOCK = ("schedule.policy=breadth-first", "schedule.chunks=8")
+_BY_BLOCK = ("schedule.policy=breadth-first", "schedule.chunks={chunks}")
 # A microbatch goes through all blocks and back before the next one does: the least activations.
-_BY_MICROBATCH = ("schedule.policy=interleaved-1f1b", "schedule.chunks=8")
-_BY_BLOCK_OF_2 = ("schedule.policy=breadth-first", "schedule.chunks=4")
+_BY_MICROBATCH = ("schedule.policy=interleaved-1f1b", "schedule.chunks={chunks}")
 REFERENCE = Setting("torch", "one process", {"way": "plain"}, least=1, most=1)
 SETTINGS: Sequence[Setting] = (
     REFERENCE,
@@ -81,13 +82,27 @@ SETTINGS: Sequence[Setting] = (
     ours("zero 1, disk", "memory.zero=1", *_DISK),
     ours("zero 2, reduced often, disk", *_EACH, *_DISK),
     ours("zero 3, block by block, disk", "memory.zero=3", *_BY_BLOCK, *_DISK),
+    ours("replicas, steps on the host", *_ON_HOST, least=1),
+    ours("zero 2, steps on the host", "memory.zero=2", *_ON_HOST),
+    ours("block by block, weights on the disk", *_WEIGHTS_TOO, *_BY_BLOCK, least=1),
+    ours("zero 3, block by block, weights on the disk", "memory.zero=3", *_WEIGHTS_TOO, *_BY_BLOCK),
     ours("2 stages", "memory.zero=0", pipe=2),
     ours("2 stages, zero 1", "memory.zero=1", least=4, pipe=2),
     ours("2 stages, zero 2", "memory.zero=2", least=4, pipe=2),
     ours("2 stages, zero 2, reduced often", *_EACH, least=4, pipe=2),
-    ours("2 stages, zero 3, block by block", "memory.zero=3", *_BY_BLOCK_OF_2, least=4, pipe=2),
+    ours("2 stages, zero 3, block by block", "memory.zero=3", *_BY_BLOCK, least=4, pipe=2),
     ours("2 stages, disk", *_DISK, pipe=2),
     ours("2 stages, zero 2, reduced often, disk", *_EACH, *_DISK, least=4, pipe=2),
+    ours("2 stages, zero 2, steps on the host", "memory.zero=2", *_ON_HOST, least=4, pipe=2),
+    ours("2 stages, block by block, weights on the disk", *_WEIGHTS_TOO, *_BY_BLOCK, pipe=2),
+    ours(
+        "2 stages, zero 3, block by block, weights on the disk",
+        "memory.zero=3",
+        *_WEIGHTS_TOO,
+        *_BY_BLOCK,
+        least=4,
+        pipe=2,
+    ),
     Setting("torch", "DDP", {"way": "ddp"}),
     Setting("torch", "DDP, ZeroRedundancyOptimizer", {"way": "ddp", "zero": True}),
     Setting("torch", "FSDP2, gathers once", {"way": "fsdp", "reshard": False}),
