@@ -1,7 +1,7 @@
 """The table of settings: one row is a runtime with its options.
 
-Options may have three words in braces. `{scratch}` is a directory on a disk, `{microbatches}` is the
-number of microbatches of a replica, and `{chunks}` that of the blocks of a rank.
+Options may have three words in braces. `{scratch}` is a directory on a disk, `{microbatches}` is
+the number of microbatches of a replica, and `{chunks}` that of the blocks of a rank.
 """
 
 import json
