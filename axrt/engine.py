@@ -470,6 +470,14 @@ class Engine:
         with self._agreeing():
             self._checkpoints.own(Path(folder), self.step)
 
+    def answer_in(self, run: str | Path) -> None:
+        """Answer `axrt inspect RUN` from now on: what this rank does, what it lacks and from whom.
+
+        Args:
+            run: directory that all ranks and whoever asks can see; it need not exist yet.
+        """
+        self._rank.inspection.begin(Path(run))
+
     @property
     def loaded_from(self) -> Path | None:
         """The checkpoint that `load_checkpoint` has taken last; None before."""

@@ -360,7 +360,7 @@ def local_model(
                     types.weights,
                     slots,
                     config.optimizer.speculate if job.speculates and not on_host else "never",
-                    cut_of(config, job, pipes[stage]),
+                    cut_of(config, job, pipes[stage], spec.copies),
                     job.pipes_a_group,
                     rooms if on_host else None,
                     job.offloads_weights,

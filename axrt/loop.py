@@ -23,7 +23,7 @@ from axrt.compute import Compute
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
 from axrt.note import Note, Topic
-from axrt.observe.observer import Audience, Observer
+from axrt.observe.observer import Audience, Observer, Wait
 from axrt.payload import flatten
 from axrt.peers import Peers
 from axrt.queues import NOW, Moment, moment_of
@@ -155,7 +155,7 @@ class Loop:
                     self._peers.moved()
                     continue
                 for tell in self._audience.waiting:
-                    tell(lambda: _from(what, owing()), lambda: INPUT)
+                    tell(Wait(lambda: _from(what, owing()), lambda: INPUT, owing))
                 self._peers.check_alive(owing)
                 if in_this_call and not self._transport.receiving:
                     self._peers.check_owing(owing(), what)
@@ -348,9 +348,11 @@ class Loop:
     def _wait(self, state: RankState) -> None:
         """Check, when nothing has moved or starts here, that the ranks that owe something are still
         there."""
+        owing = partial(self._peers.owing, state.waiting_for)
         for tell in self._audience.waiting:
-            tell(lambda: "; ".join(str(lack) for lack in state.waiting_for()), state.why_idle)
-        self._peers.check_alive(lambda: self._peers.owing(state.waiting_for))
+            what = lambda: "; ".join(str(lack) for lack in state.waiting_for())  # noqa: E731
+            tell(Wait(what, state.why_idle, owing))
+        self._peers.check_alive(owing)
         if not self._transport.receiving:
             self._peers.check(state.waiting_for)
         for rank in self._peers.to_be_told(state.waiting_for):

@@ -22,6 +22,7 @@ from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
 from axrt.note import MAIN, Note, Topic
 from axrt.observe.diagnosis import WaitDiagnosis
+from axrt.observe.inspection import Inspection
 from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
 from axrt.queues import Inline
@@ -87,8 +88,10 @@ class Rank:
         )
         self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
+        self.inspection = Inspection(self.number, self.size)
         watching = (
             *observers,
+            self.inspection,
             WaitDiagnosis(self.number),
             *((self.trace,) * (config.run.trace_steps > 0)),
         )

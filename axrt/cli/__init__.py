@@ -8,7 +8,13 @@ import click
 # Each command with its module, its name there, and what --help says of it.
 _COMMANDS = {
     "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
+    "launch": ("launch", "launch", "Start a job, and start it again when it is lost."),
     "generate": ("generate", "generate", "Let a trained model go on from a prompt."),
+    "inspect": (
+        "inspect",
+        "inspect",
+        "Say what each rank of a run does, and who is waited for.",
+    ),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),

@@ -22,11 +22,12 @@ from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
-from axrt.launch import join
+from axrt.launch import join, told
 from axrt.ledger.prediction import Predictor
 from axrt.models.registry import model_of
 from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.progress import progress_for
+from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
 
 from .interrupt import Interrupt
@@ -67,8 +68,11 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     Ctrl-C (or SIGUSR1) ends after the present step and saves a checkpoint; Ctrl-C once more ends at
     once. Open MPI's mpirun ends all ranks half a second after Ctrl-C: send it SIGUSR1 instead.
     """
+    said = told()
     try:
-        sys.exit(_train(file, overrides))
+        with witnessed(said.rank if said else 0):
+            code = _train(file, overrides)
+        sys.exit(code)
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
         sys.exit(Exit.INTERRUPTED)
@@ -112,7 +116,10 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         )
         data = _Data.load(engine, interrupt) if engine.reads else None
         record = Record(engine, show, files) if files else None
-        saves = _Saves(engine, record)
+        # a number may have been added to its name
+        directory = Path(engine.broadcast(str(record.directory) if record else None))
+        engine.answer_in(directory)
+        saves = _Saves(engine, record, directory)
         if record:
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
@@ -266,6 +273,7 @@ class _Saves:
     Args:
         engine: engine of the run.
         record: record of the main rank; None on the others.
+        directory: directory of the run.
     Attributes:
         folder: folder of checkpoints; None where nothing is saved.
         newest: checkpoint that was saved last, or that the run has gone on from; None where there
@@ -276,11 +284,9 @@ class _Saves:
             lose.
     """
 
-    def __init__(self, engine: Engine, record: Record | None) -> None:
+    def __init__(self, engine: Engine, record: Record | None, directory: Path) -> None:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
-        # a number may have been added to its name
-        directory = engine.broadcast(str(record.directory) if record else None)
-        self.folder = Path(directory, self._config.dir) if self._config.dir else None
+        self.folder = directory / self._config.dir if self._config.dir else None
         self.newest: Path | None = None
         self.failed = False
         loaded = engine.loaded_from

@@ -114,7 +114,6 @@ def of_stage(
         config.memory.bucket_mb * _MIB,
     )
     in_float32 = config.precision.gradients == "float32"
-    cut = cut_of(config, job, pipe)
     offloads = config.memory.offload != "none"
     buckets = tuple(
         _of_bucket(
@@ -123,7 +122,7 @@ def of_stage(
             in_float32,
             types,
             probe,
-            cut,
+            cut_of(config, job, pipe, spec.copies),
             offloads,
             job.pipes_a_group,
             job.offloads_weights,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from axrt.note import News
 from axrt.scheduler.task import Task
 
-from .observer import Observer
+from .observer import Observer, Wait
 
 
 def _to_stderr(text: str) -> None:
@@ -51,7 +51,7 @@ class WaitDiagnosis(Observer):
     def started(self, task: Task) -> None:
         self._since = None
 
-    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+    def waiting(self, wait: Wait) -> None:
         if self._since is None:
             self._since, self._next_s = self._now(), self._patience_s
         waited_s = self._now() - self._since
@@ -63,7 +63,7 @@ class WaitDiagnosis(Observer):
         )
         self._say(
             f"axrt: rank {self._rank} has waited {waited_s:.0f} s: "
-            f"{what() or 'nothing that it knows of'}; last heard: {heard}. "
+            f"{wait.what() or 'nothing that it knows of'}; last heard: {heard}. "
             "(F2.7: forward of stage 2, microbatch 7; B: backward; step: the optimizer's; room: "
             "its cap, freed by a backward)"
         )

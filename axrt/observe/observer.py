@@ -1,10 +1,25 @@
 """The events that the loop tells its observers. Each overrides the ones that it cares for, and none
 may change what happens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from axrt.note import News
 from axrt.scheduler.task import Task
+
+
+class Wait(NamedTuple):
+    """Why a rank does nothing.
+
+    Args:
+        what: function that gives a text about what is lacking.
+        why: function that gives the cause, one of `scheduler.state.CAUSES`.
+        owing: function that gives the ranks of the job that owe it.
+    """
+
+    what: Callable[[], str]
+    why: Callable[[], str]
+    owing: Callable[[], Collection[int]]
 
 
 class Observer:
@@ -22,14 +37,9 @@ class Observer:
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...
-    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+    def waiting(self, wait: Wait) -> None:
         """The rank does nothing until something arrives, or for a moment longer; told again and
-        again while that lasts.
-
-        Args:
-            what: function that gives a text about what is lacking.
-            why: function that gives the cause, one of `scheduler.state.CAUSES`.
-        """
+        again while that lasts."""
 
 
 class Audience:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from axrt.scheduler.task import AnyKind, Task
 from axrt.scheduler.timeline import Pause, Span
 
-from .observer import Observer
+from .observer import Observer, Wait
 
 
 class Trace(Observer):
@@ -71,9 +71,9 @@ class Trace(Observer):
             self.spans.append(Span(self._place, task, max(began, self._free[queue]), now))
             self._free[queue] = now
 
-    def waiting(self, what: Callable[[], str], why: Callable[[], str]) -> None:
+    def waiting(self, wait: Wait) -> None:
         if self._recording and self._idle is None:
-            self._idle = (why(), self._now())
+            self._idle = (wait.why(), self._now())
 
     def _end_pause(self, now: float) -> None:
         if self._idle is not None:

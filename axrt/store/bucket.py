@@ -133,7 +133,7 @@ class Bucket:
         self._handles = _accumulating(parameters, masters.whole) if in_float32 else []
         self._gradient = gradient_of(spec, masters, in_float32, device, narrowest, cut)
         self.shard = (
-            BucketShard(self.near, me, masters, self._gradient, cut.shards)
+            BucketShard(self.near, me, masters, self._gradient, cut)
             if cut and isinstance(self._gradient, GradientShard)
             else None
         )

@@ -13,6 +13,7 @@ from .gradient import Shards, Used, used_by_any, wide_enough
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
 from .masters import Masters
+from .shards import Cut
 from .sum_across import put_in_place
 
 Part = tuple[Shards, Used]  # a copy's shards of a gradient, and which parameters have one
@@ -27,7 +28,7 @@ class BucketShard:
         me: the copy that this rank holds.
         masters: weights of the bucket.
         gradient: gradient of the bucket.
-        shards: number of shards: that of the pipes of these copies.
+        cut: shards of the bucket.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class BucketShard:
         me: BucketCopy,
         masters: Masters,
         gradient: GradientShard,
-        shards: int,
+        cut: Cut,
     ) -> None:
         self._copies, self._me, self._masters, self._gradient = copies, me, masters, gradient
-        self._shards = shards
+        self._cut = cut
         self._leaving: dict[BucketCopy, deque[Part]] = {to: deque() for to in copies}
         self._used: list[Used] = []  # of each part that was added up in this step
         self._scattered: list[Shards] = []  # parts that a queue beside the tasks may read
@@ -99,9 +100,7 @@ class BucketShard:
         return self._gradient.part(self._shard_of(to), len(self._copies)), self._gradient.used
 
     def _shard_of(self, copy: BucketCopy) -> int:
-        """The index of the shard that a copy steps; several layers of a pipe, which have tied
-        weights, step the same one."""
-        return copy.pipe % self._shards
+        return self._cut.shard_of(copy.pipe)
 
     @property
     def weights(self) -> Weights:

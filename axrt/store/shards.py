@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from axrt.config import Config
+from axrt.scheduler.bucket import Copies
 from axrt.scheduler.job import Job
 
 from .flat import Layout
@@ -43,17 +44,30 @@ class Cut(NamedTuple):
 
     Args:
         shards: number of shards.
-        mine: index of the shard that this rank steps.
+        pipe: pipe of this rank.
+        turn: what is added to pipes, so that another one has the first shard of each bucket. Where
+            no parameter is cut, one shard may have nearly all of a bucket.
         whole: True if no parameter is cut.
         lets_go: True if gradients are let go after each reduction (ZeRO stage 2).
         has_stays: True if weights are whole for stays alone (ZeRO stage 3).
     """
 
     shards: int
-    mine: int
+    pipe: int
+    turn: int = 0
     whole: bool = False
     lets_go: bool = False
     has_stays: bool = False
+
+    def shard_of(self, pipe: int) -> int:
+        """The index of the shard that a pipe's copy steps. Several layers of a pipe, which have
+        tied weights, step the same one."""
+        return (pipe + self.turn) % self.shards
+
+    @property
+    def mine(self) -> int:
+        """The index of the shard that this rank steps."""
+        return self.shard_of(self.pipe)
 
     def bounds(self, layout: Layout) -> list[int]:
         """The element at which each shard of some memory begins, then the number of elements."""
@@ -82,10 +96,16 @@ class Cut(NamedTuple):
         return bound
 
 
-def cut_of(config: Config, job: Job, pipe: int) -> Cut | None:
-    """The shards of the buckets of a pipe; None where there are none."""
+def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
+    """The shards of a bucket on a pipe; None where there are none.
+
+    Args:
+        config, job: settings and schedule of the run.
+        pipe: pipe of this rank.
+        copies: copies of the bucket.
+    """
     if not job.shards:
         return None
     clips, zero = config.optimizer.clip > 0, config.memory.zero
-    shards = job.pipes_a_group
-    return Cut(shards, pipe % shards, clips, zero > 1, zero > 2)
+    turn = copies[0].stage + copies[0].bucket
+    return Cut(job.pipes_a_group, pipe, turn, clips, zero > 1, zero > 2)

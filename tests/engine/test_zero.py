@@ -650,3 +650,21 @@ def test_as_many_elements_are_sent_as_without_shards(
     monkeypatch.setattr(Loop, "post", counting)
     LocalWorld(data).run(rank_main)
     assert sum(sent) == data * 2 * (4 * 64 * 64) * (data - 1) // data
+
+
+def test_no_copy_has_most_of_the_state_where_parameters_are_not_cut() -> None:
+    """Each bucket has one large parameter, which clipping leaves whole: it is another copy's from
+    bucket to bucket."""
+    config = configured(
+        1,
+        parallel={"data": 4},
+        memory={"zero": 1, "bucket_mb": 4 / 1024},
+        optimizer={"clip": 0.5},
+    )
+
+    def stepped(transport: Transport) -> int:
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            return sum(one.numel() for b in engine._model.all_buckets for one in b.stepped)
+
+    found = LocalWorld(4).run(stepped)
+    assert max(found) < 1.5 * sum(found) / len(found), found

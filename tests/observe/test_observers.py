@@ -3,6 +3,7 @@
 import pytest
 
 from axrt.observe.diagnosis import WaitDiagnosis
+from axrt.observe.observer import Wait
 from axrt.observe.progress import Live, Plain, Quiet, progress_for
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
@@ -19,19 +20,20 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
     def what() -> str:
         return "; ".join(str(lack) for lack in state.waiting_for())
 
+    wait = Wait(what, lambda: "input", set[int])
     diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
     for second in (0, 30, 61, 90, 125, 200):
         now[0] = second
-        diagnosis.waiting(what, lambda: "input")
+        diagnosis.waiting(wait)
     diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
     for second in (201, 260):
         now[0] = second
-        diagnosis.waiting(what, lambda: "input")
+        diagnosis.waiting(wait)
     now[0] = 262
-    diagnosis.waiting(what, lambda: "input")
+    diagnosis.waiting(wait)
     now[0] = 900
     diagnosis.entered()
-    diagnosis.waiting(what, lambda: "input")
+    diagnosis.waiting(wait)
     assert len(said) == 3
     assert said[0].startswith(
         "axrt: rank 1 has waited 61 s: F1.0 lacks activation from rank 0; B1.0 lacks F; B1.0 lacks "

@@ -28,9 +28,12 @@ def odd() -> list[nn.Parameter]:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 40])
 @pytest.mark.parametrize("whole", [True, False])
-def test_every_element_is_in_one_piece(shards: int, whole: bool) -> None:
+@pytest.mark.parametrize("turn", [0, 5])
+def test_every_element_is_in_one_piece(shards: int, whole: bool, turn: int) -> None:
     layout = Layout(odd(), narrowest=torch.bfloat16)
-    found = [piece for mine in range(shards) for piece in Cut(shards, mine, whole).pieces(layout)]
+    found = [
+        piece for pipe in range(shards) for piece in Cut(shards, pipe, turn, whole).pieces(layout)
+    ]
     for place, size in enumerate(layout.sizes):
         spans = sorted((one.first, one.end) for one in found if one.place == place)
         assert [spans[0][0], spans[-1][1]] == [0, size]

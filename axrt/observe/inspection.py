@@ -1,0 +1,177 @@
+"""Answers to `axrt inspect`: what a rank does, since when, what it lacks and from whom.
+
+Who asks puts a file into the directory of the run, and each rank puts its answer beside it:
+
+    RUN/.inspect/ask                 a question: JSON with its name
+    RUN/.inspect/NAME/rank-0003      the answer of rank 3
+
+A thread looks for a question once a second. The loop itself says what it lacks, when it waits. A
+rank that does not wait, or is within one long task, is answered for by the thread.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from axrt.scheduler.task import Task
+
+from .observer import Observer, Wait
+
+FOLDER, QUESTION = ".inspect", "ask"
+_LOOK_S = 1.0
+_LOOP_S = 1.0  # in which a loop that waits answers by itself
+_LOOP_FILE = os.path.join("axrt", "loop.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank says of itself.
+
+    Args:
+        rank: number of the rank.
+        size: number of ranks of the job.
+        host, pid: where it is.
+        state: "waits", "computes", or "outside": not in a call of the engine.
+        since_s: seconds since it has waited, or since its last task has started or ended.
+        task: task that runs or has run last; "" before the first.
+        lacks: what it lacks, if it waits.
+        owing: ranks that owe that.
+        stacks: Python stacks of its threads, by name; {} where nobody has asked.
+    """
+
+    rank: int
+    size: int
+    host: str
+    pid: int
+    state: str
+    since_s: float
+    task: str
+    lacks: str
+    owing: tuple[int, ...]
+    stacks: dict[str, str]
+
+
+class Inspection(Observer):
+    """Answers for one rank.
+
+    Args:
+        rank: number of the rank.
+        size: number of ranks of the job.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+        self._task: Task | None = None
+        self._under_way = 0
+        self._since = time.monotonic()
+        self._waits = False
+        self._question: dict[str, object] | None = None
+        self._answered = threading.Event()
+        self._folder = Path()
+        self._main = threading.get_ident()
+
+    def begin(self, run: Path) -> None:
+        """Answer from now on.
+
+        Args:
+            run: directory of the run, which all ranks share.
+        """
+        self._folder = run / FOLDER
+        threading.Thread(target=self._look, name="axrt inspection", daemon=True).start()
+
+    # What the loop tells.
+
+    def started(self, task: Task) -> None:
+        self._moves()
+        self._task = task
+        self._under_way += 1
+
+    def finished(self, task: Task) -> None:
+        self._moves()
+        self._under_way -= 1
+
+    def entered(self) -> None:
+        self._moves()
+        self._under_way = 0
+
+    def waiting(self, wait: Wait) -> None:
+        if not self._waits:
+            self._moves()
+            self._waits = True
+        if self._question is not None:
+            self._answer("waits", wait.what(), tuple(sorted(wait.owing())))
+
+    def _moves(self) -> None:
+        self._waits, self._since = False, time.monotonic()
+
+    # What the thread does.
+
+    def _look(self) -> None:
+        last = ""
+        while True:
+            time.sleep(_LOOK_S)
+            with suppress(OSError, ValueError):
+                question = json.loads((self._folder / QUESTION).read_text(encoding="utf-8"))
+                if question["name"] != last:
+                    last = question["name"]
+                    self._hear(question)
+
+    def _hear(self, question: dict[str, object]) -> None:
+        self._answered.clear()
+        self._question = question
+        if not self._answered.wait(_LOOP_S):
+            state = "computes" if self._under_way or self._is_inside() else "outside"
+            self._answer(state, "", ())
+
+    def _is_inside(self) -> bool:
+        """The thread that made this rank is within the loop."""
+        frame = sys._current_frames().get(self._main)
+        return any(file.endswith(_LOOP_FILE) for file in _files_of(frame))
+
+    def _answer(self, state: str, lacks: str, owing: tuple[int, ...]) -> None:
+        question, self._question = self._question, None
+        if question is None:
+            return
+        answer = Answer(
+            self._rank,
+            self._size,
+            socket.gethostname(),
+            os.getpid(),
+            state,
+            round(time.monotonic() - self._since, 3),
+            str(self._task or ""),
+            lacks,
+            owing,
+            _stacks() if question.get("stacks") else {},
+        )
+        with suppress(OSError):  # whoever has asked may have gone
+            folder = self._folder / str(question["name"])
+            beside = folder / f"rank-{self._rank:04}.new"
+            beside.write_text(json.dumps(asdict(answer)), encoding="utf-8")
+            beside.replace(folder / f"rank-{self._rank:04}")
+        self._answered.set()
+
+
+def _files_of(frame: FrameType | None) -> list[str]:
+    files = []
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files
+
+
+def _stacks() -> dict[str, str]:
+    """The Python stacks of all threads, by name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
+        for ident, frame in sys._current_frames().items()
+    }

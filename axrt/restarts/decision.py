@@ -1,0 +1,74 @@
+"""Whether a job that has ended is started again, and after which pause."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
+from axrt.exit_codes import Exit
+
+from .history import Start
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
+# So many starts in a row may gain nothing. A failure that is no lost rank is likely to come again.
+_LOST_AT_MOST, _FAILED_AT_MOST = 3, 2
+
+
+class Decision(NamedTuple):
+    """What follows.
+
+    Args:
+        again: the job is started again.
+        reason: why, or why not; the rest of a sentence.
+        pause_s: seconds until then.
+    """
+
+    again: bool
+    reason: str
+    pause_s: float = 0.0
+
+
+def decide(starts: Sequence[Start], restarts: int, asked: bool) -> Decision:
+    """Decide after the last start has ended.
+
+    Args:
+        starts: starts since the command was given, at least one.
+        restarts: most times that the job is started again.
+        asked: True if a person or the system has asked this command to end.
+    """
+    last = starts[-1]
+    over = _over(last, asked)
+    if over:
+        return Decision(False, over)
+    reason, at_most = _cause(last)
+    if len(starts) > restarts:
+        return Decision(False, f"{reason}, and it was started again {restarts} times (--restarts)")
+    in_vain = len(list(takewhile(lambda start: start.gained <= 0, reversed(starts))))
+    if in_vain >= at_most:
+        return Decision(False, f"{reason}, and {in_vain} starts in a row have gained no step")
+    pause_s = _FIRST_PAUSE_S * 2 ** max(0, in_vain - 1) if in_vain else 0.0
+    return Decision(True, reason, min(pause_s, _LONGEST_PAUSE_S))
+
+
+def _over(last: Start, asked: bool) -> str:
+    """Why the job is not started again whatever has happened before; "" where nothing says so."""
+    ended = last.code if last.said is None else last.said
+    if last.code == Exit.DONE and last.said == Exit.DONE:
+        return "all that was asked for is done"
+    if asked:
+        return "it was asked to end"
+    if ended == Exit.BAD_INPUT:
+        return "the configuration, the data or the model cannot work"
+    if ended == Exit.INTERRUPTED:
+        return "it was interrupted, with nothing to save to or twice"
+    return ""
+
+
+def _cause(last: Start) -> tuple[str, int]:
+    """Why the job may be started again, and how many starts in a row may gain nothing."""
+    if last.said == Exit.SAVED:
+        return "it was interrupted, and has saved", _LOST_AT_MOST
+    if last.said == Exit.FAILED:
+        return "it has failed", _FAILED_AT_MOST
+    if last.code == Exit.DONE:
+        return "nobody has said that all is done", _LOST_AT_MOST
+    return "a rank was lost", _LOST_AT_MOST

@@ -1,0 +1,86 @@
+"""The starts of a run's job, one line of JSON each in `launches.jsonl` of its directory."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_FILE = "launches.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start of the job that has ended.
+
+    Args:
+        began: time of day in UTC, ISO 8601.
+        took_s: seconds until the launcher had ended.
+        ranks: number of ranks.
+        hosts: hosts that they were asked to run on; () where the launcher chose.
+        settings: what this start has set beside the command, as `section.key=value`.
+        code: exit code of the launcher; the negative number of a signal that has ended it.
+        said: exit code that the first rank to end has left; None where none has.
+        lost: hosts that a rank has died on, as the launcher or a rank says.
+        step: step of the newest sound checkpoint before; 0 where there was none.
+        gained: number of steps between that and the newest one after.
+    """
+
+    began: str
+    took_s: float
+    ranks: int
+    hosts: tuple[str, ...]
+    settings: tuple[str, ...]
+    code: int
+    said: int | None
+    lost: tuple[str, ...]
+    step: int
+    gained: int
+
+    def __str__(self) -> str:
+        is_other = self.said not in (None, self.code)
+        said = f", its ranks with {self.said}" if is_other else ""
+        lost = f", lost {', '.join(self.lost)}" if self.lost else ""
+        where = f" on {', '.join(self.hosts)}" if self.hosts else ""
+        return (
+            f"{self.began} {self.ranks} ranks{where} from step {self.step}: {self.gained} steps in "
+            f"{self.took_s:.0f} s, ended with {self.code}{said}{lost}"
+        )
+
+
+class History:
+    """What is kept of the starts of a run.
+
+    Args:
+        directory: directory of the run, which need not exist.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / _FILE
+
+    def add(self, start: Start) -> None:
+        """Append a start that has ended; a run that has made no directory keeps none.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self._file.parent.is_dir():
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(start)) + "\n")
+
+    def read(self) -> list[Start]:
+        """All starts, the first one first; a line that was torn is left out."""
+        try:
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+        return [start for line in lines if (start := _start_of(line)) is not None]
+
+
+def _start_of(line: str) -> Start | None:
+    try:
+        values: Any = json.loads(line)
+        for key in ("hosts", "settings", "lost"):
+            values[key] = tuple(values[key])
+        return Start(**values)
+    except (ValueError, TypeError, KeyError):
+        return None

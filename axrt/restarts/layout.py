@@ -1,0 +1,106 @@
+"""The layout that a run takes on fewer ranks than it was made for: the same samples in a step, on
+fewer replicas or shorter pipelines."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from axrt.autoschedule import settled
+from axrt.config import AUTO, Config
+from axrt.errors import ConfigError
+from axrt.mesh import Mesh
+from axrt.models.registry import model_of
+from axrt.scheduler.simulator import Costs, Work, simulate
+
+_STEPS = 2
+
+
+class Layout(NamedTuple):
+    """Replicas and ranks of a pipeline.
+
+    Args:
+        pipe: ranks of a pipeline.
+        data: replicas.
+        microbatches: microbatches of a step and replica.
+        step: time of a step by simulation, where a microbatch takes 3 on all ranks of a pipeline
+            together, and nothing travels for long.
+    """
+
+    pipe: int
+    data: int
+    microbatches: int
+    step: float
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.pipe * self.data
+
+    @property
+    def settings(self) -> list[str]:
+        """The settings, as `section.key=value`."""
+        return [
+            f"parallel.pipe={self.pipe}",
+            f"parallel.data={self.data}",
+            f"schedule.microbatches={self.microbatches}",
+        ]
+
+
+def whole_layout(config: Config, ranks: int) -> Layout:
+    """The layout that the settings ask for.
+
+    Raises:
+        ConfigError: they do not fit so many ranks.
+    """
+    mesh = Mesh.of(0, ranks, config.parallel.pipe, config.parallel.data, "pipe")
+    found = _simulated(config, mesh.pipe, mesh.data)
+    assert found is not None
+    return found
+
+
+def smaller_layouts(config: Config, whole: Layout, ranks: int) -> list[Layout]:
+    """The layouts with the same samples in a step on at most so many ranks, the fastest first.
+
+    Pipelines stay as long as they are if one fits, since shorter ones need more memory a rank.
+
+    Args:
+        config: settings of the run.
+        whole: layout that they ask for.
+        ranks: number of ranks that there are.
+    """
+    for pipe in range(min(whole.pipe, ranks), 0, -1):
+        found = list(_with_pipe(config, whole, pipe, ranks))
+        if found:
+            return sorted(found, key=lambda layout: layout.step)
+    return []
+
+
+def _with_pipe(config: Config, whole: Layout, pipe: int, ranks: int) -> Iterator[Layout]:
+    samples = whole.data * whole.microbatches
+    for data in range(min(ranks // pipe, samples), 0, -1):
+        if samples % data == 0:
+            parallel = replace(config.parallel, pipe=pipe, data=data)
+            schedule = replace(config.schedule, microbatches=samples // data)
+            try:
+                smaller = replace(config, parallel=parallel, schedule=schedule)
+                found = _simulated(smaller, pipe, data)
+            except ConfigError:  # a group that does not divide the replicas, for one
+                continue
+            if found:
+                yield found
+
+
+def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
+    if config.schedule.policy == AUTO:
+        config = replace(config, schedule=replace(config.schedule, policy=""))
+    of = config.schedule
+    # Of one replica: how sums travel depends on machines that nobody has measured.
+    alone = replace(config.parallel, pipe=pipe, data=1, group=0)
+    memory = replace(config.memory, zero=0, shard=0)
+    _, job = settled(
+        replace(config, parallel=alone, memory=memory),
+        model_of(config),
+        Mesh.of(0, pipe, pipe, 1, "pipe"),
+    )
+    line = simulate(job, Costs(Work(1 / pipe, 1 / pipe, 1 / pipe)), steps=_STEPS)
+    return Layout(pipe, data, of.microbatches, line.makespan / _STEPS)

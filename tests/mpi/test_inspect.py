@@ -1,0 +1,52 @@
+"""`axrt inspect` asks a run that is under way, in which one rank has stopped."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .mpirun import Ended, run
+from .test_offload import ranks_of
+from .test_runs import begin, end
+
+
+def inspect(folder: Path, *arguments: str) -> Ended:
+    return run([sys.executable, "-m", "axrt", "inspect", "out", *arguments], 60, cwd=folder)
+
+
+def answers(folder: Path) -> dict[int, dict[str, Any]]:
+    asked = inspect(folder, "--json")
+    assert asked.code == 0, asked.err
+    return {one["rank"]: one for one in json.loads(asked.out)}
+
+
+def test_the_one_that_everyone_waits_for_is_named(tmp_path: Path) -> None:
+    job = begin(tmp_path, 2, "model.layers=2")
+    try:
+        found = answers(tmp_path)
+        assert sorted(found) == [0, 1]
+        assert all(one["size"] == 2 for one in found.values())
+        asked = inspect(tmp_path, "--stacks")
+        assert asked.out.count("thread MainThread:") == 2
+        by_number = {one["rank"]: one["pid"] for one in found.values()}
+        assert set(by_number.values()) == set(ranks_of(job.pid))
+        os.kill(by_number[1], signal.SIGSTOP)
+        time.sleep(1)
+        asked = inspect(tmp_path)
+        os.kill(by_number[1], signal.SIGCONT)
+        assert "1     no answer" in asked.out
+        assert "all others wait in the end for rank 1, which has given no answer" in asked.out
+        assert not [one for one in (tmp_path / "out" / ".inspect").iterdir() if one.is_dir()]
+    finally:
+        code, _, err = end(job, signal.SIGUSR1)
+    assert code == 75, err
+
+
+def test_a_directory_of_no_run_is_said(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    asked = inspect(tmp_path, "--within", "0.5")
+    assert asked.code == 69
+    assert "nobody answers in out" in asked.err

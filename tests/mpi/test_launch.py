@@ -1,0 +1,164 @@
+"""`axrt launch`: a job that is killed goes on by itself, and one that cannot work does not."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..cli.test_train import TINY
+from .mpirun import environment, is_open_mpi, launcher, mpirun
+from .test_offload import told
+from .test_runs import lines
+
+STEPS, EVERY = 40, 5
+TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", f"checkpoint.every={EVERY}")
+SETTINGS = ("run.log_every=1", "run.eval_every=0")
+
+
+@pytest.fixture(autouse=True)
+def a_model(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+
+
+class Launch:
+    """`axrt launch` with some arguments, in a directory."""
+
+    def __init__(self, folder: Path, *arguments: str, **extra: str) -> None:
+        self._folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "axrt", "launch", *arguments],
+            cwd=folder,
+            env=environment(extra),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 120
+        while max((line["step"] for line in lines(self._folder / "out")), default=0) < step:
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "the run does not get there"
+            time.sleep(0.02)
+
+    def ranks(self) -> dict[int, int]:
+        """The processes of ranks, by their number."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                variables = folder.joinpath("environ").read_bytes().split(b"\0")
+                command = folder.joinpath("cmdline").read_bytes()
+                here = os.readlink(folder / "cwd")
+            except OSError:
+                continue
+            of = dict(one.split(b"=", 1) for one in variables if b"=" in one)
+            number = of.get(b"PMI_RANK", of.get(b"PMIX_RANK"))
+            if number is not None and b"tiny.toml" in command and here == str(self._folder):
+                found[int(number)] = int(folder.name)
+        return found
+
+    def end(self, timeout_s: float = 120) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, err
+
+
+def starts(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "out" / "launches.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def same_as_in_peace(folder: Path) -> None:
+    """Every step is that of the same run in peace; a step that was run again counts once."""
+    ended = mpirun(2, [*TRAIN, *SETTINGS, "run.out=quiet"], cwd=folder)
+    assert ended.code == 0, ended.err
+    by_step = {line["step"]: line for line in told(folder / "out")}
+    expected = told(folder / "quiet")
+    assert len(expected) == STEPS
+    assert [by_step[line["step"]] for line in expected] == expected
+
+
+def test_ranks_that_are_killed_change_no_bit_of_the_run(tmp_path: Path) -> None:
+    job = Launch(tmp_path, "--", launcher(), "-n", "2", sys.executable, *TRAIN, *SETTINGS)
+    for step, rank in ((EVERY + 2, 0), (3 * EVERY + 2, 1)):
+        job.wait_for_step(step)
+        os.kill(job.ranks()[rank], signal.SIGKILL)
+        time.sleep(0.5)
+    code, err = job.end()
+    assert code == 0, err
+    found = starts(tmp_path)
+    assert len(found) == 3, err
+    assert all(start["gained"] >= EVERY for start in found)
+    assert [start["step"] + start["gained"] for start in found[:2]] == [
+        start["step"] for start in found[1:]
+    ]
+    same_as_in_peace(tmp_path)
+
+
+def test_what_cannot_work_is_started_once(tmp_path: Path) -> None:
+    command = (launcher(), "-n", "2", sys.executable, *TRAIN, "model.heads=3", "model.width=8")
+    code, err = Launch(tmp_path, "--", *command).end()
+    assert code == 2, err
+    assert err.count("axrt launch: start") <= 1
+    assert "axrt launch: start 2" not in err
+
+
+def test_a_job_that_gains_nothing_is_given_up_with_a_report(tmp_path: Path) -> None:
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    began = time.monotonic()
+    code, err = Launch(tmp_path, "--run", "out", "--", sys.executable, "-c", dies).end()
+    assert code == 69, err
+    assert time.monotonic() - began > 3, "pauses grow: 1 and 2 s"
+    assert "3 starts in a row have gained no step. All starts:" in err
+    assert err.count("from step 0: 0 steps in") == 3
+
+
+def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    command = ("--", launcher(), "-n", "2", sys.executable, *TRAIN, *SETTINGS)
+    job = Launch(tmp_path, *command)
+    job.wait_for_step(EVERY + 2)
+    job.process.send_signal(signal.SIGINT)
+    code, err = job.end()
+    assert code == 75, err
+    assert "it was asked to end. All starts:" in err
+    code, err = Launch(tmp_path, *command).end()
+    assert code == 0, err
+    assert starts(tmp_path)[1]["step"] >= EVERY + 2
+    same_as_in_peace(tmp_path)
+
+
+@pytest.mark.skipif(is_open_mpi(), reason="Hydra alone starts ranks of any host here (fork)")
+def test_a_host_that_fails_twice_is_left_out_and_the_batch_stays(tmp_path: Path) -> None:
+    """Two replicas on hosts of one slot. The second host fails twice, and no other is left."""
+    (tmp_path / "hosts").write_text("first:1\nsecond:1\n")
+    job = Launch(
+        tmp_path,
+        *("--hosts", "hosts", "--", launcher(), "-n", "2", sys.executable, *TRAIN, *SETTINGS),
+        *("parallel.data=2", "schedule.microbatches=2"),
+        HYDRA_LAUNCHER="fork",
+    )
+    for step in (EVERY + 2, 3 * EVERY + 2):
+        job.wait_for_step(step)
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        time.sleep(0.5)
+    code, err = job.end()
+    assert code == 0, err
+    found = starts(tmp_path)
+    assert [(start["ranks"], start["hosts"]) for start in found] == [
+        (2, ["first", "second"]),
+        (2, ["first", "second"]),
+        (1, ["first"]),
+    ], err
+    assert found[-1]["settings"][1:] == [
+        "parallel.pipe=1",
+        "parallel.data=1",
+        "schedule.microbatches=4",
+    ]
+    assert "A step has the same samples, at 0.50 of the speed" in err
