@@ -11,13 +11,14 @@ With no policy named, nothing is measured: the first legal one of a short list i
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import ceil, inf
+from math import ceil
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
+from axrt.copy_rates import Copies
 from axrt.errors import ConfigError
 from axrt.exchange import Exchange
 from axrt.mesh import Mesh
@@ -65,13 +66,6 @@ class Candidate:
             f"{self.schedule.policy}{cap}: {self.step_s * 1e3:.1f} ms a step, busy "
             f"{self.busy:.2f}, {self.held_mib:.1f} MiB"
         )
-
-
-class Copies(NamedTuple):
-    """Bytes a second between a rank's device and scratch, both directions at once."""
-
-    into: float = inf
-    out: float = inf
 
 
 _FREE = Copies()

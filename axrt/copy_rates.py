@@ -2,43 +2,56 @@
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
 
 import torch
 
 from axrt.device import CPU
+from axrt.offload.arena import PAGE_BYTES
 from axrt.offload.memory import aligned
 from axrt.offload.tier import Tier
-from axrt.queues import DeviceStream, Moment, Queue, moment_of, wait_for
+from axrt.queues import LOOK_S, DeviceStream, Inline, Moment, Queue, moment_of, wait_for
 from axrt.thread_queue import ThreadQueue
 
-_SMALL_BYTES, _LARGE_BYTES = 2**18, 2**24
-_SLOW_S = 0.01  # in which a small copy tells the rate
-_LEAST_S = 0.1  # of a measurement
+_LEAST_BYTES, _MOST_BYTES = 2**18, 2**24
+_TRIES = 3  # small copies, of which the fastest counts
+_COPY_S, _LEAST_S = 0.05, 0.1  # of a copy that is measured, and of all of them
 _MOST_TIMES = 64
 
 
-def copied_a_second(tier: Tier, device: torch.device) -> tuple[float, float]:
-    """Bytes a second to the device and from it, both at once, on this rank; others may measure at
-    the same time. It takes less than half a second, and longer where a tier has less than 3 MB/s.
+class Copies(NamedTuple):
+    """Bytes a second between a rank's device and scratch, both directions at once."""
+
+    into: float = inf
+    out: float = inf
+
+
+def copied_a_second(tier: Tier, device: torch.device, apart: bool) -> Copies:
+    """Measure on this rank, while others may do the same. It takes less than half a second where a
+    tier has 5 MB/s or more.
 
     Args:
-        tier: tier, from which four stretches are cut.
+        tier: tier, from which four stretches are cut, 33 MB at most.
         device: device that layers compute on.
+        apart: True where copies have threads of their own, as they hold up who calls.
     """
-    holds_up = device == CPU or tier.is_disk
-    queues: list[Queue] = (
-        [ThreadQueue("axrt rates", device), ThreadQueue("axrt rates", device)]
-        if holds_up
-        else [DeviceStream(device), DeviceStream(device)]
-    )
-    small = _moves(tier, device, _SMALL_BYTES)
-    took = _both_s(queues, small, 1)
-    if max(took) > _SLOW_S:
-        return _SMALL_BYTES / took[0], _SMALL_BYTES / took[1]
-    large = _moves(tier, device, _LARGE_BYTES)
-    times = max(1, min(_MOST_TIMES, int(_LEAST_S / max(_both_s(queues, large, 1)))))
-    into, out = _both_s(queues, large, times)
-    return times * _LARGE_BYTES / into, times * _LARGE_BYTES / out
+    queues: list[Queue] = [_queue(device, apart), _queue(device, apart)]
+    small = _moves(tier, device, _LEAST_BYTES)
+    _both_s(queues, small, 1)  # the first one wakes threads and takes memory
+    took = min(max(_both_s(queues, small, 1)) for _ in range(_TRIES))
+    size = min(_MOST_BYTES, max(_LEAST_BYTES, int(_COPY_S / took * _LEAST_BYTES)))
+    size -= size % PAGE_BYTES
+    moves = _moves(tier, device, size)
+    times = max(1, min(_MOST_TIMES, int(_LEAST_S / max(_both_s(queues, moves, 1)))))
+    into, out = _both_s(queues, moves, times)
+    return Copies(times * size / into, times * size / out)
+
+
+def _queue(device: torch.device, apart: bool) -> Queue:
+    if apart:
+        return ThreadQueue("axrt rates", device)
+    return Inline() if device == CPU else DeviceStream(device)
 
 
 def _moves(tier: Tier, device: torch.device, num_bytes: int) -> list[Callable[[], None]]:
@@ -67,4 +80,5 @@ def _both_s(
         for place, end in enumerate(ends):
             if not took[place] and end.passed():
                 took[place] = max(1e-9, time.perf_counter() - began)
+        time.sleep(LOOK_S)  # or the threads would wait for the interpreter
     return took[0], took[1]

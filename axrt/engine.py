@@ -11,7 +11,7 @@ from typing import Any, Never, NoReturn, Self
 
 import torch
 
-from axrt.autoschedule import resolve
+from axrt.autoschedule import resolve, settled
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.layers import save_layers, save_shards
 from axrt.checkpoint.manifest import FileRecord, Manifest
@@ -54,7 +54,6 @@ from axrt.rank import Rank
 from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
-from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.routes import Route
 from axrt.scheduler.timeline import Timeline
 from axrt.shard_exchange import ShardExchange
@@ -121,7 +120,9 @@ class Engine:
         if config.memory.recompute == AUTO:
             again = layers_chosen(config, model, self._schedule, self._rank, sample)
             self.config = config = with_layers(config, again)
-            self._job = recomputing(self._job, again.layers)
+            # Anew: stays are planned for layers that run again.
+            with_policy = replace(config, schedule=self._schedule)
+            self._schedule, self._job = settled(with_policy, model, self._rank.mesh)
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)

@@ -139,15 +139,19 @@ class Rank:
             self.exchange.hear(source, generation, note, payload)
 
 
-def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
-    """The engines that copy what is offloaded, one a direction, and the one of steps on the host.
+def copies_apart(memory: Memory, device: torch.device) -> bool:
+    """Copies to and from scratch have threads of their own, since they hold up who calls. Without
+    an accelerator a copy of a gradient or of weights is a cast, which does so, too."""
+    casts = memory.steps_on_host and device == CPU
+    return bool(memory.scratch_directory or memory.scratch_gb_s or casts)
 
-    Without an accelerator a copy of a gradient or of weights is a cast, which holds up who calls.
-    """
+
+def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
+    """The engines that copy what is offloaded, one a direction, and the one of steps on the
+    host."""
     if not memory.uses_scratch:
         return {}
-    casts = memory.steps_on_host and device == CPU
-    apart = bool(memory.scratch_directory or memory.scratch_gb_s or casts)
+    apart = copies_apart(memory, device)
     if apart or memory.steps_on_host:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     directions = (OnDevice.COPIES_IN, OnDevice.COPIES_OUT)

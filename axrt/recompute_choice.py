@@ -9,20 +9,24 @@ neither none nor all.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
-from axrt.autoschedule import Copies, measured_edge, of_one_replica, predicted
-from axrt.config import Config, Schedule
-from axrt.copy_rates import copied_a_second
+import torch
+
+from axrt.autoschedule import measured_edge, of_one_replica, predicted
+from axrt.config import Config, Memory, Schedule
+from axrt.copy_rates import Copies, copied_a_second
+from axrt.errors import ConfigError
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
 from axrt.preflight import checked_sample
-from axrt.rank import Rank
+from axrt.rank import Rank, copies_apart
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Edge
-from axrt.store.scratch import scratch_tier
+from axrt.store.scratch import refused_as_setting, scratch_tier
 
 _MOST_TRIED = 9
 _AS_FAST = 1.01  # of numbers within this of the fastest, the least
@@ -41,14 +45,14 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         others = ", ".join(
-            f"{1e3 * took:.3g} ms with {layers}"
+            f"{_ms(took)} with {layers}"
             for layers, took in self.step_s.items()
             if layers != self.layers
         )
         return (
             f"memory.recompute = 'auto' takes {self.layers}: so many layers of a stage run again, "
             "and what the others save goes to memory.scratch. A step should take "
-            f"{1e3 * self.step_s[self.layers]:.3g} ms; {others}."
+            f"{_ms(self.step_s[self.layers])}; {others}."
         )
 
 
@@ -64,31 +68,54 @@ def layers_chosen(
         rank: this rank.
         sample: a microbatch, (inputs, targets); only the main rank's counts.
     Raises:
-        ConfigError: there is no sample; raised on every rank.
+        ConfigError: there is no sample, a layer cannot be run by itself, or scratch cannot be used;
+            raised on every rank.
     """
+    exchange, device = rank.exchange, rank.device
     layers: list[LayerCosts] = []
 
     def measured() -> None:
         given = checked_sample(sample, "memory.recompute = 'auto' measures the layers")
-        types = types_of(config.precision)
-        layers.extend(measure(model, config.run.seed, given, rank.generator, types))
+        try:
+            types = types_of(config.precision)
+            layers.extend(measure(model, config.run.seed, given, rank.generator, types))
+        except TypeError as error:  # what passes between layers is no tree of tensors
+            raise ConfigError(
+                "memory.recompute = 'auto' runs each layer by itself, and one hands on what "
+                f"cannot: {error}; expected a number of layers, 'none' or 'full'"
+            ) from None
 
     with rank.generator.borrowed():
-        rank.exchange.agreed(measured)
-    tier = scratch_tier(config.memory, rank.device)
-    rates = rank.exchange.gathered(copied_a_second(tier, rank.device))
-    tier.close()
-    edge = measured_edge(rank.exchange, rank.device) if rank.size > 1 else Edge()
-    found = None
-    if rates is not None:
-        slowest = Copies(*map(min, zip(*rates, strict=True)))
+        exchange.agreed(measured)
+    rates = exchange.gathered(exchange.made_by_all(lambda: _rates(config.memory, device)))
+    edge = measured_edge(exchange, device) if rank.size > 1 else Edge()
+
+    def decided() -> Choice:
+        slowest = Copies(*map(min, zip(*(rates or ()), strict=True)))
         job = of_one_replica(schedule, config, model, rank.mesh.pipe)
-        found = tuple(fastest(schedule, job, layers, edge, slowest))
-    return Choice(*rank.exchange.broadcast(found))
+        return fastest(schedule, job, layers, edge, slowest, config.memory.activations_mb)
+
+    return Choice(*exchange.agreed(lambda: tuple(decided())))
+
+
+def _rates(memory: Memory, device: torch.device) -> tuple[float, float]:
+    """Rates of copies on this rank, in scratch of its own, which no budget bounds."""
+    with refused_as_setting():
+        tier = scratch_tier(replace(memory, scratch_gb=0.0), device)
+        try:
+            into, out = copied_a_second(tier, device, copies_apart(memory, device))
+            return into, out
+        finally:
+            tier.close()
 
 
 def fastest(
-    schedule: Schedule, job: Job, layers: Sequence[LayerCosts], edge: Edge, copies: Copies
+    schedule: Schedule,
+    job: Job,
+    layers: Sequence[LayerCosts],
+    edge: Edge,
+    copies: Copies,
+    activations_mb: float = 0.0,
 ) -> Choice:
     """The number of layers with which a simulated step is fastest; of those within 1 % of it, the
     least.
@@ -98,13 +125,17 @@ def fastest(
         layers: measured cost of each layer.
         edge: link between two ranks, in seconds and bytes.
         copies: rates of the slowest rank.
+        activations_mb: MiB that a rank may hold, in scratch or on the device; 0: any number. If no
+            number of layers keeps to that, the one that holds least is taken.
     """
-    step_s = {
-        count: predicted(schedule, recomputing(job, count), layers, edge, copies).step_s
+    found = {
+        count: predicted(schedule, recomputing(job, count), layers, edge, copies)
         for count in _tried(max(end - first for first, end in pairwise(job.cuts)))
     }
-    limit = _AS_FAST * min(step_s.values())
-    return Choice(min(count for count, took in step_s.items() if took <= limit), step_s)
+    limit = max(activations_mb or inf, min(one.held_mib for one in found.values()))
+    step_s = {count: one.step_s for count, one in found.items() if one.held_mib <= limit}
+    as_fast = _AS_FAST * min(step_s.values())
+    return Choice(min(count for count, took in step_s.items() if took <= as_fast), step_s)
 
 
 def _tried(layers: int) -> list[int]:
@@ -116,3 +147,8 @@ def _tried(layers: int) -> list[int]:
 def with_layers(config: Config, choice: Choice) -> Config:
     """The settings with a number in place of "auto"."""
     return replace(config, memory=replace(config.memory, recompute=choice.layers))
+
+
+def _ms(seconds: float) -> str:
+    number = 1e3 * seconds
+    return f"{number:.0f} ms" if number >= 100 else f"{number:.3g} ms"

@@ -46,7 +46,7 @@ def measured(factory: OptimizerFactory, device: torch.device) -> StepRates:
     on_host = _stepped_a_second(factory, CPU)
     on_device = on_host if device == CPU else _stepped_a_second(factory, device)
     tier = HostTier(device)
-    copies = copied_a_second(tier, device)
+    copies = copied_a_second(tier, device, apart=device == CPU)
     tier.close()
     return StepRates(*copies, on_device, on_host)
 

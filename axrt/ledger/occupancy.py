@@ -115,8 +115,15 @@ class Occupancies:
         line = self._alone(job, microbatches)
         stash = line.stash(lambda stage: sizes[stage].kept, lambda stage: sizes[stage].again)
         again = line.stash(lambda stage: 0.0, lambda stage: sizes[stage].again)
+        # Inputs of layers that run again stay on the device, whatever else leaves.
+        inputs = line.stash(
+            lambda stage: sizes[stage].kept - _leaves(job, stage, sizes), lambda stage: 0.0
+        )
         messages = _most_waiting(line, job, sizes)
-        most = [_most_on_device(job, rank, sizes) + again[rank] for rank in range(job.ranks)]
+        most = [
+            _most_on_device(job, rank, sizes) + again[rank] + inputs[rank]
+            for rank in range(job.ranks)
+        ]
         scratch = _most_in_scratch(line, sizes)
         return [
             Occupancy(int(min(kept, most[rank])), messages[rank], scratch[rank])
@@ -149,9 +156,17 @@ def _most_on_device(job: Job, rank: int, sizes: Sequence[StashBytes]) -> float:
     of its largest stage, and one that is gathered on its way down."""
     if not job.offloads_stash(rank):
         return inf
-    of_stages = [sizes[stage] for stage in job.placement.stages_of(rank)]
-    gathered = max(_pages(of.saved) for of in of_stages)
-    return (job.held_on_device - 1) * max(of.kept for of in of_stages) + gathered
+    stages = job.placement.stages_of(rank)
+    gathered = max(_pages(sizes[stage].saved) for stage in stages)
+    largest = max(_leaves(job, stage, sizes) for stage in stages)
+    return (job.held_on_device - 1) * largest + gathered
+
+
+def _leaves(job: Job, stage: int, sizes: Sequence[StashBytes]) -> int:
+    """What a room is for: all that a microbatch keeps, but for the input of layers that run
+    again."""
+    of = sizes[stage]
+    return min(of.saved, of.kept) if stage in job.recomputed else of.kept
 
 
 def _most_in_scratch(line: Timeline, sizes: Sequence[StashBytes]) -> dict[int, int]:

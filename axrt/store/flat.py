@@ -154,12 +154,12 @@ class FlatBuffer:
 def hollow(
     like: Tensor, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """A tensor without memory, of the same shape, type and device: all elements are one nan.
+    """A tensor without memory, of the same shape: all elements are one nan.
 
     Args:
         like: tensor with that shape.
-        dtype: another type.
-        device: another device.
+        dtype: type; None: that of `like`.
+        device: device; None: that of `like`.
     """
     dtype = dtype or like.dtype
     number = math.nan if dtype.is_floating_point or dtype.is_complex else 0
@@ -185,17 +185,23 @@ def is_other(flat: Tensor, than: Tensor) -> Tensor:
 
 
 def fingerprint(flat: Tensor) -> Tensor:
-    """A number by which a change of flat memory is seen; shape (), on its device, which is not
-    waited for."""
+    """Numbers by which a change of flat memory is seen; int64, on its device, which is not waited
+    for."""
     if is_on_host(flat):
         return torch.tensor(digest_of(flat) - (1 << 63))  # within int64
-    # Sums know of an element in which row and column it is, and have the same bits in any order.
-    words = flat.view(torch.int64)
+    return sums_of(flat.view(torch.int64))
+
+
+def sums_of(words: Tensor) -> Tensor:
+    """Two sums of int64 words modulo 2^64, shape (2,), which have the same bits in any order of
+    summation. One knows of a word in which column it is, the other in which row."""
+    # Factors are odd: an even one would lose the highest bit, which is a sign of the values.
     square = math.isqrt(len(words))
-    rows = words[: square * square].view(square, square)
-    places = rows.new_ones(square).cumsum(0)
-    of_rest = words[square * square :].sum()
-    return (rows.sum(0) * places).sum() + (rows.sum(1) * places * 3).sum() + of_rest * 5
+    rows, rest = words[: square * square].view(square, square), words[square * square :]
+    odd = words.new_ones(2 * square + 1).cumsum(0) * 2 - 1  # the rest has at most so many
+    of_rest = (rest * odd[: len(rest)]).sum()
+    of_columns, of_rows = (rows.sum(0) * odd[:square]).sum(), (rows.sum(1) * odd[:square]).sum()
+    return torch.stack([of_columns + of_rest, of_rows - of_rest])
 
 
 def digest_of(tensor: Tensor) -> int:

@@ -264,7 +264,7 @@ class Masters:
         """Whether the own shard's weights are others than at the beginning of the stay."""
         if self.in_scratch:
             assert group.brought is not None
-            return fingerprint(own).ne(group.brought)
+            return fingerprint(own).ne(group.brought).any()
         assert group.mine is not None
         return is_other(own, group.mine)
 
@@ -276,6 +276,8 @@ class Masters:
             try:
                 group.narrow.let_go()
             except RuntimeError as error:
+                if self._device != CPU:  # numpy has nothing of a device's memory
+                    raise
                 raise ModelError(_FIXED) from error
             for parameter, away in zip(group.parameters, group.away, strict=True):
                 parameter.data = away

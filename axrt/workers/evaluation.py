@@ -1,5 +1,6 @@
 """Runs the forwards of an evaluation."""
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,8 @@ from axrt.store.masters import Check
 from .losses import LossReader
 from .worker import Made, Mail, Worker, nothing
 
+_CHECKS_KEPT = 256
+
 
 class WeightsOnDemand:
     """Weights in scratch that come to the device when a forward of an evaluation reads them, and go
@@ -29,7 +32,7 @@ class WeightsOnDemand:
     def __init__(self, buckets: Mapping[int, Sequence[Bucket]], room: int) -> None:
         self._buckets, self._room = buckets, room
         self._here: list[int] = []  # the last one was read last
-        self._checks: list[Check] = []  # of those that have gone
+        self._checks: deque[Check] = deque()  # of those that have gone
 
     def bring(self, stage: int) -> None:
         """Have the weights of a stage here."""
@@ -46,6 +49,8 @@ class WeightsOnDemand:
 
     def _let_go(self, stage: int) -> None:
         self._checks += [bucket.end_stay() for bucket in self._buckets[stage]]
+        while len(self._checks) > _CHECKS_KEPT:  # of long ago: nobody waits for the device
+            self._checks.popleft()()
 
     def __enter__(self) -> Self:
         return self

@@ -38,7 +38,7 @@ def test_the_one_that_everyone_waits_for_is_named(tmp_path: Path) -> None:
         asked = inspect(tmp_path)
         os.kill(by_number[1], signal.SIGCONT)
         assert "1     no answer" in asked.out
-        assert "all others wait in the end for rank 1, which has given no answer" in asked.out
+        assert "rank 0 waits in the end for rank 1, which has given no answer" in asked.out
         assert not [one for one in (tmp_path / "out" / ".inspect").iterdir() if one.is_dir()]
     finally:
         code, _, err = end(job, signal.SIGUSR1)

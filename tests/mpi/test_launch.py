@@ -50,9 +50,9 @@ class Launch:
             time.sleep(0.02)
 
     def ranks(self) -> dict[int, int]:
-        """The processes of ranks, by their number."""
-        found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
+        """The processes of ranks, by their number; their witnesses come after them."""
+        found: dict[int, int] = {}
+        for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda one: int(one.name)):
             try:
                 variables = folder.joinpath("environ").read_bytes().split(b"\0")
                 command = folder.joinpath("cmdline").read_bytes()
@@ -62,7 +62,7 @@ class Launch:
             of = dict(one.split(b"=", 1) for one in variables if b"=" in one)
             number = of.get(b"PMI_RANK", of.get(b"PMIX_RANK"))
             if number is not None and b"tiny.toml" in command and here == str(self._folder):
-                found[int(number)] = int(folder.name)
+                found.setdefault(int(number), int(folder.name))
         return found
 
     def end(self, timeout_s: float = 120) -> tuple[int, str]:
