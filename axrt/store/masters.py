@@ -415,10 +415,11 @@ class Masters:
             if self._cut
             else "changes of engine.named_parameters() alone"
         )
+        is_narrow = any(map(_is_narrow, self._narrow))
+        other = "precision.weights = 'float32'" if is_narrow else "memory.offload = 'stream'"
         raise ModelError(
             "a weight that layers compute with was changed beside the optimizer, by a layer or by "
-            f"the user, and its float32 master was not; expected {instead}, or precision.weights = "
-            "'float32'"
+            f"the user, and its master was not; expected {instead}, or {other}"
         )
 
     def have_changed(self) -> bool:

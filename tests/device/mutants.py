@@ -348,6 +348,15 @@ MUTANTS = [
         GPU,
         "case_shards_have_the_bits_of_replicas_without",
     ),
+    Mutant(
+        "nobody sees that weights have changed on the device",
+        "axrt/store/flat.py",
+        "    return torch.stack([of_columns + of_rest, of_rows - of_rest])",
+        "    return torch.stack([of_columns * 0, of_rows * 0])",
+        GPU,
+        "case_a_layer_that_writes_to_weights_from_scratch_is_told",
+        1,
+    ),
 ]
 
 

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from axrt.loop import Loop
 from axrt.transport import envelope, mpi
+from axrt.workers.evaluation import WeightsOnDemand
 
 from .clocks import HOST, Clocks, Span
 
@@ -48,7 +49,7 @@ _HOST_READS = ("nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "r
 ALLOWED_WAITS = {
     " _digest": "the first microbatch of a run is compared between replicas, once",
     " drain": "deterministic algorithms fill memory that MPI is to write to",
-    "axrt/offload/tier.py": "an evaluation reads weights from a disk, which holds up who calls",
+    "on demand: ": "an evaluation reads weights from a disk, which holds up who calls",
     "axrt/payload.py": "a rank that computes on the CPU was given a batch on a device",
     "axrt/transport/local.py": "many ranks in one process are for tests",
 }
@@ -409,15 +410,16 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 def _where() -> str:
     """The innermost line of ours or of a test's that is being run."""
     frame: FrameType | None = sys._getframe(1)
-    found, in_loop = "elsewhere", False
+    found, in_loop, on_demand = "elsewhere", False, False
     while frame is not None:
         code = frame.f_code
         if found == "elsewhere" and _is_of_the_project(code.co_filename):
             file = code.co_filename.removeprefix(f"{_ROOT}/")
             found = f"{file}:{frame.f_lineno} {code.co_name}"
         in_loop |= code is Loop.run.__code__
+        on_demand |= code is WeightsOnDemand.bring.__code__
         frame = frame.f_back
-    return f"{_IN_LOOP * in_loop}{found}"
+    return f"{'on demand: ' * on_demand}{_IN_LOOP * in_loop}{found}"
 
 
 @cache

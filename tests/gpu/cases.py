@@ -519,6 +519,90 @@ def case_whole_weights_of_shards_come_and_go(comm: "MPI.Comm") -> None:
                 assert found == plain, (memory, sections)
 
 
+class _Flips(torch.nn.Linear):
+    """Changes the sign of one weight, once, past autograd."""
+
+    place = 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if self.training and _Flips.place >= 0:
+            self.weight.data.view(-1)[_Flips.place].neg_()
+            _Flips.place = -1
+        return super().forward(value)
+
+
+def case_a_layer_that_writes_to_weights_from_scratch_is_told(comm: "MPI.Comm") -> None:
+    if comm.size > 1:
+        return
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    layer = axrt.LayerSpec(_Flips, 16, 5)
+    model = axrt.PipelineModule([layer], torch.nn.functional.cross_entropy)
+    config = _configured(memory={"offload": "stream", "offload_parameters": True})
+    for place in (0, 1, 2, 17, 40, 79):
+        _Flips.place = place
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        try:
+            with axrt.initialize(model, adamw, config=config, transport=transport) as engine:
+                engine.train_batch(iter(batches(0)))
+        except axrt.ModelError:
+            continue
+        raise AssertionError(f"a change of weight {place} is not seen")
+
+
+def case_stays_go_through_dropped_steps_and_checkpoints(comm: "MPI.Comm") -> None:
+    """Each step is begun twice; what is saved goes on without any of it."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES * comm.size)
+    by_stage = {"policy": "breadth-first", "chunks": 4}
+    folder = _folder(comm)
+
+    def trained(
+        memory: dict[str, Any], drops: bool, save: Path | None = None, load: Path | None = None
+    ) -> list[float]:
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        config = _configured(
+            schedule=by_stage,
+            parallel={"data": comm.size},
+            memory={"bucket_mb": 4 / 1024, **memory},
+        )
+        losses = []
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            if load:
+                engine.load_checkpoint(load)
+            for step in range(2):
+                if drops:
+                    try:
+                        engine.train_batch(iter(batches(step)[mine][:2]))
+                        raise AssertionError("a step of half its microbatches")
+                    except StopIteration:
+                        pass
+                losses.append(engine.train_batch(iter(batches(step)[mine])).loss)
+            if save:
+                engine.save_checkpoint(save)
+        return losses
+
+    with _repeatable():
+        plain = trained({}, False, save=folder / "plain")
+        after = trained({}, False, load=folder / "plain")
+        shards = {"zero": 3} if comm.size > 1 else {}
+        away = {**shards, "offload": "stream", "offload_parameters": True, "gathered": 1}
+        for number, memory in enumerate((away, {**away, "scratch": f"disk:{folder}"})):
+            saved = folder / f"saved-{number}"
+            assert trained(memory, True, save=saved) == plain, memory
+            assert trained(memory, False, load=saved) == after, memory
+            assert trained({}, False, load=saved) == after, memory
+
+
+def case_which_layers_run_again_is_chosen(comm: "MPI.Comm") -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    gpipe = {"policy": "gpipe"}
+    with _repeatable():
+        plain = _trained(comm, perceptron, batches, schedule=gpipe)
+        for more in ({}, {"scratch_gb_s": 0.5}, {"scratch": f"disk:{_folder(comm)}"}):
+            memory = {"offload_activations": 3, "recompute": "auto", **more}
+            assert _trained(comm, perceptron, batches, schedule=gpipe, memory=memory) == plain
+
+
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
