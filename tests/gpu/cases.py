@@ -48,6 +48,10 @@ _SIZES = {
     "case_payloads_arrive_through_pinned_memory": (2, 4),
     "case_replicas_agree": (2, 4),
     "case_replicas_with_narrow_weights_agree": (2,),
+    "case_weights_come_from_scratch_and_go": (1, 2),
+    "case_a_layer_that_writes_to_weights_from_scratch_is_told": (1,),
+    "case_stays_go_through_dropped_steps_and_checkpoints": (1, 2),
+    "case_which_layers_run_again_is_chosen": (2,),
 }
 _NOT_ON_CPU = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
 # Dynamo makes tensors of its own there, for a device of which it knows no memory.
@@ -532,8 +536,6 @@ class _Flips(torch.nn.Linear):
 
 
 def case_a_layer_that_writes_to_weights_from_scratch_is_told(comm: "MPI.Comm") -> None:
-    if comm.size > 1:
-        return
     batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
     layer = axrt.LayerSpec(_Flips, 16, 5)
     model = axrt.PipelineModule([layer], torch.nn.functional.cross_entropy)
