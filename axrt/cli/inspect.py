@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,13 @@ _LOOK_S = 0.1
 @click.command(short_help="Say what each rank of a run does, and who is waited for.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--stacks", is_flag=True, help="the Python stacks of each rank, too")
-@click.option("--within", default=5.0, show_default=True, help="seconds in which ranks answer")
+@click.option(
+    "--within",
+    default=5.0,
+    show_default=True,
+    type=click.FloatRange(0.1),
+    help="seconds in which ranks answer",
+)
 @click.option("--json", "as_json", is_flag=True, help="answers as JSON")
 def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
     """Ask the ranks of RUN, a directory that `axrt train` writes to, what they do.
@@ -49,7 +56,7 @@ def _asked(run: Path, stacks: bool, within: float) -> dict[int, dict[str, Any]]:
     folder.mkdir(parents=True)
     try:
         question = json.dumps({"name": name, "stacks": stacks})
-        write_durably(run / FOLDER / QUESTION, question.encode())
+        write_durably(folder / QUESTION, question.encode())
         until, answers = time.monotonic() + within, dict[int, dict[str, Any]]()
         while time.monotonic() < until:
             for file in folder.glob("rank-????"):
@@ -61,6 +68,8 @@ def _asked(run: Path, stacks: bool, within: float) -> dict[int, dict[str, Any]]:
         return answers
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # others may be asking
+            folder.parent.rmdir()
 
 
 def _answer(values: dict[str, Any]) -> Answer:

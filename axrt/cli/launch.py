@@ -1,12 +1,14 @@
 """`axrt launch`: a job that is started again when it is lost."""
 
+import fcntl
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -101,6 +103,16 @@ class _Launch:
             )
         if hosts and not command.ranks:
             raise ConfigError("--hosts without a number of ranks; expected mpirun -n RANKS ...")
+        if hosts and command.names_hosts:
+            raise ConfigError(
+                f"--hosts {hosts} and {command.names_hosts} of the launcher; expected one of them"
+            )
+        if spares and not hosts:
+            raise ConfigError(f"--spares {spares} without --hosts; expected a host file, too")
+        if self._directory.exists() and not self._directory.is_dir():
+            raise ConfigError(f"{self._directory} is no directory; expected that of the run")
+        self._history = History(self._directory)
+        self._known: list[Host] = []  # as the host file has said last
         self._starts: list[Start] = []
         self._asked = 0
         self._whole: Layout | None = None
@@ -110,14 +122,20 @@ class _Launch:
 
     def until_done(self) -> int:
         """Start the job until it is done or given up. Returns its last exit code."""
-        with self._hearing_signals():
+        with self._alone(), self._hearing_signals():
             while True:
-                self._starts.append(self._start())
+                try:
+                    self._starts.append(self._start())
+                except ConfigError as error:
+                    if not self._starts:
+                        raise
+                    return self._end(str(error))
                 self._keep(self._starts[-1])
                 decision = decide(self._starts, self._restarts, self._asked > 0)
                 if not decision.again:
                     return self._end(decision.reason)
-                _say(f"{decision.reason}; starting again in {decision.pause_s:g} s")
+                when = f"in {decision.pause_s:g} s" if decision.pause_s else "at once"
+                _say(f"{decision.reason}; starting again {when}")
                 until = time.monotonic() + decision.pause_s
                 while time.monotonic() < until and not self._asked:
                     time.sleep(_NAP_S)
@@ -130,7 +148,7 @@ class _Launch:
         where = self._launcher.on(hosts) if self._launcher and hosts else []
         words = self._command.words(ranks, where, settings)
         step, began, clock = self._step(), datetime.now(UTC), time.monotonic()
-        _say(f"start {len(self._starts) + 1} from step {step}: {' '.join(words)}")
+        _say(f"start {len(self._starts) + 1} from step {step}: {shlex.join(words)}")
         with self._shared_folder() as folder:
             code, said, lost = self._run(words, folder, hosts)
         return Start(
@@ -143,7 +161,7 @@ class _Launch:
             said,
             lost,
             step,
-            self._step() - step,
+            0 if said == Exit.BAD_INPUT else self._step() - step,
         )
 
     def _run(
@@ -163,7 +181,11 @@ class _Launch:
                 f"{words[0]}: {error.strerror}; expected a launcher, such as mpirun"
             ) from None
         self._looked = time.monotonic()
-        code, said = self._process.wait(self._look), self._process.said
+        try:
+            code, said = self._process.wait(self._look), self._process.said
+        except BaseException:
+            self._process.send(signal.SIGTERM)  # nobody would look after it
+            raise
         self._process = None
         names = {host.name for host in hosts}
         lost = [host for host in dict.fromkeys(told) if not names or host in names]
@@ -171,16 +193,41 @@ class _Launch:
         if first and not lost:
             rank, where = first
             lost = [host_of(rank, hosts) or where]
-        return code, said, tuple(lost) if said in (None, Exit.LOST_PEER) else ()
+        # A launcher that a signal has ended takes its ranks along, and no host is to blame.
+        is_blamed = code >= 0 and said in (None, Exit.LOST_PEER)
+        return code, said, tuple(lost) if is_blamed else ()
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:
         """A directory beside that of the run, which its hosts share."""
-        self._directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{self._directory.name}-", dir=self._directory.parent
-        ) as folder:
+        parent, prefix = self._directory.parent, f".{self._directory.name}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
             yield Path(folder).resolve()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Context in which no other `axrt launch` starts this run.
+
+        Raises:
+            ConfigError: another one does, or nothing can be written beside the run.
+        """
+        beside = self._directory.parent / f".{self._directory.name}.launch"
+        try:
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            file = beside.open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"{beside}: {error.strerror}; expected a place for the run that can be written to"
+            ) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"another axrt launch starts {self._directory}; expected that one to end first"
+                ) from None
+            yield
+            beside.unlink(missing_ok=True)
 
     # Hosts and layouts.
 
@@ -200,8 +247,13 @@ class _Launch:
 
     def _there(self) -> list[Host]:
         assert self._hosts is not None
-        hosts, out = read_hosts(self._hosts), left_out(self._starts)
-        return placed(hosts, self._command.ranks, out, self._spares)
+        try:
+            self._known = read_hosts(self._hosts)
+        except ConfigError as error:  # it may be being written
+            if not self._known:
+                raise
+            _say(f"{error}: going on with the hosts that it had before")
+        return placed(self._known, self._command.ranks, left_out(self._starts), self._spares)
 
     def _smaller(self, slots: int) -> Layout:
         """The layout for fewer ranks than the command has."""
@@ -231,11 +283,10 @@ class _Launch:
         if not self._is_small or self._grows or time.monotonic() - self._looked < _HOSTS_AGAIN_S:
             return
         self._looked = time.monotonic()
-        with suppress(ConfigError):  # the file may be being written
-            if _slots(self._there()) >= self._command.ranks and self._process:
-                self._grows = True
-                _say("there are hosts for all ranks again: the job saves, and goes on there")
-                self._process.send(signal.SIGUSR1)
+        if _slots(self._there()) >= self._command.ranks and self._process:
+            self._grows = True
+            _say("there are hosts for all ranks again: the job saves, and goes on there")
+            self._process.send(signal.SIGUSR1)
 
     # The run.
 
@@ -249,7 +300,7 @@ class _Launch:
 
     def _keep(self, start: Start) -> None:
         try:
-            History(self._directory).add(start)
+            self._history.add(start)
         except OSError as error:
             _say(f"{self._directory}: {error.strerror}: this start is not kept there")
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from .inspection import Answer
 
+_LONG_S = 2.0  # of a wait that no answer of another moment explains
+
 
 def verdicts(answers: Mapping[int, Answer], size: int) -> list[str]:
     """Sentences about where chains of waits end, and about circles; [] where nobody waits.
@@ -22,7 +24,12 @@ def verdicts(answers: Mapping[int, Answer], size: int) -> list[str]:
                 circles.setdefault(frozenset(circle), circle)
             else:
                 ends.setdefault(chain[-1], []).append(rank)
-    told = [f"a circle: {' -> '.join(map(str, circle))}" for circle in circles.values()]
+    told = [
+        f"a circle: {' -> '.join(map(str, circle))}"
+        for circle in circles.values()
+        # Answers are not of one moment: ranks that pass work on look as if they waited in turn.
+        if min(answers[rank].since_s for rank in circle) >= _LONG_S
+    ]
     for end, ranks in sorted(ends.items()):
         others = [rank for rank in ranks if rank != end]
         whom = f"{_named(others, size)} in the end for " if others else ""

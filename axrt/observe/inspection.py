@@ -2,7 +2,7 @@
 
 Who asks puts a file into the directory of the run, and each rank puts its answer beside it:
 
-    RUN/.inspect/ask                 a question: JSON with its name
+    RUN/.inspect/NAME/question       JSON with its name
     RUN/.inspect/NAME/rank-0003      the answer of rank 3
 
 A thread looks for a question once a second. The loop itself says what it lacks, when it waits. A
@@ -25,7 +25,8 @@ from axrt.scheduler.task import Task
 
 from .observer import Observer, Wait
 
-FOLDER, QUESTION = ".inspect", "ask"
+_THREAD = "axrt inspection"
+FOLDER, QUESTION = ".inspect", "question"
 _LOOK_S = 1.0
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
 _LOOP_FILE = os.path.join("axrt", "loop.py")
@@ -85,7 +86,7 @@ class Inspection(Observer):
             run: directory of the run, which all ranks share.
         """
         self._folder = run / FOLDER
-        threading.Thread(target=self._look, name="axrt inspection", daemon=True).start()
+        threading.Thread(target=self._look, name=_THREAD, daemon=True).start()
 
     # What the loop tells.
 
@@ -115,14 +116,14 @@ class Inspection(Observer):
     # What the thread does.
 
     def _look(self) -> None:
-        last = ""
+        heard: set[Path] = set()
         while True:
             time.sleep(_LOOK_S)
-            with suppress(OSError, ValueError):
-                question = json.loads((self._folder / QUESTION).read_text(encoding="utf-8"))
-                if question["name"] != last:
-                    last = question["name"]
-                    self._hear(question)
+            asked = set(self._folder.glob(f"*/{QUESTION}"))
+            for file in asked - heard:
+                with suppress(OSError, ValueError):  # whoever has asked may have gone
+                    self._hear(json.loads(file.read_text(encoding="utf-8")))
+            heard = asked
 
     def _hear(self, question: dict[str, object]) -> None:
         self._answered.clear()
@@ -169,9 +170,12 @@ def _files_of(frame: FrameType | None) -> list[str]:
 
 
 def _stacks() -> dict[str, str]:
-    """The Python stacks of all threads, by name."""
+    """The Python stacks of all threads but that of the inspection, by name; the main thread's comes
+    first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
+    found = {
         names.get(ident, str(ident)): "".join(traceback.format_stack(frame))
         for ident, frame in sys._current_frames().items()
+        if names.get(ident) != _THREAD
     }
+    return dict(sorted(found.items(), key=lambda one: one[0] != threading.main_thread().name))

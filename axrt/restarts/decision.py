@@ -8,6 +8,7 @@ from axrt.exit_codes import Exit
 
 from .history import Start
 
+_BY_SIGNAL = 128
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 # So many starts in a row may gain nothing. A failure that is no lost rank is likely to come again.
 _LOST_AT_MOST, _FAILED_AT_MOST = 3, 2
@@ -71,4 +72,6 @@ def _cause(last: Start) -> tuple[str, int]:
         return "it has failed", _FAILED_AT_MOST
     if last.code == Exit.DONE:
         return "nobody has said that all is done", _LOST_AT_MOST
+    if last.said is None and 0 < last.code < _BY_SIGNAL and not last.lost:
+        return f"the launcher ended with {last.code}", _LOST_AT_MOST
     return "a rank was lost", _LOST_AT_MOST

@@ -56,16 +56,19 @@ class History:
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / _FILE
+        self._unwritten: list[Start] = []
 
     def add(self, start: Start) -> None:
-        """Append a start that has ended; a run that has made no directory keeps none.
+        """Append a start that has ended. It is written as soon as the run has a directory.
 
         Raises:
             OSError: the file cannot be written.
         """
+        self._unwritten.append(start)
         if self._file.parent.is_dir():
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(start)) + "\n")
+                file.writelines(json.dumps(asdict(one)) + "\n" for one in self._unwritten)
+            self._unwritten = []
 
     def read(self) -> list[Start]:
         """All starts, the first one first; a line that was torn is left out."""

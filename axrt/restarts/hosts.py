@@ -36,10 +36,9 @@ def read_hosts(file: Path) -> list[Host]:
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"--hosts {file}: {error.strerror}; expected a file with a host a line"
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "no text"
+        raise ConfigError(f"--hosts {file}: {what}; expected a file with a host a line") from None
     found = []
     for number, line in enumerate(lines, start=1):
         text = line.partition("#")[0].strip()
@@ -51,6 +50,8 @@ def read_hosts(file: Path) -> list[Host]:
             )
         if match:
             found.append(Host(match[1], int(match[2] or match[3] or 1)))
+            if not found[-1].slots:
+                raise ConfigError(f"{file}, line {number}: {text!r} has no slots; expected some")
     if not found:
         raise ConfigError(f"--hosts {file} names no host; expected one a line")
     twice = [name for name, count in Counter(host.name for host in found).items() if count > 1]

@@ -12,6 +12,7 @@ from .hosts import Host
 
 _COUNTS = ("-n", "-np", "--n", "--np", "--ntasks", "-c", "-ntasks")
 _PROGRAMS = ("axrt", "python", "python3")
+_HOSTS = ("-hosts", "-host", "--host", "-H", "-f", "-hostfile", "--hostfile", "-machinefile")
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 
 
@@ -115,6 +116,12 @@ class Command:
                     "back"
                 )
         return cls(tuple(launcher), count, ranks, tuple(program), file, overrides)
+
+    @property
+    def names_hosts(self) -> str:
+        """The argument that says on which hosts the launcher is to run; "" where none does."""
+        names = (*_HOSTS, "--machinefile", "-w", "--nodelist", "-N", "--nodes")
+        return next((word for word in self.launcher if word.partition("=")[0] in names), "")
 
     def words(self, ranks: int, placed: Sequence[str], settings: Sequence[str]) -> list[str]:
         """The command with a number of ranks, arguments for the launcher, and settings of a

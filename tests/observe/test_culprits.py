@@ -1,5 +1,7 @@
 """Who everyone waits for."""
 
+from dataclasses import replace
+
 from axrt.observe.culprits import verdicts
 from axrt.observe.inspection import Answer
 
@@ -35,6 +37,11 @@ def test_a_circle_is_a_circle() -> None:
     assert said(
         answer(0, "waits", 1), answer(1, "waits", 2), answer(2, "waits", 1), answer(3, "computes")
     ) == ["a circle: 1 -> 2 -> 1"]
+
+
+def test_ranks_that_pass_work_on_are_no_circle() -> None:
+    passing = [replace(answer(rank, "waits", 1 - rank), since_s=0.1) for rank in (0, 1)]
+    assert said(*passing) == []
 
 
 def test_a_rank_that_lacks_nothing_of_others_ends_a_chain() -> None:
