@@ -116,13 +116,8 @@ class Engine:
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
         )
-        again: Choice | None = None
-        if config.memory.recompute == AUTO:
-            again = layers_chosen(config, model, self._schedule, self._rank, sample)
-            self.config = config = with_layers(config, again)
-            # Anew: stays are planned for layers that run again.
-            with_policy = replace(config, schedule=self._schedule)
-            self._schedule, self._job = settled(with_policy, model, self._rank.mesh)
+        again = self._layers_chosen(model, sample) if config.memory.recompute == AUTO else None
+        config = self.config
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
@@ -155,6 +150,14 @@ class Engine:
         if compiler:
             # last: a faster rank may be training, and tells this one
             self._precompile(model, sample)
+
+    def _layers_chosen(self, model: PipelineModule, sample: Any) -> Choice:
+        """Settle how many layers run again, and the schedule anew: stays are planned for that."""
+        found = layers_chosen(self.config, model, self._schedule, self._rank, sample)
+        self.config = with_layers(self.config, found)
+        with_policy = replace(self.config, schedule=self._schedule)
+        self._schedule, self._job = settled(with_policy, model, self._rank.mesh)
+        return found
 
     @property
     def rank(self) -> int:

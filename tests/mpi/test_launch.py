@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ..cli.test_train import TINY
@@ -91,12 +92,16 @@ def test_ranks_that_are_killed_change_no_bit_of_the_run(tmp_path: Path) -> None:
         job.wait_for_step(step)
         os.kill(job.ranks()[rank], signal.SIGKILL)
         time.sleep(0.5)
+    job.wait_for_step(5 * EVERY + 2)
+    (mpirun_itself,) = psutil.Process(job.process.pid).children()
+    mpirun_itself.kill()
     code, err = job.end()
     assert code == 0, err
     found = starts(tmp_path)
-    assert len(found) == 3, err
+    assert len(found) == 4, err
+    assert found[2]["lost"] == [], "no host is to blame for a launcher that was killed"
     assert all(start["gained"] >= EVERY for start in found)
-    assert [start["step"] + start["gained"] for start in found[:2]] == [
+    assert [start["step"] + start["gained"] for start in found[:3]] == [
         start["step"] for start in found[1:]
     ]
     same_as_in_peace(tmp_path)
@@ -136,7 +141,8 @@ def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: 
 
 @pytest.mark.skipif(is_open_mpi(), reason="Hydra alone starts ranks of any host here (fork)")
 def test_a_host_that_fails_twice_is_left_out_and_the_batch_stays(tmp_path: Path) -> None:
-    """Two replicas on hosts of one slot. The second host fails twice, and no other is left."""
+    """Two replicas on hosts of one slot. The second host fails twice, and no other is left; the
+    host file is torn by then."""
     (tmp_path / "hosts").write_text("first:1\nsecond:1\n")
     job = Launch(
         tmp_path,
@@ -146,10 +152,13 @@ def test_a_host_that_fails_twice_is_left_out_and_the_batch_stays(tmp_path: Path)
     )
     for step in (EVERY + 2, 3 * EVERY + 2):
         job.wait_for_step(step)
+        if step > 2 * EVERY:
+            (tmp_path / "hosts").write_bytes(b"\xff")
         os.kill(job.ranks()[1], signal.SIGKILL)
         time.sleep(0.5)
     code, err = job.end()
     assert code == 0, err
+    assert "hosts: no text" in err
     found = starts(tmp_path)
     assert [(start["ranks"], start["hosts"]) for start in found] == [
         (2, ["first", "second"]),

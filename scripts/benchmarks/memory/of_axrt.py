@@ -21,15 +21,9 @@ from .contestant import Contestant, Counter
 from .model import Sizes, adamw, batches_of, config_of, model_of
 from .reach import tensors_in
 
-_STATE = (
-    Purpose.WEIGHTS,
-    Purpose.MASTERS,
-    Purpose.GRADIENTS,
-    Purpose.TOTALS,
-    Purpose.MOMENTS,
-    Purpose.BEFORE,
-    Purpose.SLOTS,
-)
+# Nobody else's are counted, either: see `storages.py`.
+_OTHERS = (Purpose.FROZEN, Purpose.ORIGINALS, Purpose.STASH, Purpose.MESSAGES)
+_STATE = tuple([purpose for purpose in Purpose if purpose not in _OTHERS])
 _IN_PROCESS = (Tier.DEVICE, Tier.HOST)  # without an accelerator both are the process's own memory
 
 

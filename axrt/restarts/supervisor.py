@@ -1,0 +1,321 @@
+"""Starts a job, looks after it, and starts it again: the elastic agent of `axrt launch`. What
+follows from how a start has ended is `decide`'s."""
+
+import fcntl
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from axrt.checkpoint.folder import candidates_at
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.exit_codes import Exit
+
+from .decision import decide
+from .history import History, Start
+from .hosts import Host, host_of, left_out, placed, read_hosts
+from .launcher import LAUNCHERS, Command, Launcher, launcher_of
+from .layout import Layout, smaller_layouts, whole_layout
+from .process import JobProcess
+from .witness import first_lost
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_HOSTS_AGAIN_S = 60.0  # between two looks at the host file, where the job runs on fewer ranks
+_NAP_S = 0.1
+
+
+class Supervisor:
+    """A job and its starts.
+
+    Args:
+        command: command in parts.
+        restarts: most times that it is started again.
+        hosts: host file; None: the launcher chooses, or the allocation.
+        spares: number of hosts that are kept back.
+        directory: directory of the run; None: that of the configuration.
+    Raises:
+        ConfigError: the command has no configuration and no directory, or takes no hosts.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        restarts: int,
+        hosts: Path | None,
+        spares: int,
+        directory: Path | None,
+    ) -> None:
+        self._command, self._restarts, self._hosts, self._spares = command, restarts, hosts, spares
+        self._config = Config.read(command.file, command.overrides) if command.file else None
+        if self._config is None and directory is None:
+            raise ConfigError(
+                "the command has no `axrt train FILE`; expected one, or --run DIR with the "
+                "directory that a script of yours saves to and goes on from"
+            )
+        self._directory = directory or Path(self._config.run.out if self._config else "")
+        self._launcher = _launcher(command)
+        if hosts and self._launcher is None:
+            raise ConfigError(
+                f"--hosts {hosts} with {command.words(0, [], [])[0]!r}: how that takes hosts is "
+                "not known; expected mpirun of MPICH or Open MPI, or srun"
+            )
+        if hosts and not command.ranks:
+            raise ConfigError("--hosts without a number of ranks; expected mpirun -n RANKS ...")
+        if hosts and command.names_hosts:
+            raise ConfigError(
+                f"--hosts {hosts} and {command.names_hosts} of the launcher; expected one of them"
+            )
+        if spares and not hosts:
+            raise ConfigError(f"--spares {spares} without --hosts; expected a host file, too")
+        if self._directory.exists() and not self._directory.is_dir():
+            raise ConfigError(f"{self._directory} is no directory; expected that of the run")
+        self._history = History(self._directory)
+        self._known: list[Host] = []  # as the host file has said last
+        self._starts: list[Start] = []
+        self._asked = 0
+        self._whole: Layout | None = None
+        self._process: JobProcess | None = None
+        self._is_small, self._grows = False, False
+        self._looked = 0.0
+
+    def until_done(self) -> int:
+        """Start the job until it is done or given up. Returns its last exit code."""
+        with self._alone(), self._hearing_signals():
+            while True:
+                try:
+                    self._starts.append(self._start())
+                except ConfigError as error:
+                    if not self._starts:
+                        raise
+                    return self._end(str(error))
+                self._keep(self._starts[-1])
+                decision = decide(self._starts, self._restarts, self._asked > 0)
+                if not decision.again:
+                    return self._end(decision.reason)
+                when = f"in {decision.pause_s:g} s" if decision.pause_s else "at once"
+                _say(f"{decision.reason}; starting again {when}")
+                until = time.monotonic() + decision.pause_s
+                while time.monotonic() < until and not self._asked:
+                    time.sleep(_NAP_S)
+                if self._asked:
+                    return self._end("it was asked to end")
+
+    def _start(self) -> Start:
+        """Run the job once."""
+        hosts, ranks, settings = self._placed()
+        where = self._launcher.on(hosts) if self._launcher and hosts else []
+        words = self._command.words(ranks, where, settings)
+        step, began, clock = self._step(), datetime.now(UTC), time.monotonic()
+        _say(f"start {len(self._starts) + 1} from step {step}: {shlex.join(words)}")
+        with self._shared_folder() as folder:
+            code, said, lost = self._run(words, folder, hosts)
+        return Start(
+            began.isoformat(timespec="seconds"),
+            round(time.monotonic() - clock, 1),
+            ranks,
+            tuple(host.name for host in hosts),
+            tuple(settings),
+            code,
+            said,
+            lost,
+            step,
+            0 if said == Exit.BAD_INPUT else self._step() - step,
+        )
+
+    def _run(
+        self, words: Sequence[str], folder: Path, hosts: Sequence[Host]
+    ) -> tuple[int, int | None, tuple[str, ...]]:
+        """Run a command. Returns the launcher's code, that of the first rank to end, and the hosts
+        on which a rank has died."""
+        told: list[str] = []
+
+        def hear(line: str) -> None:
+            told.extend(self._launcher.lost(line) if self._launcher else ())
+
+        try:
+            self._process = JobProcess(words, folder, hear)
+        except OSError as error:
+            raise ConfigError(
+                f"{words[0]}: {error.strerror}; expected a launcher, such as mpirun"
+            ) from None
+        self._looked = time.monotonic()
+        try:
+            code, said = self._process.wait(self._look), self._process.said
+        except BaseException:
+            self._process.send(signal.SIGTERM)  # nobody would look after it
+            raise
+        self._process = None
+        names = {host.name for host in hosts}
+        lost = [host for host in dict.fromkeys(told) if not names or host in names]
+        first = first_lost(folder)
+        if first and not lost:
+            rank, where = first
+            lost = [host_of(rank, hosts) or where]
+        # A launcher that a signal has ended takes its ranks along, and no host is to blame.
+        is_blamed = code >= 0 and said in (None, Exit.LOST_PEER)
+        return code, said, tuple(lost) if is_blamed else ()
+
+    @contextmanager
+    def _shared_folder(self) -> Iterator[Path]:
+        """A directory beside that of the run, which its hosts share."""
+        parent, prefix = self._directory.parent, f".{self._directory.name}-"
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+            yield Path(folder).resolve()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Context in which no other `axrt launch` starts this run.
+
+        Raises:
+            ConfigError: another one does, or nothing can be written beside the run.
+        """
+        beside = self._directory.parent / f".{self._directory.name}.launch"
+        try:
+            self._directory.parent.mkdir(parents=True, exist_ok=True)
+            file = beside.open("w")
+        except OSError as error:
+            raise ConfigError(
+                f"{beside}: {error.strerror}; expected a place for the run that can be written to"
+            ) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ConfigError(
+                    f"another axrt launch starts {self._directory}; expected that one to end first"
+                ) from None
+            yield
+            beside.unlink(missing_ok=True)
+
+    # Hosts and layouts.
+
+    def _placed(self) -> tuple[list[Host], int, list[str]]:
+        """The hosts of a start, its number of ranks, and its settings."""
+        wanted = self._command.ranks
+        settings = ["checkpoint.resume=auto"] if self._config else []
+        self._is_small = self._grows = False
+        if self._hosts is None:
+            return [], wanted, settings
+        there = self._there()
+        if _slots(there) >= wanted:
+            return there, wanted, settings
+        self._is_small = True
+        layout = self._smaller(_slots(there))
+        return placed(there, layout.ranks, set()), layout.ranks, [*settings, *layout.settings]
+
+    def _there(self) -> list[Host]:
+        assert self._hosts is not None
+        try:
+            self._known = read_hosts(self._hosts)
+        except ConfigError as error:  # it may be being written
+            if not self._known:
+                raise
+            _say(f"{error}: going on with the hosts that it had before")
+        return placed(self._known, self._command.ranks, left_out(self._starts), self._spares)
+
+    def _smaller(self, slots: int) -> Layout:
+        """The layout for fewer ranks than the command has."""
+        wanted = self._command.ranks
+        if self._config is None:
+            raise ConfigError(
+                f"hosts have {slots} slots for {wanted} ranks; expected as many, since the layout "
+                "of a script is its own"
+            )
+        self._whole = self._whole or whole_layout(self._config, wanted)
+        found = smaller_layouts(self._config, self._whole, slots)
+        if not found:
+            raise ConfigError(
+                f"hosts have {slots} slots, on which no layout has the same "
+                f"{self._config.global_batch} samples a step; expected more hosts"
+            )
+        best = found[0]
+        _say(
+            f"{slots} of {wanted} slots are left. Replicas: {best.data}, ranks of each: "
+            f"{best.pipe}, microbatches of each: {best.microbatches}. A step has the same samples, "
+            f"at {self._whole.step / best.step:.2f} of the speed by simulation"
+        )
+        return best
+
+    def _look(self) -> None:
+        """Let a job on fewer ranks end, and save, when there are more hosts again."""
+        if not self._is_small or self._grows or time.monotonic() - self._looked < _HOSTS_AGAIN_S:
+            return
+        self._looked = time.monotonic()
+        if _slots(self._there()) >= self._command.ranks and self._process:
+            self._grows = True
+            _say("there are hosts for all ranks again: the job saves, and goes on there")
+            self._process.send(signal.SIGUSR1)
+
+    # The run.
+
+    def _step(self) -> int:
+        """The step of the newest checkpoint whose manifest is sound."""
+        try:
+            found = candidates_at(self._directory)
+        except ConfigError:
+            return 0
+        return max((one.step for one in found if one.manifest is not None), default=0)
+
+    def _keep(self, start: Start) -> None:
+        try:
+            self._history.add(start)
+        except OSError as error:
+            _say(f"{self._directory}: {error.strerror}: this start is not kept there")
+
+    def _end(self, reason: str) -> int:
+        last = self._starts[-1]
+        code = last.code if last.said is None else last.said
+        is_done = last.code == last.said == Exit.DONE
+        _say(reason if is_done else f"{reason}. All starts:")
+        for start in self._starts if not is_done or len(self._starts) > 1 else ():
+            print(f"  {start}", file=sys.stderr, flush=True)
+        return code if code > 0 else Exit.DONE if is_done else Exit.LOST_PEER
+
+    # Signals.
+
+    @contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        before: dict[signal.Signals, Any] = {
+            number: signal.signal(number, self._hear) for number in _SIGNALS
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        """Let the job save and end; the second signal ends it at once."""
+        self._asked += 1
+        if self._process:
+            # mpirun of Open MPI ends all ranks soon after any other signal
+            self._process.send(signal.SIGUSR1 if self._asked == 1 else signal.SIGTERM)
+
+
+def _slots(hosts: Sequence[Host]) -> int:
+    return sum(host.slots for host in hosts)
+
+
+def _launcher(command: Command) -> Launcher | None:
+    """The kind of launcher; None where the job is one process, or it is none that is known."""
+    if not command.launcher or Path(command.launcher[0]).name not in LAUNCHERS:
+        return None
+    program = command.launcher[0]
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return launcher_of(program, "")
+    return launcher_of(program, said.stdout + said.stderr)
+
+
+def _say(text: str) -> None:
+    print(f"axrt launch: {text}", file=sys.stderr, flush=True)
