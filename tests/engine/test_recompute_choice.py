@@ -15,6 +15,7 @@ from axrt.device import CPU
 from axrt.model.costs import LayerCosts
 from axrt.offload.tier import HostTier, PacedTier
 from axrt.recompute_choice import fastest
+from axrt.scheduler.job import Job
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -102,7 +103,7 @@ def test_stays_are_planned_for_layers_that_run_again(
     )
     schedule = {"policy": "interleaved-1f1b", "chunks": 2}
 
-    def losses(transport: Transport, recompute: int | str) -> list[float]:
+    def trained(transport: Transport, recompute: int | str) -> tuple[Job, list[float]]:
         config = configured(
             MICROBATCHES,
             schedule=schedule,
@@ -115,17 +116,18 @@ def test_stays_are_planned_for_layers_that_run_again(
         ) as engine:
             assert engine.config.memory.recompute == 2
             mine = slice(engine.data_rank * MICROBATCHES, None)
-            return [
+            assert set(engine._job.recomputed.values()) == {2}
+            return engine._job, [
                 engine.train_batch(iter(twice(step)[mine]) if engine.reads else None).loss
                 for step in range(STEPS)
             ]
 
     twice = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
     chosen, given = (
-        LocalWorld(4).run(lambda transport: losses(transport, recompute))  # noqa: B023
+        LocalWorld(4).run(lambda transport: trained(transport, recompute))  # noqa: B023
         for recompute in ("auto", 2)
     )
-    assert chosen == given
+    assert chosen == given, "the same schedule, and the same losses"
 
 
 def test_a_bound_of_activations_is_kept_to() -> None:
