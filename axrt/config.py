@@ -503,6 +503,12 @@ class Checkpoint(_Section):
         "those",
         least=0,
     )
+    background: str = _key(
+        "auto",
+        "training goes on while a checkpoint is written, from a copy of the state in the host's "
+        "memory; auto = unless memory.scratch is a disk; the last one is waited for",
+        choices=("auto", "on", "off"),
+    )
     keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
     resume: str = _key(
         "",
@@ -610,6 +616,12 @@ class Config:
         """Optimizer steps wait for the norm of all gradients: to clip them, or to hear of an
         overflow."""
         return self.optimizer.clip > 0 or self.precision.scales
+
+    @property
+    def saves_beside(self) -> bool:
+        """Training goes on while a checkpoint is written."""
+        how = self.checkpoint.background
+        return how == "on" or (how == "auto" and not self.memory.scratch_directory)
 
     @property
     def speculates(self) -> bool:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, NoReturn, Self
@@ -13,10 +13,12 @@ import torch
 
 from axrt.autoschedule import resolve, settled
 from axrt.checkpoint.job import JobCheckpoints
-from axrt.checkpoint.layers import save_layers, save_shards
-from axrt.checkpoint.manifest import FileRecord, Manifest
+from axrt.checkpoint.manifest import Manifest
+from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
+from axrt.checkpoint.writing import Records, save_layers, save_shards
 from axrt.config import AUTO, Config, Schedule
 from axrt.device import CPU, choose
+from axrt.errand import Put, Steps
 from axrt.errors import (
     AxrtError,
     ConfigError,
@@ -101,6 +103,7 @@ class Engine:
         self._step = self._samples = 0
         self._calls = OneCall()
         self._closed = False
+        self._snapshot: Snapshot | None = None
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
         self._step_time = StepTime() if config.memory.offload == "auto" else None
@@ -227,6 +230,8 @@ class Engine:
         Of masters that are offloaded these are copies on the CPU. What is written to them before
         the next call counts, and after it they are copies of the past.
         """
+        if self._snapshot:
+            self._snapshot.end()  # before anybody writes to them
         if self._model.scratch is None or self._closed:
             return list(self._model.named_parameters())
         with self._ending_the_job_on_failure():
@@ -384,17 +389,35 @@ class Engine:
             return self._rank.handover.given(self._exchange.broadcast(value))
 
     @one_at_a_time
-    def save_checkpoint(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        wait: bool = True,
+        then: Callable[[str], None] | None = None,
+    ) -> bool:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
-        The checkpoint is whole when this returns. If the job ends within, earlier checkpoints
-        stand. A run that has gone back to an older checkpoint in the same directory saves anew from
-        there: later checkpoints are set aside, and a message says so.
+        By default the checkpoint is whole when this returns. With `wait=False` the state is copied
+        to the host's memory and written from there, while later calls train: a bucket's next step
+        waits for its own copy. `finish_saving` and `close` wait for the end. If the job ends
+        within, earlier checkpoints stand.
+
+        A run that has gone back to an older checkpoint in the same directory saves anew from there:
+        later checkpoints are set aside, and a message says so.
 
         Args:
             path: directory of the checkpoint, which does not exist yet, in one that all ranks
                 share.
             extra: any values of the user's that JSON can hold; None saves {}.
+            wait: False to let training go on.
+            then: function that is called on the main rank when a save that was not waited for has
+                ended, within some later call: with "", or with what has gone wrong. None: that is
+                printed.
+        Returns:
+            True; False where `wait` is False and an earlier save is still under way. Then nothing
+            is saved.
         Raises:
             ConfigError: the directory exists, another process writes to the one that it is in, or
                 `extra` is not JSON; raised on every rank. Nothing is written.
@@ -417,12 +440,24 @@ class Engine:
                 extra or {},
                 scale,
             )
-            self._checkpoints.save(
-                path,
-                lambda: Manifest.of(*of),
-                self._writer(),
-                self._trainer.ranks_of_replica(0),
-            )
+            make_manifest, writers = partial(Manifest.of, *of), self._writers
+            if wait:
+                self._checkpoints.save(path, make_manifest, self._writing(), writers)
+                return True
+            writing = self._writing_beside()
+            told = then or self._tell_fault
+            return self._checkpoints.begin_to_save(path, make_manifest, writing, writers, told)
+
+    @one_at_a_time
+    def finish_saving(self) -> None:
+        """Wait for the end of a save that is under way, if there is one; every rank calls it.
+
+        Raises:
+            SaveError: its files could not be written; raised on every rank. Training may go on.
+        """
+        with self._agreeing():
+            if fault := self._checkpoints.finish():
+                raise SaveError(fault)
 
     @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
@@ -496,6 +531,7 @@ class Engine:
         self._closed = True
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
+            self._checkpoints.finish()
             self._trainer.settle()
             self._tell_step_time()
             self._publish()
@@ -544,13 +580,39 @@ class Engine:
             scratch_tier(memory, device) if needs_scratch else None,
         )
 
-    def _writer(self) -> Callable[[Path], dict[str, FileRecord]] | None:
+    @property
+    def _writers(self) -> list[int]:
+        """The ranks that take part in a save. Replicas but the first hold the same, where state is
+        not sharded, and so do pipes but the first."""
+        return (
+            list(range(self._rank.size)) if self._job.shards else self._trainer.ranks_of_replica(0)
+        )
+
+    def _writing(self) -> Callable[[Path], Steps[Records]] | None:
         """What writes the layers of this rank into a checkpoint."""
         if self._job.shards:
             return lambda directory: save_shards(directory, self._model, self._shards)
-        # Replicas but the first hold the same, and so do pipes but the first.
         mine = self._model.of_pipe(0)
         return (lambda directory: save_layers(directory, mine)) if self.data_rank == 0 else None
+
+    def _writing_beside(self) -> Callable[[Path, Put], Steps[Records]] | None:
+        """The same, from a snapshot."""
+        if self.rank not in self._writers:
+            return None
+        snapshot = self._snapshot = Snapshot(self._arena)
+        if self._job.shards:
+            return lambda directory, put: save_shards(
+                directory, self._model, self._shards, snapshot, put
+            )
+        return lambda directory, put: save_layers(directory, self._model.of_pipe(0), snapshot, put)
+
+    @cached_property
+    def _arena(self) -> SnapshotArena:
+        return SnapshotArena(self._rank.device, self.config.memory.uses_scratch)
+
+    def _tell_fault(self, fault: str) -> None:
+        if fault:
+            print(f"axrt: {fault}", file=sys.stderr, flush=True)
 
     def _gather_masters(self) -> None:
         """Bring the masters of all layers here, where each rank keeps a shard of them: the modules

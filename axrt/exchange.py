@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from axrt.errand import Errand, Steps
 from axrt.errors import ConfigError, SaveError
 from axrt.loop import Loop
 from axrt.note import MAIN, Note, Topic
@@ -35,6 +36,10 @@ class Collected:
     @property
     def whole(self) -> bool:
         return self.wanted is not None and len(self.parts) >= self.wanted
+
+    def passed(self) -> bool:
+        """All parts have come; for an errand that waits for them."""
+        return self.whole
 
     @property
     def owing(self) -> frozenset[int]:
@@ -115,6 +120,22 @@ class Exchange:
         """
         self._loop.listen(lambda: collected.whole, what, lambda: collected.owing)
         return collected.in_order()
+
+    def begin(self, steps: Steps[Made]) -> Errand[Made]:
+        """Begin an errand, which goes on in this call and in those that come."""
+        errand = Errand(steps)
+        self._loop.begin(errand)
+        return errand
+
+    def finish(self, errand: Errand[Made], what: str) -> Made:
+        """Wait for the end of an errand.
+
+        Args:
+            errand: errand that has begun.
+            what: name of what is waited for.
+        """
+        self._loop.listen(lambda: errand.done, what, lambda: errand.owing)
+        return errand.result
 
     def broadcast(self, value: Any) -> Any:
         """The main rank's value, on every rank; every rank calls it."""

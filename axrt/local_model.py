@@ -255,6 +255,14 @@ class LocalModel:
         if self.narrow is not None:
             self.narrow.publish()
 
+    def stage_of(self, place: int) -> int:
+        """The stage here that has a layer.
+
+        Args:
+            place: index of the layer in the model.
+        """
+        return next(number for number, of in self.stages.items() if str(place) in of.layers)
+
     def layers(self) -> Iterator[tuple[int, nn.Module]]:
         """Each layer with its index in the model."""
         for stage in self.stages.values():

@@ -6,8 +6,9 @@
     read     the reader's microbatch, one for each pipe, when the brain wants one: the same
     start    brain picks and counts, compute starts a worker on it
 
-All parcels that have arrived are heard before a task is picked; nothing here decides. Observers are
-told of every event and may not change what happens.
+Errands, such as a save under way, go on once a round. All parcels that have arrived are heard
+before a task is picked; nothing here decides. Observers are told of every event and may not change
+what happens.
 """
 
 import time
@@ -20,6 +21,7 @@ from math import inf
 from typing import Any
 
 from axrt.compute import Compute
+from axrt.errand import Errand
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
 from axrt.note import Note, Topic
@@ -94,6 +96,7 @@ class Loop:
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
+        self._errands: list[Errand[Any]] = []
         self._linger = Linger(LINGER if transport.takes_time else 0.0)
         self.task: Task | None = None
 
@@ -113,6 +116,7 @@ class Loop:
                     self._wait(session.state)
                 else:
                     self._peers.moved()
+                self._run_errands()
                 wait_s = self._patience_s() if waiting else 0.0
                 moved = any(
                     [
@@ -150,8 +154,8 @@ class Loop:
         for tell in self._audience.entered:
             tell()
         with self._compute.current():
-            while not until():
-                if self._poll(inf):
+            while not self._meets(until):
+                if self._poll(self._look_s):
                     self._peers.moved()
                     continue
                 for tell in self._audience.waiting:
@@ -167,6 +171,10 @@ class Loop:
             self._hear(rank, generation, note, payload)
         else:
             self._send(rank, Parcel(generation, note, payload), moment_of(flatten(payload)[1]))
+
+    def begin(self, errand: Errand[Any]) -> None:
+        """Let an errand go on beside the tasks, in this call and in those that come."""
+        self._errands.append(errand)
 
     def settle(self, session: Session) -> None:
         """Take offloaded state back to where it belongs, and start nothing else."""
@@ -330,7 +338,23 @@ class Loop:
         until_s = self._linger.until
         if until_s is not None:
             return max(until_s - time.perf_counter(), 0.0)
-        return _LOOK_S if any(one.busy for one in self._queues.values()) else inf
+        return _LOOK_S if any(one.busy for one in self._queues.values()) else self._look_s
+
+    @property
+    def _look_s(self) -> float:
+        """Seconds between two looks at errands; news wake up those that wait for notes."""
+        return inf if all(errand.owing for errand in self._errands) else _LOOK_S
+
+    def _meets(self, until: Callable[[], bool]) -> bool:
+        self._run_errands()  # first: one of them may be what is waited for
+        return until()
+
+    def _run_errands(self) -> None:
+        """Let errands go on."""
+        for errand in self._errands:
+            errand.go_on()
+        if any(errand.done for errand in self._errands):
+            self._errands = [errand for errand in self._errands if not errand.done]
 
     def _finish(self, session: Session) -> bool:
         finished = [(one, task) for one in self._queues.values() for task in one.finished()]

@@ -24,6 +24,7 @@ class Topic(Vocabulary):
     SAVED = "saved"
     # what a copy keeps of a layer; about: the pipe, number: the visit and the layer
     SHARD = "shard"
+    SAVES = "saves"  # the same, for a checkpoint
     TAKEN = "taken"  # the writer has taken that; about 0, number: the same
     WAITS = "waits"  # the sender has waited long for something that this rank owes it
     LEAVES = "leaves"  # the sender has closed its engine and sends nothing more

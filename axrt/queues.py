@@ -178,6 +178,15 @@ def wait_on_device(moment: Moment) -> None:
         current_stream(moment.event.device).wait_event(moment.event)
 
 
+def go_after(moment: Moment) -> None:
+    """Let what the calling thread does from now on come after a moment: what it launches on a
+    device, or all of it where no device can wait for that."""
+    if isinstance(moment, _Event):
+        wait_on_device(moment)
+    else:
+        wait_for(moment)
+
+
 def current_stream(device: torch.device) -> torch.Stream:
     """The stream that the calling thread launches on."""
     return torch.accelerator.current_stream(device)

@@ -1,10 +1,11 @@
 """Layers made whole between steps, where each rank keeps a shard of their state (ZeRO): for
 checkpoints, for evaluations, and for the modules that the user gets back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from axrt.exchange import Exchange
+from axrt.errand import Steps
+from axrt.exchange import Collected, Exchange
 from axrt.mesh import Mesh
 from axrt.note import Note, Topic
 from axrt.scheduler.job import Job
@@ -27,7 +28,7 @@ class ShardExchange:
 
     def __init__(self, exchange: Exchange, job: Job, mesh: Mesh, pipes: dict[int, int]) -> None:
         self._exchange, self._job, self._mesh, self._pipes = exchange, job, mesh, pipes
-        self._visits: dict[int, int] = {}  # by layer
+        self._visits: dict[tuple[Topic, int], int] = {}  # by topic and layer
 
     def writes(self, stage: int) -> bool:
         """This rank writes the files of the stage's layers."""
@@ -42,46 +43,58 @@ class ShardExchange:
             place: index of the layer in the model, or of the first of several.
             mine: what this rank has.
         """
-        number = self._number(place)
+        number = self._number(Topic.SHARD, place)
         for pipe in self._group(stage):
-            to = self._rank_of(pipe, stage)
-            self._tell(to, stage, number, mine)
-        return self._parts(stage, place, number)
+            self._tell(self._rank_of(pipe, stage), stage, Topic.SHARD, number, mine)
+        parts = self._claim_parts(stage, Topic.SHARD, number)
+        return self._exchange.awaited(parts, f"the shards of layer {place}")
 
-    def for_writer(
-        self,
-        stage: int,
-        place: int,
-        mine: Sequence[SavedPiece],
-        take: Callable[[Sequence[Any]], None],
-    ) -> None:
-        """Let the rank that writes a layer take what each copy of its group has of it; all ranks
-        that hold the layer call it.
+    def to_writer(
+        self, stage: int, place: int, mine: Sequence[SavedPiece]
+    ) -> Steps[Sequence[Any] | None]:
+        """Let the rank that writes a layer have what each copy of its group has of it; all ranks
+        that hold the layer call it, and `written` then.
 
         Args:
             stage, place, mine: those of `for_all`.
-            take: function that is called there with what each copy has, by pipe; it must not raise.
+        Returns:
+            Steps that come to what each copy has, by pipe, on that rank; to None on others.
+        """
+        if 0 not in self._group(stage):
+            return None
+        number = self._number(Topic.SAVES, place)
+        self._tell(self._rank_of(0, stage), stage, Topic.SAVES, number, mine)
+        if not self.writes(stage):
+            return None
+        parts = self._claim_parts(stage, Topic.SAVES, number)
+        yield parts
+        return parts.in_order()
+
+    def written(self, stage: int, place: int) -> Steps[None]:
+        """Let the others know that a layer is written. They do not tell more before: the writer has
+        room for one layer.
+
+        Args:
+            stage, place: those of `to_writer`.
         """
         if 0 not in self._group(stage):
             return
-        number, writer = self._number(place), self._rank_of(0, stage)
-        self._tell(writer, stage, number, mine)
+        number = self._last_number(Topic.SAVES, place)
         if self.writes(stage):
-            take(self._parts(stage, place, number))
             for pipe in self._group(stage)[1:]:
                 self._exchange.tell(self._rank_of(pipe, stage), Note(Topic.TAKEN, 0, number), None)
-        else:  # not sooner: the writer has room for one layer
-            taken = self._exchange.claim(Topic.TAKEN, number, [writer])
-            self._exchange.awaited(taken, f"the end of writing layer {place}")
+        else:
+            yield self._exchange.claim(Topic.TAKEN, number, [self._rank_of(0, stage)])
 
-    def _tell(self, to: int, stage: int, number: int, mine: Sequence[tuple[Any, ...]]) -> None:
+    def _tell(
+        self, to: int, stage: int, topic: Topic, number: int, mine: Sequence[tuple[Any, ...]]
+    ) -> None:
         plain = [tuple(piece) for piece in mine]
-        self._exchange.tell(to, Note(Topic.SHARD, self._pipes[stage], number), plain)
+        self._exchange.tell(to, Note(topic, self._pipes[stage], number), plain)
 
-    def _parts(self, stage: int, place: int, number: int) -> list[Any]:
+    def _claim_parts(self, stage: int, topic: Topic, number: int) -> Collected:
         senders = [self._rank_of(pipe, stage) for pipe in self._group(stage)]
-        parts = self._exchange.claim(Topic.SHARD, number, senders)
-        return self._exchange.awaited(parts, f"the shards of layer {place}")
+        return self._exchange.claim(topic, number, senders)
 
     def _group(self, stage: int) -> range:
         """The pipes that share a stage out with this rank."""
@@ -89,9 +102,13 @@ class ShardExchange:
         first = self._pipes[stage] // pipes * pipes
         return range(first, first + pipes)
 
-    def _number(self, place: int) -> int:
-        visit = self._visits[place] = self._visits.get(place, -1) + 1
-        return visit * (self._job.cuts[-1] + 1) + place
+    def _number(self, topic: Topic, place: int) -> int:
+        """The number of the next visit to a layer; saves may be under way beside others."""
+        self._visits[topic, place] = self._visits.get((topic, place), -1) + 1
+        return self._last_number(topic, place)
+
+    def _last_number(self, topic: Topic, place: int) -> int:
+        return self._visits[topic, place] * (self._job.cuts[-1] + 1) + place
 
     def _rank_of(self, pipe: int, stage: int) -> int:
         return self._mesh.rank_of(*self._job.placement.place_of(pipe, stage))

@@ -4,13 +4,16 @@ rank the manifest of all."""
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from axrt.errand import Errand, Put, Steps, at_once, run_on
 from axrt.errors import ConfigError, DamagedError, SaveError
 from axrt.exchange import Exchange
 from axrt.local_model import LocalModel
 from axrt.note import MAIN, Note, Topic
+from axrt.thread_queue import ThreadQueue
 
 from .durable import sync
 from .folder import (
@@ -30,6 +33,7 @@ from .folder import (
 from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
+from .writing import Records
 
 
 class _WentBack(NamedTuple):
@@ -62,6 +66,7 @@ class JobCheckpoints:
         self._exchange, self._rank, self._layers = exchange, rank, list(layers)
         self._say = say or _to_stderr
         self._saves = 0
+        self._under_way: Errand[str] | None = None
         self._locks: dict[Path, DirectoryLock] = {}
         self._went_back: dict[
             Path, _WentBack
@@ -74,17 +79,17 @@ class JobCheckpoints:
         self,
         checkpoint: Path,
         make_manifest: Callable[[], Manifest],
-        write: Callable[[Path], dict[str, FileRecord]] | None,
+        write: Callable[[Path], Steps[Records]] | None,
         writers: Sequence[int],
     ) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint, after the end of the save that is under way, if any.
 
         Args:
             checkpoint: directory that the checkpoint will have.
             make_manifest: function that makes its manifest, without files; called on the main rank
                 before anything is written.
-            write: function that writes the layers of this rank into a directory, and returns the
-                records of the files; None where other ranks write the same.
+            write: function that begins to write the layers of this rank into a directory; its steps
+                come to the records of the files. None where other ranks write the same.
             writers: ranks of the job that write.
         Raises:
             ConfigError: the name means something else or is taken, another run writes to that
@@ -92,6 +97,57 @@ class JobCheckpoints:
             SaveError: some file cannot be written; raised on every rank. Earlier checkpoints stand.
             DataError: some layer or optimizer has state that cannot be saved; raised where it is.
         """
+        self.finish()
+        manifest = self._begun(checkpoint, make_manifest)
+        steps = self._steps(checkpoint, manifest, write, writers, at_once)
+        errand = self._exchange.begin(steps)
+        fault = self._exchange.finish(errand, f"all parts of {checkpoint}")
+        if fault := self._exchange.broadcast(fault):
+            raise SaveError(fault)
+
+    def begin_to_save(
+        self,
+        checkpoint: Path,
+        make_manifest: Callable[[], Manifest],
+        write: Callable[[Path, Put], Steps[Records]] | None,
+        writers: Sequence[int],
+        then: Callable[[str], None],
+    ) -> bool:
+        """Begin to write a checkpoint, which goes on beside what comes.
+
+        Args:
+            checkpoint, make_manifest, writers: those of `save`.
+            write: that of `save`, which also takes a function that puts the writing on a queue.
+            then: function that is called on the main rank at the end, with "" or with what has gone
+                wrong.
+        Returns:
+            False where an earlier save is still under way, on every rank. Then nothing is written.
+        Raises:
+            ConfigError, SaveError, DataError: those of `save`, as far as they are known at once.
+        """
+        if not self._exchange.agreed(lambda: self._under_way is None or self._under_way.done):
+            return False
+        manifest = self._begun(checkpoint, make_manifest)
+        put = self._queue.put
+        writing = (lambda directory: write(directory, put)) if write else None
+        steps = self._steps(checkpoint, manifest, writing, writers, put)
+        self._under_way = self._exchange.begin(self._told(steps, then))
+        return True
+
+    def finish(self) -> str:
+        """Wait for the end of the save that is under way, if any; every rank calls it.
+
+        Returns:
+            What has gone wrong; "" where nothing has.
+        """
+        errand, self._under_way = self._under_way, None
+        if errand is None:
+            return ""
+        fault = self._exchange.finish(errand, "the end of a save")
+        return str(self._exchange.broadcast(fault))
+
+    def _begun(self, checkpoint: Path, make_manifest: Callable[[], Manifest]) -> Manifest | None:
+        """The manifest of a checkpoint that may be written now, on the main rank."""
         manifests: list[Manifest] = []
 
         def prepared() -> None:
@@ -100,24 +156,50 @@ class JobCheckpoints:
 
         self._exchange.agreed(prepared)
         self._saves += 1
-        if write is not None:
-            told = _outcome(
-                lambda: {
-                    name: asdict(record) for name, record in write(under_way(checkpoint)).items()
-                }
-            )
+        return manifests[0] if manifests else None
+
+    def _steps(
+        self,
+        checkpoint: Path,
+        manifest: Manifest | None,
+        write: Callable[[Path], Steps[Records]] | None,
+        writers: Sequence[int],
+        put: Put,
+    ) -> Steps[str]:
+        """The steps of this rank, which has begun to write when this returns; on the main rank they
+        come to what has gone wrong."""
+        steps = write(under_way(checkpoint)) if write else None
+        return self._writing(self._saves, checkpoint, manifest, steps, writers, put)
+
+    def _writing(
+        self,
+        number: int,
+        checkpoint: Path,
+        manifest: Manifest | None,
+        steps: Steps[Records] | None,
+        writers: Sequence[int],
+        put: Put,
+    ) -> Steps[str]:
+        if steps is not None:
+            told = yield from _outcome(steps)
             if self._rank in writers:
-                self._exchange.tell(MAIN, Note(Topic.SAVED, self._rank, self._saves), told)
-        verdict = None
+                self._exchange.tell(MAIN, Note(Topic.SAVED, self._rank, number), told)
+        if manifest is None:
+            return ""
+        saved = self._exchange.claim(Topic.SAVED, number, writers)
+        yield saved
+        publishing = run_on(put, lambda: self._publish(checkpoint, manifest, saved.in_order()))
+        fault = yield from _outcome(publishing)
+        if fault is None:
+            return ""
+        give_up(checkpoint)
+        return f"{fault}; {checkpoint} is not saved, what was saved before stands"
+
+    def _told(self, steps: Steps[str], then: Callable[[str], None]) -> Steps[str]:
+        fault = yield from steps
         if self._rank == MAIN:
-            saved = self._exchange.claim(Topic.SAVED, self._saves, writers)
-            outcomes = self._exchange.wait(saved, f"all parts of {checkpoint}")
-            verdict = _outcome(lambda: self._publish(checkpoint, manifests[0], outcomes))
-            if verdict is not None:
-                give_up(checkpoint)
-        verdict = self._exchange.broadcast(verdict)
-        if verdict is not None:
-            raise SaveError(f"{verdict}; {checkpoint} is not saved, what was saved before stands")
+            then(fault)
+        return fault
 
     def _prepare(self, checkpoint: Path, step: int) -> None:
         """Refuse a checkpoint that cannot be saved under its name, before anything is written; on
@@ -203,6 +285,7 @@ class JobCheckpoints:
             AxrtError: a file has changed since all ranks have found it undamaged; part of the
                 checkpoint has been taken.
         """
+        self.finish()
         faults: dict[Path, str] = {}
         offered = self._exchange.agreed(lambda: _offered(path))
         for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
@@ -280,6 +363,8 @@ class JobCheckpoints:
             SaveError: something cannot be written or moved; raised on every rank.
         """
 
+        self.finish()
+
         def begin_there() -> None:
             self._lock(folder)
             self._went_back[folder.resolve()] = self._went_back.get(
@@ -288,6 +373,11 @@ class JobCheckpoints:
             self._set_aside(folder)
 
         self._exchange.agreed(begin_there)
+
+    @cached_property
+    def _queue(self) -> ThreadQueue:
+        """The queue on which files are written while training goes on."""
+        return ThreadQueue("axrt saves")
 
     def close(self) -> None:
         """Release the locks, so that other runs may write where this job has."""
@@ -305,13 +395,14 @@ def _offered(path: Path) -> list[tuple[str, str]]:
     return [(str(one.path), one.fault) for one in candidates]
 
 
-def _outcome(act: Callable[[], Any]) -> Any:
-    """The result of an act, or the text of the error that kept it from being done: the other ranks
-    wait to hear of it."""
+def _outcome(steps: Steps[Any]) -> Steps[Any]:
+    """What steps come to, or the text of the error that has ended them, for which other ranks
+    wait."""
     try:
-        return act()
+        found = yield from steps
     except (SaveError, ConfigError, OSError) as error:
         return str(error)
+    return {name: asdict(of) for name, of in found.items()} if isinstance(found, dict) else found
 
 
 def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, str | None]:

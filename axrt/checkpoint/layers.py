@@ -1,13 +1,12 @@
-"""The layers of a rank and their optimizer's state, as files.
+"""The files of a rank's layers and of their optimizer's state, checked and taken.
 
-Files are checked before anything is changed: their bytes against their digests, and their tensors
-against the model. They are written and taken bucket by bucket, so masters and optimizer state of
-one bucket at a time need to be on the device, and no second copy of the state is made.
+They are checked before anything is changed: their bytes against their digests, and their tensors
+against the model. They are taken bucket by bucket, so masters and optimizer state of one bucket at
+a time need to be on the device, and no second copy of the state is made.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,34 +14,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from axrt.errors import ConfigError, DamagedError, DataError, SaveError
+from axrt.errors import ConfigError, DamagedError, DataError
 from axrt.local_model import LocalModel
-from axrt.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
-from axrt.store.saved_piece import WholeParameter, wholes_of
 from axrt.store.state import ParameterState
 
-from .manifest import FileRecord, Manifest
-from .tensor_file import CheckedFile, Look, Tensors, check_file, look_away, write_file
+from .manifest import Manifest
+from .slices import SliceReader
+from .tensor_file import CheckedFile, Look, Tensors, check_file, look_away
 
 Weights = Mapping[int, Tensors]  # and buffers, by index of the layer and by name
 Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
 States = Mapping[str, ParameterState]  # by name of the parameter
 
 
-class _Live(NamedTuple):
+class Live(NamedTuple):
     """A tensor of the model or of an optimizer that a file holds.
 
     Args:
         value: the tensor itself.
         bucket: bucket that must be present for its values; None: they always count.
+        changes: forwards may write to it.
     """
 
     value: Tensor
     bucket: Bucket | None
+    changes: bool = False
 
 
-_LiveTensors = dict[str, _Live]  # by the name of the tensor in its file
+LiveTensors = dict[str, Live]  # by the name of the tensor in its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +69,8 @@ class CheckedLayers:
         return {name: self._read(name) for name, _ in bucket.named if name in self.states}
 
     def _read(self, name: str) -> ParameterState:
-        file, state = self.optimizers[_layer_of(name)], self.states[name]
+        file, state = self.optimizers[layer_of(name)], self.states[name]
         return replace(state, tensors={key: file.tensor(f"{name}/{key}") for key in state.tensors})
-
-
-class _Presence(ExitStack):
-    """Context in which one bucket at a time is present, until another one is asked for."""
-
-    _bucket: Bucket | None = None
-
-    def bring(self, bucket: Bucket) -> None:
-        """Let a bucket be present."""
-        if bucket is not self._bucket:
-            self.close()
-            self.enter_context(bucket.present())
-            self._bucket = bucket
 
 
 def weights_file(place: int) -> str:
@@ -101,121 +88,6 @@ def files_of(layers: int) -> set[str]:
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}
 
 
-def save_shards(directory: Path, model: LocalModel, shards: ShardExchange) -> dict[str, FileRecord]:
-    """Write the layers of this rank of which each rank keeps a shard; all ranks call it, and the
-    first pipe's write. Arguments and results are those of `save_layers`."""
-    records: dict[str, FileRecord] = {}
-    faults: list[Exception] = []
-    stage_of = {int(place): number for number, of in model.stages.items() for place in of.layers}
-    mine = _all_weights(model)
-    for place, layer in sorted(model.layers()):
-        shapes = model.shapes_of(layer)
-
-        def write(
-            parts: Sequence[Any], place: int = place, layer: nn.Module = layer, shapes: Any = shapes
-        ) -> None:
-            if faults:
-                return  # others go on all the same
-            try:
-                wholes = wholes_of(shapes, parts)
-                records.update(_write(directory, _whole_files(place, layer, mine[place], wholes)))
-            except (SaveError, DataError) as error:
-                faults.append(error)
-
-        shards.for_writer(stage_of[place], place, model.pieces_of(layer), write)
-    if faults:
-        raise faults[0]
-    return records
-
-
-def _whole_files(
-    place: int, layer: nn.Module, weights: _LiveTensors, wholes: Mapping[str, WholeParameter]
-) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
-    here = {}
-    for name, (value, bucket) in weights.items():
-        number = bucket.shard.place_of(value) if bucket and bucket.shard else None
-        found = None
-        if bucket and number is not None:
-            found = wholes[bucket.named[number][0]].master
-        here[name] = _Live(value if found is None else found, None)
-    mine = {name: of for name, of in wholes.items() if _layer_of(name) == place}
-    states = {name: (of.state, None) for name, of in mine.items()}
-    yield from _files_of(place, layer, here, states)
-
-
-def save_layers(directory: Path, model: LocalModel) -> dict[str, FileRecord]:
-    """Write the layers of this rank.
-
-    Args:
-        directory: directory of the checkpoint while it is written.
-        model: part of the model that this rank holds.
-    Returns:
-        The records of the files that were written, by name.
-    Raises:
-        SaveError: a file cannot be written.
-        DataError: there is state that is neither a tensor nor a plain value, or a tensor of a type
-            that no file can hold.
-    """
-    return _write(directory, _files(model))
-
-
-def _write(
-    directory: Path, files: Iterator[tuple[str, dict[str, str], _LiveTensors]]
-) -> dict[str, FileRecord]:
-    records = {}
-    with _Presence() as presence:
-        for name, metadata, tensors in files:
-            path = directory / name
-            like = {key: live.value for key, live in tensors.items()}
-            try:
-                directory.mkdir(exist_ok=True)
-                records[name] = write_file(path, like, metadata, _by_bucket(tensors, presence))
-            except OSError as error:
-                raise SaveError(f"{path}: {error.strerror or error}") from None
-    return records
-
-
-def _files(model: LocalModel) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
-    """The name, the metadata and the tensors of two files for each layer: its weights, and its
-    optimizer state."""
-    weights = _all_weights(model)
-    states = {
-        name: (state, bucket) for bucket in model.all_buckets for name, state in bucket.saved()
-    }
-    for place, layer in model.layers():
-        of_layer = {name: of for name, of in states.items() if _layer_of(name) == place}
-        yield from _files_of(place, layer, weights[place], of_layer)
-
-
-def _files_of(
-    place: int,
-    layer: nn.Module,
-    weights: _LiveTensors,
-    states: Mapping[str, tuple[ParameterState, Bucket | None]],
-) -> Iterator[tuple[str, dict[str, str], _LiveTensors]]:
-    parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
-    yield weights_file(place), {"parameters": json.dumps(parameters)}, weights
-    frozen = [name for name in parameters if name not in states]
-    told = _told({name: state for name, (state, _) in states.items()}, frozen)
-    tensors = {
-        f"{name}/{key}": _Live(value, bucket)
-        for name, (state, bucket) in states.items()
-        for key, value in state.tensors.items()
-    }
-    yield optimizer_file(place), told, tensors
-
-
-def _by_bucket(tensors: _LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
-    """Tensors with their names, while the bucket of each is present."""
-    by_bucket: dict[Bucket | None, list[str]] = {}
-    for name, live in tensors.items():
-        by_bucket.setdefault(live.bucket, []).append(name)
-    for bucket, names in by_bucket.items():
-        if bucket is not None:
-            presence.bring(bucket)
-        yield from ((name, tensors[name].value) for name in names)
-
-
 def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> CheckedLayers:
     """Read the files of this rank's layers, and change nothing.
 
@@ -228,12 +100,13 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
             are no finite numbers.
         ConfigError: the checkpoint is of another model, or of another optimizer.
     """
-    weights = check_weights(directory, manifest, _values(_all_weights(model)))
+    reader = SliceReader()
+    weights = check_weights(directory, manifest, _values(all_weights(model)), reader)
     optimizers: dict[int, CheckedFile] = {}
     states: dict[str, ParameterState] = {}
     frozen: set[str] = set()
     for place, _ in model.layers():
-        optimizers[place] = _checked(directory / optimizer_file(place), manifest)
+        optimizers[place] = _checked(directory / optimizer_file(place), manifest, reader)
         of_layer, not_trained = _unpacked(optimizers[place])
         states.update(of_layer)
         frozen.update(not_trained)
@@ -242,7 +115,9 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
     return CheckedLayers(weights, optimizers, states)
 
 
-def check_weights(directory: Path, manifest: Manifest, layers: Weights) -> dict[int, CheckedFile]:
+def check_weights(
+    directory: Path, manifest: Manifest, layers: Weights, reader: SliceReader
+) -> dict[int, CheckedFile]:
     """Read the files of weights and buffers of some layers, by index of the layer; errors are those
     of `check_layers`.
 
@@ -250,10 +125,11 @@ def check_weights(directory: Path, manifest: Manifest, layers: Weights) -> dict[
         directory: directory of the checkpoint.
         manifest: manifest of the checkpoint.
         layers: the layers' own tensors, which the files must fit.
+        reader: threads that read.
     """
     found = {}
     for place, mine in layers.items():
-        found[place], infinite = _checked_weights(directory / weights_file(place), manifest)
+        found[place], infinite = _checked_weights(directory / weights_file(place), manifest, reader)
         _check(found[place].path, mine, found[place].like)
         _check_finite(found[place], infinite)
     return found
@@ -265,7 +141,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
     Raises:
         AxrtError: a file has changed since it was checked; part of it has been taken.
     """
-    mine = _all_weights(model)
+    mine = all_weights(model)
     for bucket in model.all_buckets:
         with bucket.present(changes=True):
             of_bucket = _values(_within(bucket, mine))
@@ -291,7 +167,7 @@ def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
         for place, mine in layers.items():
             for name, value in mine.items():
                 if value.numel():  # else a narrow one would seem to be changed by somebody
-                    value.copy_(checked[place].tensor(name))
+                    checked[place].copy_to(name, value)
 
 
 def fault_in(checkpoint: Path) -> str:
@@ -303,10 +179,10 @@ def fault_in(checkpoint: Path) -> str:
         ConfigError: the checkpoint has another format.
     """
     try:
-        manifest = Manifest.read(checkpoint)
+        manifest, reader = Manifest.read(checkpoint), SliceReader()
         for place in range(len(manifest.layers)):
-            _check_finite(*_checked_weights(checkpoint / weights_file(place), manifest))
-            _unpacked(_checked(checkpoint / optimizer_file(place), manifest))
+            _check_finite(*_checked_weights(checkpoint / weights_file(place), manifest, reader))
+            _unpacked(_checked(checkpoint / optimizer_file(place), manifest, reader))
     except DamagedError as error:
         return str(error)
     return ""
@@ -348,25 +224,26 @@ def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, value
 
 
-def _all_weights(model: LocalModel) -> dict[int, _LiveTensors]:
+def all_weights(model: LocalModel) -> dict[int, LiveTensors]:
     """What stands for each weight and buffer in its full type, by layer."""
     full, bucket_of = model.full(), model.bucket_of()
     return {
         place: {
-            name: _Live(full(value), bucket_of(value)) for name, value in weights_of(place, layer)
+            name: Live(full(value), bucket_of(value), not isinstance(value, nn.Parameter))
+            for name, value in weights_of(place, layer)
         }
         for place, layer in model.layers()
     }
 
 
-def _values(layers: Mapping[int, _LiveTensors]) -> Weights:
+def _values(layers: Mapping[int, LiveTensors]) -> Weights:
     return {
         place: {name: live.value for name, live in tensors.items()}
         for place, tensors in layers.items()
     }
 
 
-def _within(bucket: Bucket | None, layers: Mapping[int, _LiveTensors]) -> dict[int, _LiveTensors]:
+def _within(bucket: Bucket | None, layers: Mapping[int, LiveTensors]) -> dict[int, LiveTensors]:
     """What is in a bucket; None: what is in none."""
     return {
         place: {name: live for name, live in tensors.items() if live.bucket is bucket}
@@ -374,26 +251,13 @@ def _within(bucket: Bucket | None, layers: Mapping[int, _LiveTensors]) -> dict[i
     }
 
 
-def _layer_of(name: str) -> int:
+def layer_of(name: str) -> int:
+    """The index of the layer that a parameter of that name belongs to."""
     return int(name.partition(".")[0])
 
 
-def _told(states: States, frozen: Sequence[str]) -> dict[str, str]:
-    """The metadata of a file of optimizer state: all that is no tensor."""
-    told = {
-        name: {
-            "optimizer": state.optimizer,
-            "plain": state.plain,
-            "group": state.group,
-            "tensors": _specs(state.tensors),
-        }
-        for name, state in states.items()
-    }
-    # Sorted: after a load torch keeps state in another order, and equal states have equal files.
-    return {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)}
-
-
-def _specs(tensors: Tensors) -> Specs:
+def specs_of(tensors: Tensors) -> Specs:
+    """The type and shape of each tensor, as the metadata has them."""
     return {key: [str(value.dtype), list(value.shape)] for key, value in tensors.items()}
 
 
@@ -410,7 +274,7 @@ def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
             name, _, what = key.rpartition("/")
             states[name].tensors[what] = value
         differing = [
-            name for name, of in told.items() if _specs(states[name].tensors) != of["tensors"]
+            name for name, of in told.items() if specs_of(states[name].tensors) != of["tensors"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DamagedError(
@@ -420,31 +284,36 @@ def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
     if differing:
         name = differing[0]
         raise DamagedError(
-            f"{file.path}: the state of {name} is {_specs(states[name].tensors)}, and "
+            f"{file.path}: the state of {name} is {specs_of(states[name].tensors)}, and "
             f"{told[name]['tensors']} was saved; expected what was saved"
         )
     return states, frozen
 
 
-def _checked(path: Path, manifest: Manifest, look: Look = look_away) -> CheckedFile:
+def _checked(
+    path: Path, manifest: Manifest, reader: SliceReader, look: Look = look_away
+) -> CheckedFile:
     record = manifest.record_of(path.name)
     if record is None:
         raise DamagedError(
             f"{path} is not in the manifest; expected every file of a checkpoint there"
         )
-    return check_file(path, record, look)
+    return check_file(path, record, look, reader)
 
 
-def _checked_weights(path: Path, manifest: Manifest) -> tuple[CheckedFile, set[str]]:
+def _checked_weights(
+    path: Path, manifest: Manifest, reader: SliceReader
+) -> tuple[CheckedFile, set[str]]:
     """A file of weights, and the names of tensors with what is no finite number."""
     infinite: set[str] = set()
 
-    def look(name: str, value: Tensor) -> None:
-        is_number = value.is_floating_point() or value.is_complex()
-        if is_number and not bool(value.isfinite().all()):
+    def look(name: str, part: Tensor) -> None:
+        is_number = part.is_floating_point() or part.is_complex()
+        # a sum is no finite number where an element is none, and takes no memory
+        if is_number and not bool(part.sum().isfinite()) and not bool(part.isfinite().all()):
             infinite.add(name)
 
-    return _checked(path, manifest, look), infinite
+    return _checked(path, manifest, reader, look), infinite
 
 
 def _check(path: Path, mine: Tensors, found: Tensors) -> None:

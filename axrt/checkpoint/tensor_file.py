@@ -8,14 +8,14 @@ Names, types and shapes are known before any value, so tensors may be written in
 files are those of safetensors' own writer, which takes all tensors at once. It puts several texts
 of metadata in a random order, and here they are sorted: equal tensors have equal files.
 
-A file is read twice. `check_file` looks at all of it and notes the CRC-32 of each tensor. Later
-each tensor is read again where it is needed (`CheckedFile.tensor`), and must have the same bytes.
+A file is read twice, by several threads. `check_file` looks at all of it and notes the CRC-32 of
+each slice. Later each tensor is read again where it is needed, and must have the same bytes.
 """
 
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -25,10 +25,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from axrt.device import is_on_host
 from axrt.errors import AxrtError, DamagedError, DataError
 
 from .durable import crc_of_both, digits_of, durable
 from .manifest import FileRecord
+from .slices import Slice, SliceReader
 
 _TYPES = {  # in the order of their tensors in a file
     "U64": torch.uint64,
@@ -56,7 +58,7 @@ _ORDER = {dtype: number for number, dtype in enumerate(_TYPES.values())}
 _SIZE_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000  # the second is a limit of safetensors
 
 Tensors = Mapping[str, Tensor]  # by name
-Look = Callable[[str, Tensor], None]  # at the name and the value of a tensor
+Look = Callable[[str, Tensor], None]  # at the name and a part of a tensor
 
 
 class _Entry(NamedTuple):
@@ -121,13 +123,25 @@ def write_file(
     return FileRecord(layout.size_bytes, digits_of(layout.crc_of(crcs)))
 
 
-def _laid_out(path: Path, like: Tensors, metadata: Mapping[str, str]) -> _Layout:
+def check_types(where: str, like: Tensors) -> None:
+    """Check that tensors may be in a file.
+
+    Args:
+        where: name of the file, for the error.
+        like: the tensors.
+    Raises:
+        DataError: a tensor is of a type that no file can hold.
+    """
     for name, value in like.items():
         if value.dtype not in _ORDER or value.layout is not torch.strided:
             raise DataError(
-                f"{path}: {name} has type {value.dtype} and layout {value.layout}; expected dense "
+                f"{where}: {name} has type {value.dtype} and layout {value.layout}; expected dense "
                 "tensors of a type that safetensors knows"
             )
+
+
+def _laid_out(path: Path, like: Tensors, metadata: Mapping[str, str]) -> _Layout:
+    check_types(str(path), like)
     entries: dict[str, _Entry] = {}
     end = 0
     for name in sorted(like, key=lambda name: (_ORDER[like[name].dtype], name)):
@@ -175,7 +189,8 @@ class CheckedFile:
     path: Path
     metadata: Mapping[str, str]
     _layout: _Layout
-    _crcs: Mapping[str, int]
+    _slices: Mapping[str, list[Slice]]
+    _reader: SliceReader
 
     @property
     def like(self) -> dict[str, Tensor]:
@@ -195,14 +210,31 @@ class CheckedFile:
             AxrtError: its bytes cannot be read, or have changed since they were checked.
         """
         entry = self._layout.entries[name]
+        data = torch.empty(entry.end - entry.first, dtype=torch.uint8)
+        self._read(name, data)
+        return data.view(entry.dtype).reshape(entry.shape)
+
+    def copy_to(self, name: str, value: Tensor) -> None:
+        """Read a tensor, and copy it into one of its shape; errors are those of `tensor`."""
+        entry = self._layout.entries[name]
+        if not value.numel():
+            return
+        if not (is_on_host(value) and value.is_contiguous() and value.dtype == entry.dtype):
+            value.copy_(self.tensor(name))
+            return
+        flat = value.detach().view(-1)
+        flat[:0].zero_()  # the read below is no operator, and whoever has the tensor sees a change
+        self._read(name, flat.view(torch.uint8))
+
+    def _read(self, name: str, into: Tensor) -> None:
+        slices = self._slices[name]
         try:
             with self.path.open("rb") as file:
-                data = _read(file, len(self._layout.header), entry)
+                is_same = not slices or self._reader.read(file.fileno(), slices, into)
         except OSError as error:
             raise self._has_changed(name, error.strerror or str(error)) from None
-        if zlib.crc32(_memory(data)) != self._crcs[name]:
+        if not is_same:
             raise self._has_changed(name, "its crc32 does not fit any more")
-        return _as(entry, data)
 
     def _has_changed(self, name: str, what: str) -> AxrtError:
         return AxrtError(
@@ -212,22 +244,26 @@ class CheckedFile:
         )
 
 
-def look_away(name: str, value: Tensor) -> None:
+def look_away(name: str, part: Tensor) -> None:
     """See nothing."""
 
 
-def check_file(path: Path, record: FileRecord, look: Look = look_away) -> CheckedFile:
+def check_file(
+    path: Path, record: FileRecord, look: Look = look_away, reader: SliceReader | None = None
+) -> CheckedFile:
     """Read a whole file, and find out whether it is as it was saved.
 
     Args:
         path: path of the file.
         record: size and digest that it had.
-        look: function that sees each tensor with its name, before it is known whether the file is
-            as it was saved.
+        look: function that sees the parts of each tensor with its name, shape (elements,), on any
+            thread and before it is known whether the file is as it was saved.
+        reader: threads that read; None: new ones.
     Raises:
         DamagedError: it cannot be read, is no safetensors file, or differs from the one that was
             saved.
     """
+    reader = reader or SliceReader()
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -237,17 +273,17 @@ def check_file(path: Path, record: FileRecord, look: Look = look_away) -> Checke
                     "file as it was saved"
                 )
             layout, metadata = _read_layout(path, file, size)
-            crcs = dict(_crcs_of(file, layout, look))
+            slices = dict(_slices_of(file.fileno(), layout, reader, look))
     except OSError as error:
         raise DamagedError(
             f"{path}: {error.strerror or error}; expected a file of a whole checkpoint"
         ) from None
-    if digits_of(layout.crc_of(crcs)) != record.crc32:
+    if digits_of(layout.crc_of({name: _crc_of(of) for name, of in slices.items()})) != record.crc32:
         raise DamagedError(
             f"{path} has other bytes than were saved: its crc32 does not fit; expected the file as "
             "it was saved"
         )
-    return CheckedFile(path, metadata, layout, crcs)
+    return CheckedFile(path, metadata, layout, slices, reader)
 
 
 def _read_layout(path: Path, file: BufferedReader, size: int) -> tuple[_Layout, dict[str, str]]:
@@ -286,21 +322,21 @@ def _entries_of(told: Mapping[str, Any]) -> dict[str, _Entry]:
     return entries
 
 
-def _crcs_of(file: BufferedReader, layout: _Layout, look: Look) -> Iterator[tuple[str, int]]:
+def _slices_of(
+    file: int, layout: _Layout, reader: SliceReader, look: Look
+) -> Iterator[tuple[str, list[Slice]]]:
+    begin = len(layout.header)
     for name, entry in layout.entries.items():
-        data = _read(file, len(layout.header), entry)
-        look(name, _as(entry, data))
-        yield name, zlib.crc32(_memory(data))
+
+        def seen(part: Tensor, name: str = name, dtype: torch.dtype = entry.dtype) -> None:
+            look(name, part.view(dtype))
+
+        yield name, reader.check(file, begin + entry.first, begin + entry.end, seen)
 
 
-def _read(file: BufferedReader, begin: int, entry: _Entry) -> Tensor:
-    """The bytes of a tensor, shape (bytes,), uint8."""
-    data = torch.empty(entry.end - entry.first, dtype=torch.uint8)
-    file.seek(begin + entry.first)
-    if file.readinto(_memory(data)) != len(data):
-        raise OSError("it ends too early")
-    return data
-
-
-def _as(entry: _Entry, data: Tensor) -> Tensor:
-    return data.view(entry.dtype).reshape(entry.shape)
+def _crc_of(slices: Sequence[Slice]) -> int:
+    """The CRC-32 of slices, one behind the other."""
+    crc = 0
+    for one in slices:
+        crc = crc_of_both(crc, one.crc, one.num_bytes)
+    return crc

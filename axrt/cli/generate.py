@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from axrt.checkpoint.folder import candidates_at, none_in
 from axrt.checkpoint.layers import check_weights, take_weights, weights_of
 from axrt.checkpoint.manifest import Manifest
+from axrt.checkpoint.slices import SliceReader
 from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
@@ -160,7 +161,7 @@ def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
             config = Config.read(manifest.config)
             whole = model_of(config).sequential(config.run.seed)
             layers = {place: dict(weights_of(place, layer)) for place, layer in enumerate(whole)}
-            take_weights(check_weights(one.path, manifest, layers), layers)
+            take_weights(check_weights(one.path, manifest, layers, SliceReader()), layers)
         except DamagedError as error:
             faults.append(str(error))
             continue

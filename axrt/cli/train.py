@@ -265,10 +265,8 @@ class _Saves:
     """The checkpoints that this run saves.
 
     A save that fails is told, and training goes on: the next one may succeed. Only that of the last
-    step matters for how the run ends.
-
-    A save that fails is told, and training goes on: the next one may succeed. Only that of the last
-    step matters for how the run ends.
+    step matters for how the run ends. One that is due while another is still being written is left
+    out, and told.
 
     Args:
         engine: engine of the run.
@@ -276,8 +274,8 @@ class _Saves:
         directory: directory of the run.
     Attributes:
         folder: folder of checkpoints; None where nothing is saved.
-        newest: checkpoint that was saved last, or that the run has gone on from; None where there
-            is none.
+        newest: checkpoint that was saved last, or that the run has gone on from, on the main rank;
+            None where there is none.
         failed: True if the save of the last step has failed.
     Raises:
         ConfigError: nothing can be written; raised on every rank, and before there is anything to
@@ -289,9 +287,11 @@ class _Saves:
         self.folder = directory / self._config.dir if self._config.dir else None
         self.newest: Path | None = None
         self.failed = False
+        self._beside = engine.config.saves_beside
         loaded = engine.loaded_from
         if self.folder and loaded and loaded.parent.resolve() == self.folder.resolve():
             self.newest = loaded
+        self._asked = self.newest  # on every rank
         if self.folder is not None:
             _on_main(engine, partial(check_writable, self.folder))
             # last: a refusal before this leaves the folder as it was
@@ -311,25 +311,50 @@ class _Saves:
         ):
             return
         path = self.folder / f"step-{done:08}"
-        if self.newest and self.newest.name == path.name:
-            return  # the run has gone on from there, and no step since
+        if self._asked and self._asked.name == path.name and not (last and self._has_failed()):
+            return  # it is written, or the run has gone on from there, and no step since
+        beside = self._beside and not last
         try:
-            self._engine.save_checkpoint(path)
+            begun = self._engine.save_checkpoint(
+                path, wait=not beside, then=partial(self._ended, path, done)
+            )
         except SaveError as error:
+            self._ended(path, done, str(error), last)
+            return
+        if not begun:
+            self._warn(done, f"{self._asked} is still being written; save less often, or faster")
+            return
+        self._asked = path
+        if self._record:
+            self._record.saved(done)
+        if not beside:
+            self._ended(path, done, "")
+
+    def _has_failed(self) -> bool:
+        """Wait for the save that is under way; True if it could not be written."""
+        try:
+            self._engine.finish_saving()
+        except SaveError:
+            return True
+        return False
+
+    def _ended(self, path: Path, done: int, fault: str, last: bool = False) -> None:
+        """Note how a save has ended."""
+        if fault:
             self.failed = last
-            if self._record:
-                what = (
-                    "the last one" if last else "training goes on, and the next one will be tried"
-                )
-                self._record.warn(f"step {done}: no checkpoint ({what}): {error}")
+            self._warn(done, fault, last)
             return
         self.newest = path
-        if self._record:
+        if self._record and self.folder:
             try:
                 prune(self.folder, self._config.keep, path)
             except OSError as error:
                 self._record.warn(f"step {done}: older checkpoints are not removed: {error}")
-            self._record.saved(done)
+
+    def _warn(self, done: int, why: str, last: bool = False) -> None:
+        if self._record:
+            what = "the last one" if last else "training goes on, and the next one will be tried"
+            self._record.warn(f"step {done}: no checkpoint ({what}): {why}")
 
 
 class _Drawing:

@@ -1,7 +1,7 @@
 """The ledger of a rank: every allocation that axrt decides, by purpose and tier."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ class Purpose(Enum):
     SLOTS = "slots"  # offloaded state that is on the device for its step
     STASH = "stash"  # from a forward to its backward
     MESSAGES = "messages"
+    SNAPSHOT = "snapshot"  # of what a checkpoint has, to be written while training goes on
 
 
 IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE, Purpose.WEIGHTS)
@@ -86,6 +87,10 @@ class Ledger:
             for entry in self.entries
             if entry.purpose is purpose and entry.tier is tier
         )
+
+    def without(self, purpose: Purpose) -> "Ledger":
+        """The ledger without what is for a purpose."""
+        return replace(self, entries=tuple(e for e in self.entries if e.purpose is not purpose))
 
     @property
     def scratch(self) -> "Ledger":

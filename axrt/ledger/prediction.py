@@ -21,6 +21,7 @@ from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
 from .parameters import BucketBytes, StageBytes, of_stage
 from .skeleton import Skeletons
+from .snapshot import snapshot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ class Prediction:
     def of_rank(self, rank: int) -> Ledger:
         """The ledger of a rank of the job."""
         of = replace(self.mesh, rank=rank)
-        return self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
+        ledger = self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
+        writes = self.config.memory.zero or of.data_rank == 0
+        return ledger if writes else ledger.without(Purpose.SNAPSHOT)
 
     @property
     def most(self) -> int:
@@ -115,7 +118,12 @@ class Predictor:
             unknown = [*why, *_without_moments(mine)]
             stages = {of: one for (_, of), one in zip(seats, mine, strict=True)}
             gradients = self._gradients(config, job, rank, stages)
-            return Ledger.of(_entries(config, job, mine, held[rank], gradients), unknown)
+            entries = [*_entries(config, job, mine, held[rank], gradients)]
+            if config.saves_beside and config.checkpoint.every and config.checkpoint.dir:
+                copies = zip(mine, seats, strict=True)
+                copied = sum(snapshot_bytes(one, job, pipe) for one, (pipe, _) in copies)
+                entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
+            return Ledger.of(entries, unknown)
 
         replicas = range(job.replicas if job.shards else 1)
         return Prediction(

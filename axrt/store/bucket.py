@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from axrt.errors import AxrtError, ModelError
 from axrt.model.accumulator import Accumulator
 from axrt.offload.tier import HostTier
-from axrt.queues import moment_of, wait_for
+from axrt.queues import Moment, go_after, moment_of, wait_for
 from axrt.scheduler.bucket import BucketCopy, across, alike, of_group
 
 from .assign import BucketSpec
@@ -41,7 +41,7 @@ from .norms import Norms, norms_of
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
 from .probe import made_by, probed
-from .saved_piece import SavedPiece, cut_state
+from .saved_piece import SavedPiece, copied_now, cut_state
 from .sharded_optimizer import give_pieces
 from .shards import Cut
 from .slots import Slots
@@ -153,6 +153,7 @@ class Bucket:
         self._tried: TriedStep | None = None
         self._on_host: GradientOnHost | None = None
         self._given_back: dict[str, Tensor] = {}
+        self._loan: tuple[Moment, Callable[[], None]] | None = None
         if slots and self.optimizer:
             if rooms:
                 stepped = self._parameters if apart else None
@@ -248,6 +249,7 @@ class Bucket:
     def leave_memory(self) -> None:
         """Drop the gradient, and the whole weights of a stay; go on in other memory, as others may
         still read or write this."""
+        self.end_loan()
         self.forget()
         self._masters.leave_memory()
 
@@ -367,12 +369,19 @@ class Bucket:
         hollow where this rank steps only a piece of it in other memory."""
         return self._parameters if self.has_masters and not self.shard else self._masters.whole
 
-    def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
-        """What this rank keeps of a layer's parameters, on the CPU, while the bucket is present.
+    def pieces_of(
+        self,
+        layer: nn.Module,
+        with_state: bool = True,
+        copied: Callable[[Tensor], Tensor] = copied_now,
+    ) -> list[SavedPiece]:
+        """What this rank keeps of a layer's parameters, on the CPU.
 
         Args:
             layer: the layer.
             with_state: False to leave the optimizer's state out.
+            copied: function that gives the copy of a tensor, whose values count while the bucket
+                is present.
         Raises:
             DataError: some of the state is neither a tensor nor a plain value.
         """
@@ -385,7 +394,9 @@ class Bucket:
         )
         nothing = ParameterState(type(self.optimizer).__name__)
         return [
-            SavedPiece.of(name, piece, one, self._masters.is_master(one), states.get(name, nothing))
+            SavedPiece.of(
+                name, piece, one, self._masters.is_master(one), states.get(name, nothing), copied
+            )
             for piece, (one, name) in zip(self._masters.pieces, self._name_of.items(), strict=True)
             if self.named[piece.place][1] in wanted
         ]
@@ -466,6 +477,7 @@ class Bucket:
 
     def _run_optimizer(self, step: int) -> None:
         assert self.optimizer is not None
+        self.end_loan()
         factor = self._schedule(step)
         for group, initial in zip(self.groups, self.initial_groups, strict=True):
             group["lr"] = initial["lr"] * factor
@@ -673,6 +685,35 @@ class Bucket:
         the first step."""
         return self._offloaded is not None and not self._offloaded.foreseen
 
+    def at_rest(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors with their values between steps, on any thread: themselves, or what scratch has
+        of masters and of the optimizer's state.
+
+        Raises:
+            ScratchError: the disk has not done what it was asked for.
+        """
+        if self._offloaded is None or self.optimizer is None:
+            return tensors
+        found = self._offloaded.at_rest(self.optimizer.state)
+        return [found.get(id(tensor), tensor) for tensor in tensors]
+
+    def lend(self, until: Moment, returned: Callable[[], None]) -> None:
+        """Let somebody read weights and state until a moment; nobody else writes to them before.
+
+        Args:
+            until: the moment.
+            returned: function that is called when that has passed, before anything is written.
+        """
+        self._loan = (until, returned)
+
+    def end_loan(self) -> None:
+        """Let what follows come after the end of a loan; on an accelerator the host waits for
+        nothing."""
+        if self._loan is not None:
+            (until, returned), self._loan = self._loan, None
+            go_after(until)
+            returned()
+
     @contextmanager
     def present(self, changes: bool = False) -> Iterator[None]:
         """Context within which the optimizer's state and the masters are on the device. Outside it
@@ -772,6 +813,7 @@ class Bucket:
         """
         for handle in self._handles:
             handle.remove()
+        self.end_loan()
         self.forget()  # weights get wider below, in the room that gradients leave
         if self._masters.in_scratch and (failed or not wanted):
             self._masters.give_nothing_back()

@@ -137,6 +137,11 @@ class BucketShard:
         wholes = enumerate(self._masters.whole)
         return next((place for place, one in wholes if one is whole), None)
 
+    def has_masters_of(self, place: int) -> bool:
+        """Masters of the parameter at that index are in shards; else it is here as it is
+        stepped."""
+        return self._masters.has_masters_of(place)
+
     def take_whole(self, whole: Tensor, value: Tensor) -> None:
         """Let a parameter have a value, and its master that of the piece here, while the bucket is
         present.

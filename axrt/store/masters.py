@@ -353,6 +353,17 @@ class Masters:
             for master, view in zip(group.masters, buffer.views, strict=True):
                 master.data = view
 
+    def has_masters_of(self, place: int) -> bool:
+        """A given parameter has a master of its own, or one for each piece."""
+        mine = self._given[place]
+        return any(mine is one for group in self._narrow for one in group.parameters)
+
+    def views_in(self, buffers: Sequence[FlatBuffer]) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Each master with its view of other memory of their layouts, a stretch for each type of
+        parameters."""
+        for group, buffer in zip(self._narrow, buffers, strict=True):
+            yield from zip(group.masters, buffer.views, strict=True)
+
     def leave(self) -> None:
         """Let masters be hollow: their values are elsewhere."""
         for group in self._narrow:

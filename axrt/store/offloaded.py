@@ -24,8 +24,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from axrt.device import CPU
 from axrt.errors import ModelError, ScratchError
 from axrt.offload.arena import PAGE_BYTES, Stretch
+from axrt.offload.memory import aligned
 from axrt.offload.scratch_file import DiskError
 from axrt.offload.tier import HostTier
 
@@ -219,6 +221,29 @@ class OffloadedState:
                 if section.stretch:
                     self._slots.tier.read(section.stretch, into.view(torch.uint8))
 
+    def at_rest(self, state: Mapping[Tensor, Mapping[str, object]]) -> dict[int, Tensor]:
+        """Masters and moments as they are in scratch, on the host, by the identity of what stands
+        for each. Another thread may ask, while no step and no store begins.
+
+        Args:
+            state: the optimizer's state, by parameter.
+        Raises:
+            ScratchError: the disk has not done what it was asked for.
+        """
+        room = self._rooms[0]
+        memory = aligned(room.end if self._home is None else 0, CPU)
+        sections = [*room.masters, *[room.moments] * self._has_moments]
+        with _as_ours():
+            for of in sections if self._home is None else ():
+                if of.stretch:
+                    self._slots.tier.read(of.stretch, memory[of.start : of.end])
+        masters = [buffer for of in room.masters for buffer in self._buffers_in(of, memory)]
+        found = {id(master): view for master, view in self._masters.views_in(masters)}
+        for entry, view in self._entries(state, self._buffers_in(room.moments, memory)):
+            if isinstance(entry, Tensor) and (entry.shape, entry.dtype) == (view.shape, view.dtype):
+                found[id(entry)] = view
+        return found
+
     def leave(self) -> None:
         """Give the slot back; its copy has ended."""
         if not self._at_home:
@@ -283,11 +308,14 @@ class OffloadedState:
         """The stretches of a section, in the slot or where they live."""
         if self._home is None or not self._at_home:
             return section.buffers(self.memory)
-        return (
-            buffers_within(section.layouts, self._home.bytes_of(section.stretch))
-            if section.stretch
-            else section.buffers(torch.empty(0, dtype=torch.uint8))
-        )
+        return self._buffers_in(section, torch.empty(0, dtype=torch.uint8))
+
+    def _buffers_in(self, section: _Section, memory: Tensor) -> list[FlatBuffer]:
+        """The stretches of a section, where they live if that is memory in which the optimizer
+        steps; else in a copy of a room."""
+        if self._home is None or section.stretch is None:
+            return section.buffers(memory)
+        return buffers_within(section.layouts, self._home.bytes_of(section.stretch))
 
     def gradient(self) -> list[FlatBuffer]:
         """Memory of the slot for the gradient of the step."""
@@ -344,16 +372,20 @@ class OffloadedState:
 
     def _both(self, state: Mapping[Tensor, Mapping[str, object]]) -> list[tuple[Tensor, Tensor]]:
         """Each moment that there is, with its view of the slot."""
-        buffers = self._buffers(self._rooms[0].moments)
-        found = [
+        return [
+            (moment, view)
+            for moment, view in self._entries(state, self._buffers(self._rooms[0].moments))
+            if isinstance(moment, Tensor) and _fits(moment, view)
+        ]
+
+    def _entries(
+        self, state: Mapping[Tensor, Mapping[str, object]], buffers: Sequence[FlatBuffer]
+    ) -> list[tuple[object, Tensor]]:
+        """Each entry of the state that should be a moment, with its view of a room."""
+        return [
             (state.get(self._parameters[place], {}).get(key), view)
             for ((key, _), places), buffer in zip(self._keys.items(), buffers, strict=True)
             for place, view in zip(places, buffer.views, strict=True)
-        ]
-        return [
-            (moment, view)
-            for moment, view in found
-            if isinstance(moment, Tensor) and _fits(moment, view)
         ]
 
 

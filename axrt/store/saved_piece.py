@@ -1,7 +1,7 @@
 """A piece of a parameter with its state, as it leaves the rank that steps it, and whole parameters
 from pieces (ZeRO)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -43,6 +43,7 @@ class SavedPiece(NamedTuple):
         stepped: Tensor,
         is_master: bool,
         state: ParameterState,
+        copied: Callable[[Tensor], Tensor],
     ) -> Self:
         """The piece with copies of its values on the CPU.
 
@@ -52,24 +53,26 @@ class SavedPiece(NamedTuple):
             stepped: what the optimizer steps.
             is_master: that is a master.
             state: the optimizer's state of it.
+            copied: function that gives the copy of a tensor.
         """
-
-        def here(tensor: Tensor) -> Tensor:
-            return tensor.detach().to("cpu", copy=True)
-
-        moments = {key: here(one) for key, one in state.tensors.items() if is_cut(one, stepped)}
-        others = {key: here(one) for key, one in state.tensors.items() if key not in moments}
+        moments = {key: copied(one) for key, one in state.tensors.items() if is_cut(one, stepped)}
+        others = {key: copied(one) for key, one in state.tensors.items() if key not in moments}
         return cls(
             name,
             piece.first,
             piece.is_whole,
-            here(stepped) if is_master else None,
+            copied(stepped) if is_master else None,
             moments,
             others,
             state.optimizer,
             state.plain,
             state.group,
         )
+
+
+def copied_now(tensor: Tensor) -> Tensor:
+    """A copy on the CPU."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 class WholeParameter(NamedTuple):

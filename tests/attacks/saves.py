@@ -1,12 +1,13 @@
 """Kills a training at each system call of a save, over and over, and looks at what is left each
 time.
 
-python -m tests.attacks.saves [--kills 200] [--seed 0]
+python -m tests.attacks.saves [--kills 200] [--seed 0] [--beside]
 
 The training is the README's own recipe: load the newest checkpoint if there is one, train, save
 under a new name. Each time a child goes on in the same folder; strace, attached when its save
 begins, kills it with SIGKILL as it enters its n-th system call of any kind. What it had saved must
-be there, to the bit, whatever n is, and the next one must go on.
+be there, to the bit, whatever n is, and the next one must go on. With --beside training goes on
+while it is written, and n counts the system calls of one thread.
 """
 
 import os
@@ -42,7 +43,7 @@ def engine() -> axrt.Engine:
     return axrt.initialize(model, adamw, config=configured(2), transport=LocalWorld(1).alone())
 
 
-def recipe(folder: Path, tell: int, until: int) -> None:
+def recipe(folder: Path, tell: int, until: int, beside: bool) -> None:
     """What the README says; it tells when it is about to save, and what it has saved."""
     with engine() as e:
         e.load_checkpoint(folder, missing_ok=True)
@@ -52,8 +53,12 @@ def recipe(folder: Path, tell: int, until: int) -> None:
             if e.step == end - until + 1:
                 os.write(tell, b"saving\n")
                 os.kill(os.getpid(), signal.SIGSTOP)  # until strace is there
-            e.save_checkpoint(folder / f"step-{e.step}")
-            os.write(tell, f"{e.step}\n".encode())
+            saved = e.step
+            e.save_checkpoint(folder / f"step-{saved}", wait=not beside)
+            if beside:
+                e.eval_batch(iter(BATCHES(0)))
+                e.finish_saving()
+            os.write(tell, f"{saved}\n".encode())
 
 
 @dataclass
@@ -65,7 +70,7 @@ class Life:
     text: str
 
 
-def live(folder: Path, at_call: int) -> Life:
+def live(folder: Path, at_call: int, beside: bool) -> Life:
     """Run the recipe in a child that is killed at a system call after the first save has begun."""
     told, tell = os.pipe()
     child = os.fork()
@@ -73,7 +78,7 @@ def live(folder: Path, at_call: int) -> Life:
         os.close(told)
         code = 1
         with suppress(BaseException):
-            recipe(folder, tell, _SAVES)
+            recipe(folder, tell, _SAVES, beside)
             code = 0
         os._exit(code)
     os.close(tell)
@@ -82,6 +87,7 @@ def live(folder: Path, at_call: int) -> Life:
         [
             "strace",
             "-qq",
+            "-f",
             "-o",
             os.devnull,
             "-p",
@@ -111,14 +117,14 @@ def quiet(steps: int) -> Iterator[dict[str, Tensor]]:
             e.train_batch(iter(BATCHES(step)))
 
 
-def attack(folder: Path, kills: int, seed: int, say: bool) -> tuple[int, int]:
+def attack(folder: Path, kills: int, seed: int, say: bool, beside: bool = False) -> tuple[int, int]:
     """(kills, steps that were saved); `AssertionError` where something is lost."""
     random, done, known = Random(seed), 0, 0
     calls = list(range(1, _MOST))
     random.shuffle(calls)
     while done < kills:
         at_call = calls[done % len(calls)]
-        life = live(folder, at_call)
+        life = live(folder, at_call, beside)
         known = max(known, life.saved)
         assert life.was_killed or life.saved, f"at call {at_call}: {life.text}"
         done += life.was_killed
@@ -154,13 +160,14 @@ def can_trace() -> bool:
 @click.command()
 @click.option("--kills", default=200, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-def main(kills: int, seed: int) -> None:
+@click.option("--beside", is_flag=True, help="Training goes on while files are written.")
+def main(kills: int, seed: int, beside: bool) -> None:
     """Kill a training at each system call of a save."""
     torch.set_num_threads(1)
     if not can_trace():
         sys.exit("axrt: this wants strace, and the right to trace")
     with tempfile.TemporaryDirectory() as folder:
-        done, steps = attack(Path(folder) / "checkpoints", kills, seed, say=True)
+        done, steps = attack(Path(folder) / "checkpoints", kills, seed, True, beside)
     click.echo(
         f"{done} kills at system calls of a save, {steps} steps saved, none lost, weights those of "
         "a quiet run"

@@ -14,9 +14,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 import axrt
+from axrt.checkpoint import slices
 from axrt.checkpoint.durable import crc_of_both, digest_of
 from axrt.checkpoint.manifest import FileRecord
-from axrt.checkpoint.tensor_file import _TYPES, CheckedFile, check_file, write_file
+from axrt.checkpoint.tensor_file import _TYPES, CheckedFile, Look, check_file, write_file
 
 from .damage import ON_BYTES
 
@@ -129,6 +130,35 @@ def test_a_value_that_cannot_be_fetched_leaves_the_older_file(tmp_path: Path) ->
 def file(tmp_path: Path) -> tuple[Path, FileRecord]:
     made = {"a": torch.arange(40.0), "b": torch.arange(7, dtype=torch.uint8), "c": torch.ones(())}
     return tmp_path / "file", written(tmp_path / "file", made)
+
+
+def test_parts_of_any_length_are_those_of_the_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices end in the middle of tensors, and each is seen once; the whole file has its digest."""
+    made = {
+        "a": torch.randn(1003),
+        "b": torch.arange(77.0, dtype=torch.float64),
+        "c": torch.ones(0),
+    }
+    record = written(tmp_path / "file", made)
+    for num_bytes in (8, 16, 1000, 4096):
+        monkeypatch.setattr(slices, "_SLICE_BYTES", num_bytes)
+        seen: dict[str, list[Tensor]] = {name: [] for name in made}
+        look: Look = lambda name, part: seen[name].append(part.clone())  # noqa: E731, B023
+        checked = check_file(tmp_path / "file", record, look)
+        for name, value in made.items():
+            assert sum(part.sum() for part in seen[name]) == pytest.approx(float(value.sum()))
+            assert sum(len(part) for part in seen[name]) == len(value)
+            assert same(checked.tensor(name), value)
+            for into in (
+                torch.zeros_like(value),
+                torch.zeros(len(value), 2, dtype=value.dtype)[:, 0],
+            ):
+                version = into._version
+                checked.copy_to(name, into)
+                assert same(into, value)
+                assert into._version > version or name == "c"
 
 
 @pytest.mark.parametrize("damage", ON_BYTES, ids=lambda damage: damage.__name__)

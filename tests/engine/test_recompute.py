@@ -318,6 +318,7 @@ def test_shares_become_whole_layers_and_a_number_is_one() -> None:
 @pytest.mark.parametrize("recompute", ["half", "stage-aware:2", "stage-aware:", "full:1", -1])
 def test_what_says_nothing_is_refused(recompute: str | int) -> None:
     with pytest.raises(
-        axrt.ConfigError, match="memory.recompute = .*; expected 'none', 'full', 'auto', 'stage-aware'"
+        axrt.ConfigError,
+        match="memory.recompute = .*; expected 'none', 'full', 'auto', 'stage-aware'",
     ):
         axrt.Config.read({"memory": {"recompute": recompute}})

@@ -1,0 +1,285 @@
+"""The files of a rank's layers and of their optimizer's state, written.
+
+Either one bucket at a time is brought to the device and written from there, and no second copy of
+the state is made. Or a snapshot has copied all of it, and is written while training goes on. The
+steps are the same; where they run is said by `put`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from axrt.errand import Put, Steps, at_once, run_on
+from axrt.errors import DataError, SaveError
+from axrt.local_model import LocalModel
+from axrt.shard_exchange import ShardExchange
+from axrt.store.bucket import Bucket
+from axrt.store.saved_piece import SavedPiece, WholeParameter, wholes_of
+from axrt.store.state import ParameterState
+
+from .layers import (
+    Live,
+    LiveTensors,
+    States,
+    all_weights,
+    layer_of,
+    optimizer_file,
+    specs_of,
+    weights_file,
+)
+from .manifest import FileRecord
+from .snapshot import Snapshot
+from .tensor_file import check_types, write_file
+
+Records = dict[str, FileRecord]  # of files, by name
+
+
+class File(NamedTuple):
+    """A file to write.
+
+    Args:
+        name: name of the file in its checkpoint.
+        metadata: texts for its header, by name.
+        tensors: tensors by name.
+    """
+
+    name: str
+    metadata: dict[str, str]
+    tensors: LiveTensors
+
+
+def save_layers(
+    directory: Path, model: LocalModel, snapshot: Snapshot | None = None, put: Put = at_once
+) -> Steps[Records]:
+    """Write the layers of this rank.
+
+    Args:
+        directory: directory of the checkpoint while it is written.
+        model: part of the model that this rank holds.
+        snapshot: snapshot to write from, which begins now; None: tensors are written as they are
+            at the first step.
+        put: function that puts the writing on a queue.
+    Returns:
+        Steps that come to the records of the files that were written.
+    Raises:
+        SaveError: a file cannot be written; raised by the steps.
+        DataError: there is state that is neither a tensor nor a plain value, or a tensor of a type
+            that no file can hold; raised by the steps where there is no snapshot.
+    """
+    if snapshot is None:
+        return run_on(put, lambda: _write(directory, _files(model)))
+    files = [_copied(file, snapshot) for file in _files(model)]
+    snapshot.begin()
+    return _after(snapshot, run_on(put, lambda: _write(directory, files)))
+
+
+def save_shards(
+    directory: Path,
+    model: LocalModel,
+    shards: ShardExchange,
+    snapshot: Snapshot | None = None,
+    put: Put = at_once,
+) -> Steps[Records]:
+    """Write the layers of this rank of which each rank keeps a shard; all ranks call it, and the
+    first pipe's write. One layer at a time comes together. Arguments and results are those of
+    `save_layers`."""
+    weights = {
+        place: {name: _Weight(live, _in_pieces(live)) for name, live in of_layer.items()}
+        for place, of_layer in all_weights(model).items()
+        if shards.writes(model.stage_of(place))
+    }
+    if snapshot is None:
+        return _save_shards(directory, model, shards, weights, model.pieces_of, put)
+    copies = {
+        place: {name: one.copied(snapshot) for name, one in of_layer.items()}
+        for place, of_layer in weights.items()
+    }
+    pieces = {layer: _pieces(model, layer, snapshot) for _, layer in model.layers()}
+    snapshot.begin()
+    return _after(snapshot, _save_shards(directory, model, shards, copies, pieces.pop, put))
+
+
+class _Weight(NamedTuple):
+    """A weight or buffer of a layer whose parameters come together from shards.
+
+    Args:
+        live: what stands for it.
+        in_pieces: name of the parameter whose masters come together to its value; "": it is here.
+    """
+
+    live: Live
+    in_pieces: str
+
+    def copied(self, snapshot: Snapshot) -> "_Weight":
+        """The same with the copy that a snapshot takes, where it is here."""
+        if self.in_pieces:
+            return self
+        return self._replace(live=Live(snapshot.take(*self.live), None))
+
+    def as_written(self, wholes: Mapping[str, WholeParameter]) -> Live:
+        """What a file has of it."""
+        whole = wholes[self.in_pieces].master if self.in_pieces else None
+        return Live(self.live.value if whole is None else whole, None)
+
+
+def _in_pieces(live: Live) -> str:
+    shard = live.bucket.shard if live.bucket else None
+    place = shard.place_of(live.value) if shard else None
+    if live.bucket is None or shard is None or place is None or not shard.has_masters_of(place):
+        return ""
+    return live.bucket.named[place][0]
+
+
+def _pieces(model: LocalModel, layer: nn.Module, snapshot: Snapshot) -> list[SavedPiece]:
+    """What this rank keeps of a layer, as a snapshot copies it."""
+    return [
+        piece
+        for bucket in model.buckets_with(layer)
+        for piece in bucket.pieces_of(layer, copied=partial(snapshot.take, bucket=bucket))
+    ]
+
+
+def _save_shards(
+    directory: Path,
+    model: LocalModel,
+    shards: ShardExchange,
+    weights: Mapping[int, Mapping[str, _Weight]],
+    pieces: Callable[[nn.Module], Sequence[SavedPiece]],
+    put: Put,
+) -> Steps[Records]:
+    records: Records = {}
+    faults: list[Exception] = []
+    for place, layer in sorted(model.layers()):
+        shapes, stage = model.shapes_of(layer), model.stage_of(place)
+        mine = pieces(layer)
+        parts = yield from shards.to_writer(stage, place, mine)
+        del mine  # the writer has them
+        if parts is not None and not faults:  # else others go on all the same
+            try:
+                wholes = wholes_of(shapes, parts)
+                files = _whole_files(place, layer, weights[place], wholes)
+                records.update((yield from run_on(put, partial(_write, directory, files))))
+            except (SaveError, DataError) as error:
+                faults.append(error)
+        yield from shards.written(stage, place)
+    if faults:
+        raise faults[0]
+    return records
+
+
+def _after(snapshot: Snapshot, steps: Steps[Records]) -> Steps[Records]:
+    """Steps that come after the copies of a snapshot, and end in an error where these are not what
+    was to be saved."""
+    yield snapshot.copied
+    snapshot.end()
+    records = yield from steps
+    if snapshot.fault:
+        raise SaveError(snapshot.fault)
+    return records
+
+
+def _copied(file: File, snapshot: Snapshot) -> File:
+    """A file of the copies that a snapshot takes."""
+    check_types(file.name, {name: live.value for name, live in file.tensors.items()})
+    copies = {name: Live(snapshot.take(*live), None) for name, live in file.tensors.items()}
+    return file._replace(tensors=copies)
+
+
+def _write(directory: Path, files: Iterable[File]) -> Records:
+    records = {}
+    with _Presence() as presence:
+        for name, metadata, tensors in files:
+            path = directory / name
+            like = {key: live.value for key, live in tensors.items()}
+            try:
+                directory.mkdir(exist_ok=True)
+                records[name] = write_file(path, like, metadata, _by_bucket(tensors, presence))
+            except OSError as error:
+                raise SaveError(f"{path}: {error.strerror or error}") from None
+    return records
+
+
+class _Presence(ExitStack):
+    """Context in which one bucket at a time is present, until another one is asked for."""
+
+    _bucket: Bucket | None = None
+
+    def bring(self, bucket: Bucket) -> None:
+        """Let a bucket be present."""
+        if bucket is not self._bucket:
+            self.close()
+            self.enter_context(bucket.present())
+            self._bucket = bucket
+
+
+def _by_bucket(tensors: LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with their names, while the bucket of each is present."""
+    by_bucket: dict[Bucket | None, list[str]] = {}
+    for name, live in tensors.items():
+        by_bucket.setdefault(live.bucket, []).append(name)
+    for bucket, names in by_bucket.items():
+        if bucket is not None:
+            presence.bring(bucket)
+        yield from ((name, tensors[name].value) for name in names)
+
+
+def _files(model: LocalModel) -> Iterator[File]:
+    """Two files for each layer: its weights, and its optimizer's state."""
+    weights = all_weights(model)
+    states = {
+        name: (state, bucket) for bucket in model.all_buckets for name, state in bucket.saved()
+    }
+    for place, layer in model.layers():
+        of_layer = {name: of for name, of in states.items() if layer_of(name) == place}
+        yield from _files_of(place, layer, weights[place], of_layer)
+
+
+def _whole_files(
+    place: int,
+    layer: nn.Module,
+    weights: Mapping[str, _Weight],
+    wholes: Mapping[str, WholeParameter],
+) -> Iterator[File]:
+    """The files of a layer that has come together from shards."""
+    here = {name: one.as_written(wholes) for name, one in weights.items()}
+    mine = {name: of for name, of in wholes.items() if layer_of(name) == place}
+    states = {name: (of.state, None) for name, of in mine.items()}
+    yield from _files_of(place, layer, here, states)
+
+
+def _files_of(
+    place: int,
+    layer: nn.Module,
+    weights: LiveTensors,
+    states: Mapping[str, tuple[ParameterState, Bucket | None]],
+) -> Iterator[File]:
+    parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
+    yield File(weights_file(place), {"parameters": json.dumps(parameters)}, weights)
+    frozen = [name for name in parameters if name not in states]
+    told = _told({name: state for name, (state, _) in states.items()}, frozen)
+    tensors = {
+        f"{name}/{key}": Live(value, bucket)
+        for name, (state, bucket) in states.items()
+        for key, value in state.tensors.items()
+    }
+    yield File(optimizer_file(place), told, tensors)
+
+
+def _told(states: States, frozen: Sequence[str]) -> dict[str, str]:
+    """The metadata of a file of optimizer state: all that is no tensor."""
+    told: dict[str, Any] = {
+        name: {
+            "optimizer": state.optimizer,
+            "plain": state.plain,
+            "group": state.group,
+            "tensors": specs_of(state.tensors),
+        }
+        for name, state in states.items()
+    }
+    # Sorted: after a load torch keeps state in another order, and equal states have equal files.
+    return {"parameters": json.dumps(told, sort_keys=True), "frozen": json.dumps(frozen)}
