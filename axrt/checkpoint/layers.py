@@ -7,11 +7,11 @@ a time need to be on the device, and no second copy of the state is made.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
@@ -21,8 +21,9 @@ from axrt.store.state import ParameterState
 
 from .manifest import Manifest
 from .slices import SliceReader
-from .tensor_file import CheckedFile, Look, Tensors, check_file, look_away
+from .tensor_file import CheckedFile, Look, Tensors, check_file, copy_all, look_away
 
+_FILES = 3  # are read at a time, so that the disk has work while one of them ends
 Weights = Mapping[int, Tensors]  # and buffers, by index of the layer and by name
 Specs = dict[str, list[Any]]  # of tensors by name: [dtype, shape]
 States = Mapping[str, ParameterState]  # by name of the parameter
@@ -66,11 +67,16 @@ class CheckedLayers:
         Raises:
             AxrtError: a file has changed since it was checked.
         """
-        return {name: self._read(name) for name, _ in bucket.named if name in self.states}
-
-    def _read(self, name: str) -> ParameterState:
-        file, state = self.optimizers[layer_of(name)], self.states[name]
-        return replace(state, tensors={key: file.tensor(f"{name}/{key}") for key in state.tensors})
+        mine = {name: self.states[name] for name, _ in bucket.named if name in self.states}
+        rooms = bucket.rooms_for(mine)
+        copy_all(
+            [
+                (self.optimizers[layer_of(name)], f"{name}/{key}", room)
+                for name, state in rooms.items()
+                for key, room in state.tensors.items()
+            ]
+        )
+        return rooms
 
 
 def weights_file(place: int) -> str:
@@ -102,12 +108,16 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
     """
     reader = SliceReader()
     weights = check_weights(directory, manifest, _values(all_weights(model)), reader)
-    optimizers: dict[int, CheckedFile] = {}
+    places = [place for place, _ in model.layers()]
+    with ThreadPoolExecutor(_FILES) as several:
+        files = several.map(
+            lambda place: _checked(directory / optimizer_file(place), manifest, reader), places
+        )
+        optimizers = dict(zip(places, files, strict=True))
     states: dict[str, ParameterState] = {}
     frozen: set[str] = set()
-    for place, _ in model.layers():
-        optimizers[place] = _checked(directory / optimizer_file(place), manifest, reader)
-        of_layer, not_trained = _unpacked(optimizers[place])
+    for file in optimizers.values():
+        of_layer, not_trained = _unpacked(file)
         states.update(of_layer)
         frozen.update(not_trained)
     for bucket in model.all_buckets:
@@ -127,12 +137,17 @@ def check_weights(
         layers: the layers' own tensors, which the files must fit.
         reader: threads that read.
     """
-    found = {}
+    with ThreadPoolExecutor(_FILES) as several:
+        files = several.map(
+            lambda place: _checked_weights(directory / weights_file(place), manifest, reader),
+            layers,
+        )
+        found = dict(zip(layers, files, strict=True))
     for place, mine in layers.items():
-        found[place], infinite = _checked_weights(directory / weights_file(place), manifest, reader)
-        _check(found[place].path, mine, found[place].like)
-        _check_finite(found[place], infinite)
-    return found
+        file, infinite = found[place]
+        _check(file.path, mine, file.like)
+        _check_finite(file, infinite)
+    return {place: file for place, (file, _) in found.items()}
 
 
 def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
@@ -163,11 +178,13 @@ def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
     Raises:
         AxrtError: a file has changed since it was checked; part of it has been taken.
     """
-    with torch.no_grad():
-        for place, mine in layers.items():
-            for name, value in mine.items():
-                if value.numel():  # else a narrow one would seem to be changed by somebody
-                    checked[place].copy_to(name, value)
+    copy_all(
+        [
+            (checked[place], name, value)
+            for place, mine in layers.items()
+            for name, value in mine.items()
+        ]
+    )
 
 
 def fault_in(checkpoint: Path) -> str:

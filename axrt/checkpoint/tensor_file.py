@@ -16,6 +16,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedReader
 from math import prod
@@ -55,6 +56,7 @@ _TYPES = {  # in the order of their tensors in a file
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _ORDER = {dtype: number for number, dtype in enumerate(_TYPES.values())}
+_TENSORS = 3  # are read at a time, so that the disk has work while one of them ends
 _SIZE_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000  # the second is a limit of safetensors
 
 Tensors = Mapping[str, Tensor]  # by name
@@ -214,14 +216,14 @@ class CheckedFile:
         self._read(name, data)
         return data.view(entry.dtype).reshape(entry.shape)
 
-    def copy_to(self, name: str, value: Tensor) -> None:
-        """Read a tensor, and copy it into one of its shape; errors are those of `tensor`."""
-        entry = self._layout.entries[name]
-        if not value.numel():
-            return
-        if not (is_on_host(value) and value.is_contiguous() and value.dtype == entry.dtype):
-            value.copy_(self.tensor(name))
-            return
+    def reads_into(self, name: str, value: Tensor) -> bool:
+        """A tensor may be read straight into the memory of one of its shape."""
+        its = self._layout.entries[name]
+        is_same = is_on_host(value) and value.is_contiguous() and value.dtype == its.dtype
+        return is_same and value.numel() > 0
+
+    def read_into(self, name: str, value: Tensor) -> None:
+        """Read a tensor into the memory of another, on any thread; errors are those of `tensor`."""
         flat = value.detach().view(-1)
         flat[:0].zero_()  # the read below is no operator, and whoever has the tensor sees a change
         self._read(name, flat.view(torch.uint8))
@@ -242,6 +244,23 @@ class CheckedFile:
             "checkpoint has been taken, so this job cannot go on; expected that nobody writes to a "
             "checkpoint while it is loaded. Start the job again"
         )
+
+
+def copy_all(copies: Sequence[tuple[CheckedFile, str, Tensor]]) -> None:
+    """Read tensors, several at a time, and copy each into one of its shape.
+
+    Args:
+        copies: the file, the name in it, and where it goes.
+    Raises:
+        AxrtError: their bytes cannot be read, or have changed since they were checked.
+    """
+    straight = [one for one in copies if one[0].reads_into(*one[1:])]
+    with ThreadPoolExecutor(_TENSORS) as several:
+        list(several.map(lambda one: one[0].read_into(*one[1:]), straight))
+    with torch.no_grad():
+        for file, name, value in copies:
+            if not file.reads_into(name, value) and value.numel():
+                value.copy_(file.tensor(name))  # here, in order with what else the device does
 
 
 def look_away(name: str, part: Tensor) -> None:

@@ -32,7 +32,7 @@ from axrt.scheduler.bucket import BucketCopy, across, alike, of_group
 
 from .assign import BucketSpec
 from .bucket_shard import BucketShard, Part
-from .flat import adopt, can_be_flat
+from .flat import adopt, can_be_flat, flat_like
 from .gradient import Gradient, Shards, Used, used_by_any
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
@@ -838,6 +838,27 @@ class Bucket:
         """
         if self.optimizer is not None:
             yield from saved_state(self.optimizer, self.initial_groups, self._name_of)
+
+    def rooms_for(self, states: Mapping[str, ParameterState]) -> dict[str, ParameterState]:
+        """States to be filled for `restore`. Where the optimizer has its state on the device and
+        whole, moments are the flat memory in which it will have them.
+
+        Args:
+            states: states whose tensors have no values, by the name of the parameter.
+        """
+        found = {name: of.empty() for name, of in states.items()}
+        if self._offloaded is not None or self.shard:
+            return found
+        moments: dict[str, dict[str, Tensor]] = {}  # parameters by name, by key of a moment of each
+        for parameter, name in self._name_of.items():
+            for key, value in found[name].tensors.items() if name in found else ():
+                if value.shape == parameter.shape:
+                    moments.setdefault(key, {})[name] = parameter
+        for key, of in moments.items():
+            types = [found[name].tensors[key].dtype for name in of]
+            for name, view in zip(of, flat_like([*of.values()], types, self._device), strict=True):
+                found[name].tensors[key] = view
+        return found
 
     def restore(self, states: Mapping[str, ParameterState]) -> None:
         """Make saved states the optimizer's own, while the bucket is present.

@@ -227,8 +227,37 @@ def adopt(tensors: Sequence[Tensor], device: torch.device) -> None:
     elements; the tensors stay the same objects."""
     for group in by_key(tensor.dtype for tensor in tensors):
         of_type = [tensors[place] for place in group]
-        if all(map(can_be_flat, of_type)):
+        if all(map(can_be_flat, of_type)) and not _are_flat(of_type):
             FlatBuffer(of_type, device).adopt(of_type)  # the views keep the memory
+
+
+def flat_like(
+    like: Sequence[Tensor], types: Sequence[torch.dtype], device: torch.device
+) -> list[Tensor]:
+    """Tensors without values in flat memory, those of a type together.
+
+    Args:
+        like: for each, a tensor with its shape and strides.
+        types: type of each.
+        device: device that the memory is on.
+    """
+    made = list(like)
+    for group in by_key(types):
+        dtype, of_type = types[group[0]], [like[place].detach() for place in group]
+        buffer = FlatBuffer(of_type, device, dtype, narrowest=dtype, filled=False)
+        for place, view in zip(group, buffer.views, strict=True):
+            made[place] = view
+    return made
+
+
+def _are_flat(tensors: Sequence[Tensor]) -> bool:
+    """They are views of one stretch already, as `adopt` lays it out."""
+    layout, memory = Layout(tensors), tensors[0].untyped_storage()
+    return memory.nbytes() == layout.num_bytes and all(
+        tensor.untyped_storage().data_ptr() == memory.data_ptr()
+        and tensor.storage_offset() == offset
+        for tensor, offset in zip(tensors, layout.offsets, strict=True)
+    )
 
 
 def by_key(keys: Iterable[Hashable]) -> list[list[int]]:

@@ -1,12 +1,13 @@
 """The state of an optimizer, parameter by parameter and by name: how it is saved and restored."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from axrt.device import CPU
 from axrt.errors import DataError
 
 Groups = Sequence[Mapping[str, Any]]
@@ -28,6 +29,11 @@ class ParameterState:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     plain: dict[str, Any] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
+
+    def empty(self) -> Self:
+        """The same state with memory of its own on the CPU, of any values."""
+        tensors = {key: torch.empty_like(one, device=CPU) for key, one in self.tensors.items()}
+        return replace(self, tensors=tensors)
 
 
 def saved_state(

@@ -17,7 +17,7 @@ import axrt
 from axrt.checkpoint import slices
 from axrt.checkpoint.durable import crc_of_both, digest_of
 from axrt.checkpoint.manifest import FileRecord
-from axrt.checkpoint.tensor_file import _TYPES, CheckedFile, Look, check_file, write_file
+from axrt.checkpoint.tensor_file import _TYPES, CheckedFile, Look, check_file, copy_all, write_file
 
 from .damage import ON_BYTES
 
@@ -156,7 +156,7 @@ def test_parts_of_any_length_are_those_of_the_tensor(
                 torch.zeros(len(value), 2, dtype=value.dtype)[:, 0],
             ):
                 version = into._version
-                checked.copy_to(name, into)
+                copy_all([(checked, name, into)])
                 assert same(into, value)
                 assert into._version > version or name == "c"
 
