@@ -14,4 +14,4 @@ def test_a_kill_at_any_system_call_of_a_save_loses_nothing_that_was_saved(
 ) -> None:
     kills, steps = attack(tmp_path / "checkpoints", kills=25, seed=3, say=False, beside=beside)
     assert kills == 25
-    assert steps > 5
+    assert steps > 1

@@ -151,14 +151,12 @@ def test_parts_of_any_length_are_those_of_the_tensor(
             assert sum(part.sum() for part in seen[name]) == pytest.approx(float(value.sum()))
             assert sum(len(part) for part in seen[name]) == len(value)
             assert same(checked.tensor(name), value)
-            for into in (
-                torch.zeros_like(value),
-                torch.zeros(len(value), 2, dtype=value.dtype)[:, 0],
-            ):
+            spread = torch.zeros(len(value), 2, dtype=value.dtype)[:, 0]
+            for into in [torch.zeros_like(value), spread] if len(value) else []:
                 version = into._version
                 copy_all([(checked, name, into)])
                 assert same(into, value)
-                assert into._version > version or name == "c"
+                assert into._version > version
 
 
 @pytest.mark.parametrize("damage", ON_BYTES, ids=lambda damage: damage.__name__)

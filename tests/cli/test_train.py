@@ -36,6 +36,8 @@ eval_every = 2
 eval_microbatches = 2
 out = "out"
 device = "cpu"
+[checkpoint]
+background = "off"  # each that is due is there, however short a step is
 """
 
 
