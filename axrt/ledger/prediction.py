@@ -121,7 +121,7 @@ class Predictor:
             entries = [*_entries(config, job, mine, held[rank], gradients)]
             if config.saves_beside and config.checkpoint.every and config.checkpoint.dir:
                 copies = zip(mine, seats, strict=True)
-                copied = sum(snapshot_bytes(one, job, pipe) for one, (pipe, _) in copies)
+                copied = sum(snapshot_bytes(one, config, job, pipe) for one, (pipe, _) in copies)
                 entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
             return Ledger.of(entries, unknown)
 

@@ -448,7 +448,8 @@ def test_the_copy_that_a_checkpoint_is_written_from_is_counted_on_those_that_hav
     for rank, size in enumerate(held):
         told = predicted.of_rank(rank).of_purpose(Purpose.SNAPSHOT, Tier.HOST)
         assert (told > 0) == (size > 0)
-        assert told == pytest.approx(size, rel=0.01), rank
+        scalars = 8 * 64  # of the optimizer, and gaps
+        assert told <= size <= told + scalars, rank
     sections["checkpoint"] = {"every": 1, "background": "off"}
     none = case.predicted()
     assert all(not none.of_rank(r).of_purpose(Purpose.SNAPSHOT, Tier.HOST) for r in (0, 1))
