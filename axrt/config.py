@@ -510,6 +510,13 @@ class Checkpoint(_Section):
         choices=("auto", "on", "off"),
     )
     keep: int = _key(2, "how many to keep, the newest; 0 = all", least=0)
+    memory_every: int = _key(
+        0,
+        "steps between copies of each rank's state in the memory of its host and of another one, "
+        "from which a job that is started again goes on without a disk; 0 = none",
+        least=0,
+    )
+    memory_dir: str = _key("/dev/shm", "directory in memory for these copies, on every host")
     resume: str = _key(
         "",
         "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is "
@@ -541,6 +548,10 @@ class Run(_Section):
         "a backend of torch.compile, such as inductor: it compiles each layer, and the loss, "
         "before the first step; backwards then run "
         "whole, whatever the policy; '' = off",
+    )
+    host_of: str = _key(
+        "",
+        "for trials on one machine: a made-up host for each rank, such as '0,0,1,1'; '' = its own",
     )
     share_gpu: bool = _key(False, "allow several ranks on one GPU")
     transport: str = _key(

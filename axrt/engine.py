@@ -12,10 +12,12 @@ from typing import Any, Never, NoReturn, Self
 import torch
 
 from axrt.autoschedule import resolve, settled
+from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
+from axrt.checkpoint.keepers import host_name
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
-from axrt.checkpoint.writing import Records, save_layers, save_shards
+from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
 from axrt.config import AUTO, Config, Schedule
 from axrt.device import CPU, choose
 from axrt.errand import Put, Steps
@@ -114,7 +116,18 @@ class Engine:
         if self._step_time:
             self._route = chosen(config, model, factory, self._rank)
             self.config = config = with_route(config, self._route)
-        self._checkpoints = JobCheckpoints(self._exchange, self.rank, self._layers)
+        self._memory = JobMemory(
+            self._exchange,
+            self.rank,
+            self._rank.size,
+            host_name(config.run, self.rank),
+            Path(config.checkpoint.memory_dir),
+        )
+        if config.checkpoint.memory_every:
+            self._memory.check()
+        self._checkpoints = JobCheckpoints(
+            self._exchange, self.rank, self._layers, memory=self._memory
+        )
         compiler = Compiler(config.run.compile) if config.run.compile else None
         self._schedule, self._job, self.candidates = resolve(
             config, model, self._rank, sample, compiler
@@ -430,17 +443,7 @@ class Engine:
         with self._agreeing():
             self._trainer.settle()
             self._publish()
-            scale = self._model.loss_scale.saved(self.step) if self._model.loss_scale else None
-            of = (
-                self.step,
-                self.samples,
-                self._model.lr,
-                self._layers,
-                self.config,
-                extra or {},
-                scale,
-            )
-            make_manifest, writers = partial(Manifest.of, *of), self._writers
+            make_manifest, writers = self._manifest(extra), self._writers
             if wait:
                 self._checkpoints.save(path, make_manifest, self._writing(), writers)
                 return True
@@ -450,14 +453,56 @@ class Engine:
 
     @one_at_a_time
     def finish_saving(self) -> None:
-        """Wait for the end of a save that is under way, if there is one; every rank calls it.
+        """Wait for the end of a save and of copies in memory that are under way, if there are any;
+        every rank calls it.
 
         Raises:
             SaveError: its files could not be written; raised on every rank. Training may go on.
         """
         with self._agreeing():
+            self._memory.finish()
             if fault := self._checkpoints.finish():
                 raise SaveError(fault)
+
+    @one_at_a_time
+    def keep_in_memory(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> bool:
+        """Keep a copy of each rank's state in the memory of its host and of another one, while
+        later calls train; every rank calls it.
+
+        The copies outlive the job. A job that is started again on the same hosts, and loads
+        `folder`, goes on from them where they are newer than every checkpoint there. Where a host
+        was lost its ranks get theirs from the other one.
+
+        Args:
+            folder: folder of the run's checkpoints, which all ranks share.
+            extra: those of `save_checkpoint`.
+        Returns:
+            True; False where the copy before is still under way. Then nothing is kept.
+        Raises:
+            ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
+            SaveError: memory cannot be written to.
+        """
+        with self._agreeing():
+            self._trainer.settle()
+            self._publish()
+            make = self._manifest(extra)
+            return self._memory.keep(
+                Path(folder), make, lambda path, queue: keep_layers(path, self._model, queue)
+            )
+
+    @one_at_a_time
+    def drop_memory(self, folder: str | Path) -> None:
+        """Remove what `keep_in_memory` has kept of a run, as when it is done; every rank calls
+        it."""
+        with self._agreeing():
+            self._memory.drop(Path(folder))
+
+    def _manifest(self, extra: Mapping[str, Any] | None) -> Callable[[], Manifest]:
+        """What makes the manifest of the state of now, without files."""
+        scale = self._model.loss_scale.saved(self.step) if self._model.loss_scale else None
+        lr, layers = self._model.lr, self._layers
+        of = (self.step, self.samples, lr, layers, self.config, extra or {}, scale)
+        return partial(Manifest.of, *of)
 
     @one_at_a_time
     def load_checkpoint(self, path: str | Path, missing_ok: bool = False) -> dict[str, Any] | None:
@@ -532,6 +577,7 @@ class Engine:
         self._world.not_at_exit(self.close)
         with self._ending_the_job_on_failure():
             self._checkpoints.finish()
+            self._memory.finish()
             self._trainer.settle()
             self._tell_step_time()
             self._publish()

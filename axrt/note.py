@@ -26,6 +26,13 @@ class Topic(Vocabulary):
     SHARD = "shard"
     SAVES = "saves"  # the same, for a checkpoint
     TAKEN = "taken"  # the writer has taken that; about 0, number: the same
+    # a file of a rank's state, for memory; about: the rank, number: the keep, the rank and the file
+    PART = "part"
+    PART_TAKEN = (
+        "part taken"  # the receiver has written that; about: the receiver, number: the same
+    )
+    KEPT = "kept"  # the sender's state is on two hosts; about: the rank, number: the keep
+    ALL_KEPT = "all kept"  # that of every rank is; about: the main rank, number: the same
     WAITS = "waits"  # the sender has waited long for something that this rank owes it
     LEAVES = "leaves"  # the sender has closed its engine and sends nothing more
 

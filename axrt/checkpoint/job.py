@@ -1,7 +1,6 @@
 """Saving and loading by all ranks of a job together: each rank writes its own files, and the main
 rank the manifest of all."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -30,6 +29,7 @@ from .folder import (
     set_aside,
     under_way,
 )
+from .in_memory import JobMemory, to_stderr
 from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
@@ -52,6 +52,7 @@ class JobCheckpoints:
         rank: rank of this process in the job.
         layers: class name of each layer of the model, in order.
         say: function that tells a person a text, on the main rank; None: print it to stderr.
+        memory: copies in memory; None: there are none.
     Attributes:
         loaded: checkpoint that was loaded last; None before.
     """
@@ -62,9 +63,11 @@ class JobCheckpoints:
         rank: int,
         layers: Sequence[str],
         say: Callable[[str], None] | None = None,
+        memory: JobMemory | None = None,
     ) -> None:
+        self._memory = memory
         self._exchange, self._rank, self._layers = exchange, rank, list(layers)
-        self._say = say or _to_stderr
+        self._say = say or to_stderr
         self._saves = 0
         self._under_way: Errand[str] | None = None
         self._locks: dict[Path, DirectoryLock] = {}
@@ -287,7 +290,11 @@ class JobCheckpoints:
         """
         self.finish()
         faults: dict[Path, str] = {}
-        offered = self._exchange.agreed(lambda: _offered(path))
+        offered, newest, folder = self._exchange.agreed(lambda: _offered(path))
+        if folder and self._memory:
+            kept = self._recalled(Path(folder), newest, model)
+            if kept is not None:
+                return kept
         for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
             manifest = fault or self._try(checkpoint, model)
             if isinstance(manifest, Manifest):
@@ -298,12 +305,30 @@ class JobCheckpoints:
             return None
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
+    def _recalled(self, folder: Path, newest: int, model: LocalModel) -> Manifest | None:
+        """Take what memory has of every rank, if that is newer than the newest checkpoint."""
+        assert self._memory is not None
+        part = self._memory.recall(folder, newest)
+        if part is None:
+            return None
+        manifest = self._taken(part, Manifest.read(part), model)
+        if not isinstance(manifest, Manifest):
+            if self._rank == MAIN:
+                self._say(f"not taken from memory: {manifest}")
+            return None
+        self.loaded = part
+        self._went_back[folder.resolve()] = _WentBack(manifest.step)
+        return manifest
+
     def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
         """Take a checkpoint if every rank finds its part undamaged; else return what is wrong, and
         change nothing."""
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
+        return self._taken(checkpoint, manifest, model)
+
+    def _taken(self, checkpoint: Path, manifest: Manifest, model: LocalModel) -> Manifest | str:
         checked, damage, refusal = None, None, None
         try:
             checked = check_layers(checkpoint, manifest, model)
@@ -336,6 +361,8 @@ class JobCheckpoints:
         self.loaded = checkpoint
         if self._rank != MAIN:
             return
+        if self._memory and asked == checkpoint:
+            self._memory.void(home_of(checkpoint))
         folder = checkpoint.parent
         if faults:
             self._say(
@@ -386,13 +413,18 @@ class JobCheckpoints:
         self._locks.clear()
 
 
-def _offered(path: Path) -> list[tuple[str, str]]:
-    """The path and the manifest's fault of each checkpoint that a path means; refused where the
-    first one has an unknown format."""
+def _offered(path: Path) -> tuple[list[tuple[str, str]], int, str]:
+    """The path and the manifest's fault of each checkpoint that a path means; the newest step that
+    some manifest says; and the folder of a run that may have copies in memory, "" where a path
+    means one checkpoint. Refused where the first one has an unknown format."""
     candidates = candidates_at(path)
     if candidates and candidates[0].is_foreign:
         raise ConfigError(candidates[0].fault)
-    return [(str(one.path), one.fault) for one in candidates]
+    newest = max((one.step for one in candidates if not one.fault), default=-1)
+    offered = [(str(one.path), one.fault) for one in candidates]
+    if is_checkpoint(path):
+        return offered, newest, ""
+    return offered, newest, str(candidates[0].path.parent if candidates else path)
 
 
 def _outcome(steps: Steps[Any]) -> Steps[Any]:
@@ -409,7 +441,3 @@ def _worst(found: Sequence[tuple[str | None, str | None]]) -> tuple[str | None, 
     """The first refusal and the first damage that any rank has found."""
     refusals, damages = zip(*found, strict=True)
     return next(filter(None, refusals), None), next(filter(None, damages), None)
-
-
-def _to_stderr(text: str) -> None:
-    print(f"axrt: {text}", file=sys.stderr, flush=True)

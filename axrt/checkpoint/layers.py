@@ -205,6 +205,21 @@ def fault_in(checkpoint: Path) -> str:
     return ""
 
 
+def fault_in_files(directory: Path, manifest: Manifest) -> str:
+    """Read the files that a manifest lists, whatever is in them.
+
+    Returns:
+        A text about the first one that is not as it was saved; "" where all are.
+    """
+    reader = SliceReader()
+    try:
+        for name in manifest.files:
+            _checked(directory / name, manifest, reader)
+    except DamagedError as error:
+        return str(error)
+    return ""
+
+
 def _check_optimizer(
     directory: Path, bucket: Bucket, states: Mapping[str, ParameterState], frozen: set[str]
 ) -> None:

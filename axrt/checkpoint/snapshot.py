@@ -9,7 +9,7 @@ waits for that. The arena is kept for the next snapshot, so nothing is allocated
 with all of the state.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -25,26 +25,58 @@ from axrt.store.bucket import Bucket
 from axrt.store.flat import hollow
 from axrt.thread_queue import ThreadQueue
 
+from .layers import Live
+
 _ALIGNMENT_BYTES = 64  # of each copy; more than any type needs
 
 
-class _Taken(NamedTuple):
-    """A tensor and its copy.
+class Lent:
+    """Tensors that are read until a moment, while nobody but their optimizers may write to them.
 
     Args:
-        live: the tensor.
-        copy: its copy on the host.
-        version: how often the tensor had been written to.
+        tensors: the tensors, each with the bucket that steps it, if any.
+    Attributes:
+        fault: what is wrong with what was read; "" where nothing is.
     """
 
-    live: Tensor
-    copy: Tensor
-    version: int
+    def __init__(self, tensors: Iterable[Live]) -> None:
+        self._versions: dict[Bucket | None, list[tuple[Tensor, int]]] = {}
+        for live in tensors:
+            known = self._versions.setdefault(live.bucket, [])
+            known.append((live.value, live.value._version))
+        self.fault = ""
 
-    @property
-    def has_changed(self) -> bool:
-        """Somebody has written to the tensor since."""
-        return self.live._version != self.version
+    def until(self, queue: Queue, read: Callable[[], object]) -> Moment:
+        """Let tensors be read on a queue; returns the end of that."""
+        queue.after(moment_of([tensor for of in self._versions.values() for tensor, _ in of]))
+        moment = queue.put(read)
+        for bucket in self._versions:
+            self.lend(bucket, moment)
+        return moment
+
+    def lend(self, bucket: Bucket | None, until: Moment) -> None:
+        """Let the tensors of a bucket be read until a moment."""
+        if bucket:
+            bucket.lend(self, until, partial(self._check, bucket))
+
+    def end(self) -> None:
+        """Note a fault where somebody has written to a tensor before all were read, which they
+        are."""
+        for bucket in self._versions:
+            if bucket:
+                bucket.end_loans(self)
+        self._check(None)
+        self._versions = {}
+
+    def _check(self, bucket: Bucket | None) -> None:
+        for tensor, version in self._versions.get(bucket, ()):
+            if tensor._version != version:
+                self.fault = (
+                    f"a tensor of shape {tuple(tensor.shape)} was written to before it was copied "
+                    "for the checkpoint, by a layer or by the user; expected that optimizers alone "
+                    "write to weights, or checkpoint.background = 'off' and "
+                    "checkpoint.memory_every = 0"
+                )
 
 
 class SnapshotArena:
@@ -82,50 +114,47 @@ class Snapshot:
         arena: memory for them, which no other snapshot uses now.
     Attributes:
         copied: moment at which all copies have their values; `end` comes then.
-        fault: what is wrong with them; "" where nothing is.
     """
 
     def __init__(self, arena: SnapshotArena) -> None:
         self._arena = arena
-        self._of_buckets: dict[Bucket | None, list[_Taken]] = {}
-        self._at_once: list[_Taken] = []
+        self._of_buckets: dict[Bucket | None, list[_Copy]] = {}
+        self._at_once: list[_Copy] = []
+        self._lent = Lent(())
         self.copied: Moment = NOW
-        self.fault = ""
 
-    def take(self, live: Tensor, bucket: Bucket | None, changes: bool = False) -> Tensor:
-        """The copy of a tensor, which has its values when all are copied.
-
-        Args:
-            live: the tensor.
-            bucket: bucket that steps it; None: nobody does.
-            changes: True if forwards write to it, so that `begin` copies it at once.
-        """
-        taken = _Taken(live, hollow(live.detach(), device=CPU), live._version)
-        (self._at_once if changes else self._of_buckets.setdefault(bucket, [])).append(taken)
-        return taken.copy
+    def take(self, live: Live) -> Tensor:
+        """The copy of a tensor, which has its values when all are copied; of what forwards write
+        to, when `begin` returns."""
+        one = _Copy(live, hollow(live.value.detach(), device=CPU))
+        (self._at_once if live.changes else self._of_buckets.setdefault(live.bucket, [])).append(
+            one
+        )
+        return one.copy
 
     def begin(self) -> None:
         """Give copies memory, and begin to copy."""
-        every = [one for taken in (*self._of_buckets.values(), self._at_once) for one in taken]
-        self._give_memory([one.copy for one in every])
-        _copy(self._at_once, _as_it_is)
+        later = [one for copies in self._of_buckets.values() for one in copies]
+        self._give_memory([one.copy for one in (*later, *self._at_once)])
+        _fill(self._at_once, _as_it_is)
+        self._lent = Lent([one.live for one in later])
         queue = self._arena.queue
-        queue.after(moment_of([one.live for one in every]))
-        for bucket, taken in self._of_buckets.items():
+        queue.after(moment_of([one.live.value for one in (*later, *self._at_once)]))
+        for bucket, copies in self._of_buckets.items():
             values = bucket.at_rest if bucket else _as_it_is
-            copied = queue.put(partial(_copy, taken, values))
-            if bucket:
-                bucket.lend(copied, partial(self._check, taken))
+            self._lent.lend(bucket, queue.put(partial(_fill, copies, values)))
         self.copied = queue.put(_nothing)
 
     def end(self) -> None:
         """Wait for the copies, and note a fault where somebody has written to a tensor before."""
         wait_for(self.copied)
-        for bucket in self._of_buckets:
-            if bucket:
-                bucket.end_loan()
-        self._check(self._of_buckets.pop(None, []))
+        self._lent.end()
         self._of_buckets, self._at_once = {}, []
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the copies; "" where nothing is."""
+        return self._lent.fault
 
     def _give_memory(self, copies: Sequence[Tensor]) -> None:
         sizes = [_aligned(copy.numel() * copy.itemsize) for copy in copies]
@@ -134,23 +163,21 @@ class Snapshot:
             end = start + copy.numel() * copy.itemsize
             copy.data = memory[start:end].view(copy.dtype).view(copy.shape)
 
-    def _check(self, taken: Sequence[_Taken]) -> None:
-        for one in taken:
-            if one.has_changed:
-                self.fault = (
-                    f"a tensor of shape {tuple(one.live.shape)} was written to before it was "
-                    "copied for the checkpoint, by a layer or by the user; expected that "
-                    "optimizers alone write to weights, or checkpoint.background = 'off'"
-                )
+
+class _Copy(NamedTuple):
+    """A tensor, and its copy on the host."""
+
+    live: Live
+    copy: Tensor
 
 
 def _as_it_is(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors
 
 
-def _copy(taken: Sequence[_Taken], values: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
+def _fill(copies: Sequence[_Copy], values: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> None:
     with torch.no_grad():
-        for one, value in zip(taken, values([one.live for one in taken]), strict=True):
+        for one, value in zip(copies, values([of.live.value for of in copies]), strict=True):
             one.copy.copy_(value, non_blocking=True)
 
 

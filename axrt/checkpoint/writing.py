@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from axrt.errand import Put, Steps, at_once, run_on
 from axrt.errors import DataError, SaveError
 from axrt.local_model import LocalModel
+from axrt.queues import Queue
 from axrt.shard_exchange import ShardExchange
 from axrt.store.bucket import Bucket
 from axrt.store.saved_piece import SavedPiece, WholeParameter, wholes_of
@@ -33,10 +34,11 @@ from .layers import (
     weights_file,
 )
 from .manifest import FileRecord
-from .snapshot import Snapshot
+from .snapshot import Lent, Snapshot
 from .tensor_file import check_types, write_file
 
 Records = dict[str, FileRecord]  # of files, by name
+Values = Callable[[LiveTensors], Iterator[tuple[str, Tensor]]]  # tensors with their names
 
 
 class File(NamedTuple):
@@ -119,7 +121,7 @@ class _Weight(NamedTuple):
         """The same with the copy that a snapshot takes, where it is here."""
         if self.in_pieces:
             return self
-        return self._replace(live=Live(snapshot.take(*self.live), None))
+        return self._replace(live=Live(snapshot.take(self.live), None))
 
     def as_written(self, wholes: Mapping[str, WholeParameter]) -> Live:
         """What a file has of it."""
@@ -140,8 +142,12 @@ def _pieces(model: LocalModel, layer: nn.Module, snapshot: Snapshot) -> list[Sav
     return [
         piece
         for bucket in model.buckets_with(layer)
-        for piece in bucket.pieces_of(layer, copied=partial(snapshot.take, bucket=bucket))
+        for piece in bucket.pieces_of(layer, copied=partial(_taken, snapshot, bucket))
     ]
+
+
+def _taken(snapshot: Snapshot, bucket: Bucket, live: Tensor) -> Tensor:
+    return snapshot.take(Live(live, bucket))
 
 
 def _save_shards(
@@ -186,19 +192,67 @@ def _after(snapshot: Snapshot, steps: Steps[Records]) -> Steps[Records]:
 def _copied(file: File, snapshot: Snapshot) -> File:
     """A file of the copies that a snapshot takes."""
     check_types(file.name, {name: live.value for name, live in file.tensors.items()})
-    copies = {name: Live(snapshot.take(*live), None) for name, live in file.tensors.items()}
+    copies = {name: Live(snapshot.take(live), None) for name, live in file.tensors.items()}
     return file._replace(tensors=copies)
 
 
-def _write(directory: Path, files: Iterable[File]) -> Records:
+def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Records]:
+    """Write the layers of this rank, of every pipe, from where their tensors are, while training
+    goes on; a bucket's next step waits until that is done. It is for files in memory.
+
+    Args:
+        directory: directory of the files.
+        model: part of the model that this rank holds.
+        queue: queue that writes.
+    Returns:
+        Steps that come to the records of the files that were written.
+    Raises:
+        SaveError: a file cannot be written; raised by the steps.
+        DataError: there is state that no file can hold.
+    """
+    files = [_with_what_changes(file) for file in _files(model)]
+    lent = Lent([live for file in files for live in file.tensors.values()])
+    records: list[Records] = []
+    faults: list[Exception] = []
+
+    def write() -> None:
+        try:
+            records.append(_write(directory, files, _at_rest))
+        except Exception as fault:  # raised below, by whom it concerns
+            faults.append(fault)
+
+    written = lent.until(queue, write)
+
+    def steps() -> Steps[Records]:
+        yield written
+        lent.end()
+        if faults or lent.fault:
+            raise faults[0] if faults else SaveError(lent.fault)
+        return records[0]
+
+    return steps()
+
+
+def _with_what_changes(file: File) -> File:
+    """A file with copies of what forwards write to."""
+    check_types(file.name, {name: live.value for name, live in file.tensors.items()})
+    kept = {
+        name: Live(live.value.detach().to("cpu", copy=True), None) if live.changes else live
+        for name, live in file.tensors.items()
+    }
+    return file._replace(tensors=kept)
+
+
+def _write(directory: Path, files: Iterable[File], values: Values | None = None) -> Records:
     records = {}
     with _Presence() as presence:
         for name, metadata, tensors in files:
             path = directory / name
             like = {key: live.value for key, live in tensors.items()}
+            found = values(tensors) if values else _by_bucket(tensors, presence)
             try:
                 directory.mkdir(exist_ok=True)
-                records[name] = write_file(path, like, metadata, _by_bucket(tensors, presence))
+                records[name] = write_file(path, like, metadata, found)
             except OSError as error:
                 raise SaveError(f"{path}: {error.strerror or error}") from None
     return records
@@ -219,13 +273,24 @@ class _Presence(ExitStack):
 
 def _by_bucket(tensors: LiveTensors, presence: _Presence) -> Iterator[tuple[str, Tensor]]:
     """Tensors with their names, while the bucket of each is present."""
-    by_bucket: dict[Bucket | None, list[str]] = {}
-    for name, live in tensors.items():
-        by_bucket.setdefault(live.bucket, []).append(name)
-    for bucket, names in by_bucket.items():
+    for bucket, names in _names_of(tensors).items():
         if bucket is not None:
             presence.bring(bucket)
         yield from ((name, tensors[name].value) for name in names)
+
+
+def _at_rest(tensors: LiveTensors) -> Iterator[tuple[str, Tensor]]:
+    """Tensors with their names, as they are between steps; any thread may ask."""
+    for bucket, names in _names_of(tensors).items():
+        live = [tensors[name].value for name in names]
+        yield from zip(names, bucket.at_rest(live) if bucket else live, strict=True)
+
+
+def _names_of(tensors: LiveTensors) -> dict[Bucket | None, list[str]]:
+    by_bucket: dict[Bucket | None, list[str]] = {}
+    for name, live in tensors.items():
+        by_bucket.setdefault(live.bucket, []).append(name)
+    return by_bucket
 
 
 def _files(model: LocalModel) -> Iterator[File]:

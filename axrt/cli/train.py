@@ -128,6 +128,7 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         gc.freeze()
         with show:
             _steps(engine, data, record, saves)
+            saves.end()
             peaks = engine.peak_bytes()
             if record and peaks:
                 record.measured(peaks)
@@ -306,6 +307,9 @@ class _Saves:
             done: number of steps that are done.
             last: True for the end of the run.
         """
+        every = self._config.memory_every
+        if self.folder and every and done % every == 0 and not last:
+            self._engine.keep_in_memory(self.folder)
         if self.folder is None or not (
             last or (self._config.every and done % self._config.every == 0)
         ):
@@ -329,6 +333,11 @@ class _Saves:
             self._record.saved(done)
         if not beside:
             self._ended(path, done, "")
+
+    def end(self) -> None:
+        """Let go of copies in memory, where a checkpoint has all steps."""
+        if self.folder and self._config.memory_every and not self._engine.broadcast(self.failed):
+            self._engine.drop_memory(self.folder)
 
     def _has_failed(self) -> bool:
         """Wait for the save that is under way; True if it could not be written."""

@@ -153,7 +153,7 @@ class Bucket:
         self._tried: TriedStep | None = None
         self._on_host: GradientOnHost | None = None
         self._given_back: dict[str, Tensor] = {}
-        self._loan: tuple[Moment, Callable[[], None]] | None = None
+        self._loans: dict[object, tuple[Moment, Callable[[], None]]] = {}
         if slots and self.optimizer:
             if rooms:
                 stepped = self._parameters if apart else None
@@ -249,7 +249,7 @@ class Bucket:
     def leave_memory(self) -> None:
         """Drop the gradient, and the whole weights of a stay; go on in other memory, as others may
         still read or write this."""
-        self.end_loan()
+        self.end_loans()
         self.forget()
         self._masters.leave_memory()
 
@@ -477,7 +477,7 @@ class Bucket:
 
     def _run_optimizer(self, step: int) -> None:
         assert self.optimizer is not None
-        self.end_loan()
+        self.end_loans()
         factor = self._schedule(step)
         for group, initial in zip(self.groups, self.initial_groups, strict=True):
             group["lr"] = initial["lr"] * factor
@@ -697,22 +697,28 @@ class Bucket:
         found = self._offloaded.at_rest(self.optimizer.state)
         return [found.get(id(tensor), tensor) for tensor in tensors]
 
-    def lend(self, until: Moment, returned: Callable[[], None]) -> None:
+    def lend(self, to: object, until: Moment, returned: Callable[[], None]) -> None:
         """Let somebody read weights and state until a moment; nobody else writes to them before.
 
         Args:
+            to: who reads.
             until: the moment.
             returned: function that is called when that has passed, before anything is written.
         """
-        self._loan = (until, returned)
+        self._loans[to] = (until, returned)
 
-    def end_loan(self) -> None:
+    def end_loans(self, to: object = None) -> None:
         """Let what follows come after the end of a loan; on an accelerator the host waits for
-        nothing."""
-        if self._loan is not None:
-            (until, returned), self._loan = self._loan, None
-            go_after(until)
-            returned()
+        nothing.
+
+        Args:
+            to: who reads; None: everybody who does.
+        """
+        for reader in [to] if to else list(self._loans):
+            if reader in self._loans:
+                until, returned = self._loans.pop(reader)
+                go_after(until)
+                returned()
 
     @contextmanager
     def present(self, changes: bool = False) -> Iterator[None]:
@@ -813,7 +819,7 @@ class Bucket:
         """
         for handle in self._handles:
             handle.remove()
-        self.end_loan()
+        self.end_loans()
         self.forget()  # weights get wider below, in the room that gradients leave
         if self._masters.in_scratch and (failed or not wanted):
             self._masters.give_nothing_back()

@@ -114,7 +114,7 @@ def test_files_are_those_of_the_step_to_the_byte(
         precision=precision,
         optimizer=optimizer,
     )
-    slowed(monkeypatch, snapshot, "_copy", 0.002)
+    slowed(monkeypatch, snapshot, "_fill", 0.002)
     slowed(monkeypatch, writing, "write_file", 0.001)
     both_ways(tmp_path / "saved", ranks, config, shallow, adamw, BATCHES)
     check_equal(tmp_path / "saved")
@@ -162,7 +162,7 @@ def test_models_that_are_hard_to_copy(
     precision: Any,
     policy: str,
 ) -> None:
-    slowed(monkeypatch, snapshot, "_copy", 0.01)
+    slowed(monkeypatch, snapshot, "_fill", 0.01)
     config = configured(MICROBATCHES, schedule={"policy": policy}, precision=precision)
     both_ways(tmp_path, 2, config, model, momentum, batches)
     check_equal(tmp_path)
@@ -212,7 +212,7 @@ def test_a_step_waits_for_the_copy_of_its_own_bucket_alone(
     """The copy of the last bucket is held up: all others step, and it does when it is copied."""
     stepped: list[Bucket] = []
     may_copy = threading.Event()
-    copy, run = snapshot._copy, Bucket.step
+    copy, run = snapshot._fill, Bucket.step
 
     def copying(taken: Any, values: Any) -> None:
         if getattr(values, "__self__", None) is last:
@@ -230,7 +230,7 @@ def test_a_step_waits_for_the_copy_of_its_own_bucket_alone(
         step(engine)
         # buckets step in the order of their backwards, and are copied in that of the model
         last = engine._model.all_buckets[-1]
-        monkeypatch.setattr(snapshot, "_copy", copying)
+        monkeypatch.setattr(snapshot, "_fill", copying)
         monkeypatch.setattr(Bucket, "step", stepping)
         order = [bucket for bucket in engine._model.all_buckets if bucket is not last]
         assert len(order) > 2
@@ -245,7 +245,7 @@ def test_a_step_waits_for_the_copy_of_its_own_bucket_alone(
 def test_weights_that_somebody_writes_to_while_they_are_copied_are_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    slowed(monkeypatch, snapshot, "_copy", 0.05)
+    slowed(monkeypatch, snapshot, "_fill", 0.05)
     told: list[str] = []
     with alone(tmp_path) as engine:
         step(engine)
@@ -266,7 +266,7 @@ def test_weights_that_somebody_writes_to_while_they_are_copied_are_not_saved(
 def test_who_asks_for_parameters_may_write_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slowed(monkeypatch, snapshot, "_copy", 0.05)
+    slowed(monkeypatch, snapshot, "_fill", 0.05)
     with alone(tmp_path) as engine:
         step(engine)
         engine.save_checkpoint(tmp_path / "waited")
@@ -280,7 +280,7 @@ def test_who_asks_for_parameters_may_write_to_them(
 def test_a_step_that_is_dropped_changes_nothing_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slowed(monkeypatch, snapshot, "_copy", 0.02)
+    slowed(monkeypatch, snapshot, "_fill", 0.02)
     with alone(tmp_path) as engine:
         step(engine)
         engine.save_checkpoint(tmp_path / "waited")

@@ -1,0 +1,108 @@
+"""The memory of one host in which copies of ranks' state outlive the job: files of a file system in
+memory.
+
+    /dev/shm/axrt-7d31c6f09a44/      one run, by a name that is drawn
+      node-3/                        one host: there may be several on one machine, in tests
+        step-00000040/
+          rank-2/                    manifest.json and the files of rank 2's layers
+          rank-6.partial/            being written, or left over
+
+A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
+manifest has the digest of each file.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from axrt.errors import DamagedError
+
+from .layers import fault_in_files
+from .manifest import Manifest
+
+_PARTIAL = ".partial"
+
+
+class Part(NamedTuple):
+    """What there is of a rank.
+
+    Args:
+        step: number of steps that were done.
+        rank: rank in the job whose state it is.
+    """
+
+    step: int
+    rank: int
+
+
+class HostMemory:
+    """The parts that are kept on this host.
+
+    Args:
+        directory: directory in memory, such as /dev/shm.
+        run: drawn name of the run.
+        host: name of the host.
+    """
+
+    def __init__(self, directory: Path, run: str, host: str) -> None:
+        self._run = directory / f"axrt-{run}"
+        self._root = self._run / re.sub(r"[^\w.-]", "_", host)
+
+    def path_of(self, part: Part) -> Path:
+        """The directory of a part, once it is whole."""
+        return self._root / f"step-{part.step:08}" / f"rank-{part.rank}"
+
+    def begin(self, part: Part) -> Path:
+        """Make an empty directory in which a part is written.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        path = self.path_of(part).with_name(f"rank-{part.rank}{_PARTIAL}")
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+        return path
+
+    def end(self, directory: Path, part: Part) -> None:
+        """Let a directory that `begin` has made be the part.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        path = self.path_of(part)
+        path.parent.mkdir(exist_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        directory.rename(path)
+
+    def whole(self, share: int, of: int) -> Iterator[Part]:
+        """The parts whose files are what they were, of those in one share.
+
+        Args:
+            share, of: index of the share of this rank, and number of ranks that share the look.
+        """
+        for number, path in enumerate(sorted(self._root.glob("step-*/rank-*"))):
+            if number % of == share and path.suffix != _PARTIAL and not _fault_in(path):
+                yield Part(int(path.parent.name[5:]), int(path.name[5:]))
+
+    def drop_older(self, step: int) -> None:
+        """Remove the parts of earlier steps; another rank may be writing one of a later step."""
+        for path in self._root.glob("step-*"):
+            if int(path.name[5:]) < step:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def drop(self) -> None:
+        """Remove all parts of the run on this host."""
+        shutil.rmtree(self._root, ignore_errors=True)
+        try:
+            self._run.rmdir()
+        except OSError:  # other hosts of a test are there
+            return
+
+
+def _fault_in(part: Path) -> str:
+    try:
+        return fault_in_files(part, Manifest.read(part))
+    except DamagedError as error:
+        return str(error)

@@ -1,0 +1,52 @@
+"""Which rank keeps a copy of which rank's state in memory: one of another host."""
+
+import socket
+from collections.abc import Sequence
+
+from axrt.config import Run
+from axrt.errors import ConfigError
+
+
+def host_name(run: Run, rank: int) -> str:
+    """The name of the host of a rank, which is this one's or made up.
+
+    Raises:
+        ConfigError: hosts are made up for fewer ranks.
+    """
+    if not run.host_of:
+        return socket.gethostname()
+    made_up = run.host_of.split(",")
+    if rank >= len(made_up):
+        raise ConfigError(
+            f"run.host_of = {run.host_of!r} has {len(made_up)} hosts, and there is a rank {rank}; "
+            "expected one for each rank, such as '0,0,1,1' for four"
+        )
+    return f"node-{made_up[rank].strip()}"
+
+
+def keepers_of(hosts: Sequence[str]) -> list[int]:
+    """The rank that keeps the copy of each rank: one of the next host, in the order of hosts.
+
+    Args:
+        hosts: name of the host of each rank.
+    Raises:
+        ConfigError: there is one host only.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    names = list(ranks)
+    if len(names) < 2:
+        raise ConfigError(
+            f"checkpoint.memory_every: all {len(hosts)} ranks are on {names[0]}, so that a copy in "
+            "memory would be lost with what it is of; expected ranks on two hosts or more. Set "
+            "checkpoint.memory_every = 0, and checkpoint.every to save on a disk"
+        )
+    return [
+        _of_next(ranks[names[(names.index(host) + 1) % len(names)]], ranks[host].index(rank))
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def _of_next(ranks: Sequence[int], place: int) -> int:
+    return ranks[place % len(ranks)]

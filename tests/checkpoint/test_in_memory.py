@@ -1,0 +1,227 @@
+"""Copies in memory: a job that is started again goes on without a disk, whichever host is lost."""
+
+import json
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import axrt
+from axrt.checkpoint.host_memory import HostMemory, Part
+from axrt.checkpoint.in_memory import NAME, MemoryRun
+from axrt.checkpoint.keepers import keepers_of
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from ..engine.models import perceptron
+from ..engine.reference import (
+    adamw,
+    configured,
+    copies,
+    random_batches,
+    train_in_plain_torch,
+)
+from .damage import ON_BYTES
+
+MICROBATCHES, STEPS, KEPT = 4, 6, 3
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+HOSTS = "0,0,1,1"
+Trained = tuple[int, list[float], dict[str, Tensor]]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """The folder of checkpoints, and the directory in memory."""
+    (tmp_path / "shm").mkdir()
+    return tmp_path / "checkpoints", tmp_path / "shm"
+
+
+def config_of(shm: Path, data: int, hosts: str = HOSTS, **sections: Any) -> dict[str, Any]:
+    return configured(
+        MICROBATCHES // data,
+        parallel={"data": data},
+        checkpoint={"memory_dir": str(shm)},
+        run={"host_of": hosts},
+        memory={"bucket_mb": 0.001},
+        **sections,
+    )
+
+
+def run(
+    places: tuple[Path, Path],
+    until: int,
+    keeps: tuple[int, ...] = (),
+    data: int = 1,
+    disk: tuple[int, ...] = (),
+    hosts: str = HOSTS,
+    **sections: Any,
+) -> list[Trained]:
+    """Go on, train, keep; and end without a word, as a job that is killed."""
+    folder, shm = places
+
+    def rank_main(transport: Transport) -> Trained:
+        config = config_of(shm, data, hosts, **sections)
+        engine = axrt.initialize(perceptron(), adamw, config=config, transport=transport)
+        engine.load_checkpoint(folder, missing_ok=True)
+        began, losses = engine.step, []
+        count = MICROBATCHES // data
+        mine = slice(engine.data_rank * count, (engine.data_rank + 1) * count)
+        while engine.step < until:
+            losses.append(engine.train_batch(iter(BATCHES(engine.step)[mine])).loss)
+            if engine.step in keeps:
+                assert engine.keep_in_memory(folder, extra={"kept": engine.step})
+                if engine.step < max(keeps):
+                    engine.finish_saving()
+            if engine.step in disk:
+                engine.save_checkpoint(folder / f"step-{engine.step}")
+        trained = {name: one.detach().clone() for name, one in copies(engine)}
+        engine.close()
+        return began, losses, trained
+
+    return LocalWorld(4, seed=until).run(rank_main)
+
+
+def memory_of(places: tuple[Path, Path]) -> Path:
+    said = MemoryRun.read(places[0])
+    assert said is not None
+    return places[1] / f"axrt-{said.run}"
+
+
+def check_went_on(found: list[Trained], data: int = 1, began: int = KEPT) -> None:
+    assert {one[0] for one in found} == {began}
+    if data == 1:
+        whole = train_in_plain_torch(perceptron(), BATCHES, STEPS, adamw)
+        assert found[0][1] == whole.losses[began:]
+        for _, _, parameters in found:
+            assert all(torch.equal(value, whole.parameters[n]) for n, value in parameters.items())
+
+
+@pytest.mark.parametrize("lost", ["", "node-0", "node-1"])
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
+    places: tuple[Path, Path], lost: str, data: int, weights: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sections: dict[str, Any] = {"precision": {"weights": weights}}
+    quiet = run((places[0] / "no", places[1]), STEPS, data=data, **sections)
+    run(places, KEPT + 2, keeps=(1, KEPT), data=data, **sections)
+    if lost:
+        shutil.rmtree(memory_of(places) / lost)
+    assert [path.name for path in places[0].iterdir()] == [NAME]
+    found = run(places, STEPS, data=data, **sections)
+    assert {one[0] for one in found} == {KEPT}
+    for whole, rest in zip(quiet, found, strict=True):
+        assert rest[1] == whole[1][KEPT:]
+        assert all(torch.equal(value, whole[2][name]) for name, value in rest[2].items())
+    told = capfd.readouterr().err
+    assert f"taken from memory: the copies of step {KEPT}" in told
+    assert ("from their keepers" in told) == bool(lost)
+    if weights == "float32":
+        check_went_on(found, data)
+
+
+def test_the_newest_of_disk_and_memory_is_taken(places: tuple[Path, Path]) -> None:
+    run(places, 2, keeps=(2,), disk=(1,))
+    assert run(places, 4, keeps=(4,), disk=(3,))[0][0] == 2
+    assert run(places, 5, disk=(5,))[0][0] == 4
+    check_went_on(run(places, STEPS), began=5)
+
+
+def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 4, keeps=(4,), disk=(KEPT,))
+    shutil.rmtree(memory_of(places) / "node-0" / "step-00000004" / "rank-1")
+    shutil.rmtree(memory_of(places) / "node-1" / "step-00000004" / "rank-1")
+    check_went_on(run(places, STEPS))
+    told = capfd.readouterr().err
+    assert "of step 4 both copies of ranks 1 are gone or damaged" in told
+
+
+@pytest.mark.parametrize("damage", ON_BYTES, ids=lambda damage: damage.__name__)
+def test_what_is_damaged_is_not_taken(
+    places: tuple[Path, Path], damage: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, KEPT, keeps=(KEPT,))
+    random = Random(3)
+    for rank in range(4):  # one of the two copies of each
+        part = memory_of(places) / f"node-{rank % 2}" / f"step-{KEPT:08}" / f"rank-{rank}"
+        damage(random.choice(sorted(part.iterdir())), random)
+    check_went_on(run(places, STEPS))
+    assert "ranks 0, 3 from their keepers" in capfd.readouterr().err
+
+
+def test_a_copy_that_was_cut_off_is_no_copy(places: tuple[Path, Path]) -> None:
+    """A job that ends while it keeps leaves what it had kept before."""
+    run(places, KEPT, keeps=(KEPT,))
+    host = HostMemory(places[1], memory_of(places).name[5:], "node-0")
+    (host.begin(Part(5, 0)) / "layer-0000.safetensors").write_bytes(b"half of it")
+    check_went_on(run(places, STEPS))
+
+
+def test_a_run_that_goes_back_takes_nothing_of_what_it_has_left(places: tuple[Path, Path]) -> None:
+    folder, shm = places
+    run(places, 5, keeps=(5,), disk=(KEPT,))
+
+    def back(transport: Transport) -> int:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+        ) as engine:
+            engine.load_checkpoint(folder / f"step-{KEPT}")
+            engine.own_checkpoints(folder)
+            return engine.step
+
+    assert LocalWorld(4).run(back) == [KEPT] * 4
+    check_went_on(run(places, STEPS))
+
+
+def test_what_another_run_has_kept_is_not_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
+    run(places, 5, keeps=(5,))
+    other = tmp_path / "other"
+    assert run((other, places[1]), 2)[0][0] == 0
+    other.mkdir(exist_ok=True)
+    (other / NAME).write_text(json.dumps({"run": "../x", "step": 5, "is_void": False}))
+    assert run((other, places[1]), 2)[0][0] == 0
+
+
+def test_another_number_of_stages_takes_the_disk(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 4, keeps=(4,), disk=(KEPT,))
+    found = run(places, STEPS, data=2)
+    assert {one[0] for one in found} == {KEPT}
+    assert "not taken from memory" in capfd.readouterr().err
+
+
+def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:
+    folder, shm = places
+    run(places, KEPT, keeps=(KEPT,))
+
+    def dropped(transport: Transport) -> None:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+        ) as engine:
+            engine.drop_memory(folder)
+
+    LocalWorld(4).run(dropped)
+    assert not list(shm.iterdir())
+    assert not (folder / NAME).exists()
+
+
+def test_copies_are_kept_on_the_next_host() -> None:
+    assert keepers_of(["a", "a", "b", "b"]) == [2, 3, 0, 1]
+    assert keepers_of(["a", "b", "a", "c"]) == [1, 3, 1, 0]
+    assert keepers_of(["a", "a", "a", "b"]) == [3, 3, 3, 0]
+    for hosts in (["a", "b", "c"], ["a", "b", "a", "b", "b"]):
+        assert all(hosts[k] != hosts[r] for r, k in enumerate(keepers_of(hosts)))
+
+
+def test_one_host_is_refused(places: tuple[Path, Path]) -> None:
+    with pytest.raises(axrt.ConfigError, match="all 4 ranks are on node-0, .*memory_every = 0"):
+        run(places, 1, keeps=(1,), hosts="0,0,0,0")
+    with pytest.raises(axrt.ConfigError, match="run.host_of = '0,1' has 2 hosts"):
+        run(places, 1, hosts="0,1")
