@@ -81,9 +81,10 @@ class _Section:
             key = f"{type(self).__name__.lower()}.{item.name}"
             value = getattr(self, item.name)
             if not _fits(value, hints[item.name]):
+                choices = ", ".join(choice or "''" for choice in item.metadata["choices"])
                 yield (
                     f"{key} = {value!r} is {_type_name(type(value))}; expected "
-                    f"{_type_name(hints[item.name])}"
+                    f"{f'one of {choices}' if choices else _type_name(hints[item.name])}"
                 )
             else:
                 yield from _out_of_range(key, value, item.metadata)
@@ -458,7 +459,7 @@ class Memory(_Section):
             key, none = ("scratch_gb_s", 0.0) if self.scratch == "host" else ("scratch", "host")
             yield (
                 f"memory.{key} = {getattr(self, key)!r} and memory.offload = {self.offload!r}, "
-                "whose state stays in the host's memory; expected "
+                "which steps state where it is, in the host's memory; expected "
                 f"memory.{key} = {none!r}, or memory.offload = 'stream'"
             )
         if self.offload_parameters and self.offload != "stream":
@@ -524,6 +525,11 @@ class Checkpoint(_Section):
     )
 
     def _of_all(self) -> Iterator[str]:
+        if self.memory_every and not self.dir:
+            yield (
+                f"checkpoint.memory_every = {self.memory_every} and checkpoint.dir = '': the "
+                "folder of checkpoints says whose the copies are; expected a directory"
+            )
         if self.resume == "auto" and not self.dir:
             yield (
                 "checkpoint.resume = 'auto' and checkpoint.dir = '': nothing is saved that the run "
@@ -864,11 +870,15 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
 
 
 def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
-    for key, replicas in (("memory.shard", memory.shard), ("parallel.group", parallel.group)):
+    for key, replicas, least in (
+        ("memory.shard", memory.shard, 2),
+        ("parallel.group", parallel.group, 1),
+    ):
         if replicas and parallel.data % replicas:
+            fits = [n for n in range(least, parallel.data + 1) if not parallel.data % n]
             yield (
-                f"{key} = {replicas} of parallel.data = {parallel.data} replicas; expected one of "
-                f"{', '.join(str(n) for n in range(1, parallel.data + 1) if not parallel.data % n)}"
+                f"{key} = {replicas} of parallel.data = {parallel.data} replicas; expected 0 for "
+                f"all of them{', or one of ' * bool(fits)}{', '.join(map(str, fits))}"
             )
         if 1 < replicas < parallel.data and parallel.collectives == "library":
             yield (
@@ -886,11 +896,16 @@ def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
         )
 
 
-def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
+def _of_shards(memory: Memory, run: Run, collectives: str, memory_every: int) -> Iterator[str]:
     if memory.zero > 1 and memory.reductions > 1 and collectives == "library":
         yield (
             f"memory.reductions = {memory.reductions} with parallel.collectives = 'library': it "
             "adds up once a step; expected memory.reductions = 1, or parallel.collectives = 'parts'"
+        )
+    if memory.zero and memory_every:
+        yield (
+            f"checkpoint.memory_every = {memory_every} with memory.zero = {memory.zero}: shards "
+            "are not kept in memory yet; expected memory.zero = 0, or checkpoint.memory_every = 0"
         )
     if memory.zero > 2 and run.compile:
         yield (
@@ -911,7 +926,7 @@ def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
     if memory.reductions > 1 and memory.zero < 2:
         yield (
             f"memory.reductions = {memory.reductions} with memory.zero = {memory.zero}: gradients "
-            "are kept for the whole step; expected memory.zero = 2"
+            "are kept for the whole step; expected memory.zero = 2 or 3"
         )
 
 
@@ -933,7 +948,8 @@ def _of_sections(config: Config) -> Iterator[str]:
             "and the other is text; expected the same"
         )
     yield from _of_groups(config.memory, config.parallel)
-    yield from _of_shards(config.memory, config.run, config.parallel.collectives)
+    collectives, memory_every = config.parallel.collectives, config.checkpoint.memory_every
+    yield from _of_shards(config.memory, config.run, collectives, memory_every)
     if len(config.optimizer.betas) != 2:
         yield (
             f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as "

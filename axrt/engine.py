@@ -50,6 +50,7 @@ from axrt.preflight import (
     check_arguments,
     check_backend,
     check_kept,
+    check_optimizers,
     check_use,
     checked_sample,
     refuse_in_a_worker,
@@ -112,6 +113,7 @@ class Engine:
         timing = [self._step_time] if self._step_time else []
         self._rank = Rank(config, world, transport, [*observers, *timing])
         self._exchange = self._rank.exchange
+        self._exchange.calls = self._calls
         self._route: Route | None = None
         if self._step_time:
             self._route = chosen(config, model, factory, self._rank)
@@ -160,6 +162,9 @@ class Engine:
             found = self._exchange.gathered(sorted(self._model.narrow.classes))
             classes = {name for of_rank in found or () for name in of_rank}
             self._exchange.agreed(lambda: check_kept(config.precision.keep, classes))
+        if self._job.replicas > 1 or self._job.pipes > 1:
+            optimizers = self._exchange.gathered(self._model.optimizers())
+            self._exchange.agreed(lambda: check_optimizers(optimizers or ()))
         trained = self._exchange.gathered(bool(self._model.named_parameters()))
         # the main rank knows; an evaluation needs nothing trained
         self._trains_nothing = trained is not None and not any(trained)
@@ -583,7 +588,7 @@ class Engine:
             self._publish()
             if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
-            self._rank.leave()
+            self._rank.leave(self._calls.last.number)
         self._model.release()
         self._world.left()
         self._checkpoints.close()

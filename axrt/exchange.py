@@ -4,14 +4,15 @@ caller who asked for them has all."""
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from axrt.errand import Errand, Steps
-from axrt.errors import ConfigError, SaveError
+from axrt.errors import ConfigError, PeerLeftError, SaveError
 from axrt.loop import Loop
 from axrt.note import MAIN, Note, Topic
+from axrt.one_call import Call, OneCall
 
 Key = tuple[Topic, int, int]  # generation, number
 Made = TypeVar("Made")
@@ -57,10 +58,13 @@ class Exchange:
         loop: loop that carries the notes.
         rank: this rank in the job.
         size: number of ranks of the job.
+    Attributes:
+        calls: calls of the engine that every rank makes.
     """
 
     def __init__(self, loop: Loop, rank: int, size: int) -> None:
         self._loop, self._rank, self._size = loop, rank, size
+        self.calls = OneCall()
         self._open: dict[Key, Collected] = {}
         self._exchanges = 0
 
@@ -142,17 +146,36 @@ class Exchange:
         self._exchanges += 1
         if self._rank == MAIN:
             for rank in range(self._size):
-                self.tell(rank, Note(Topic.EXCHANGED, MAIN, self._exchanges), value)
-        return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, [MAIN]), "a value")[0]
+                self._give(rank, value)
+        return self._given([MAIN], "a value")[0]
 
     def gathered(self, value: Any) -> list[Any] | None:
         """The values of all ranks in their order, on the main rank; None on the others. Every rank
         calls it."""
         self._exchanges += 1
-        self.tell(MAIN, Note(Topic.EXCHANGED, self._rank, self._exchanges), value)
-        if self._rank != MAIN:
-            return None
-        return self.wait(self.claim(Topic.EXCHANGED, self._exchanges, range(self._size)), "values")
+        self._give(MAIN, value)
+        return self._given(range(self._size), "values") if self._rank == MAIN else None
+
+    def _give(self, rank: int, value: Any) -> None:
+        """Send a value, and the call in which it is given."""
+        note = Note(Topic.EXCHANGED, self._rank, self._exchanges)
+        self.tell(rank, note, (tuple(self.calls.last), value))
+
+    def _given(self, ranks: Sequence[int], what: str) -> list[Any]:
+        """The values that ranks give in this call.
+
+        Raises:
+            PeerLeftError: one of them has given it in another call.
+        """
+        here = self.calls.last
+        given = self.wait(self.claim(Topic.EXCHANGED, self._exchanges, ranks), what)
+        for rank, (call, _) in zip(ranks, given, strict=True):
+            if Call(*call) != here:
+                raise PeerLeftError(
+                    f"rank {rank} is in {Call(*call)}, and rank {self._rank} in {here}. Every rank "
+                    "must make the same calls of the engine"
+                )
+        return [value for _, value in given]
 
     def round_trip_s(self, payload: Any, times: int = 20) -> float:
         """Median time that a message takes from rank 0 to rank 1 and back, in seconds.

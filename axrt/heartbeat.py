@@ -151,14 +151,21 @@ class Heartbeat(Silence):
         self._verdict = (waits_for, lost) if lost else None
 
     def _hear(self) -> None:
+        """Answer, and then take in answers: a sign that is passed on has grown older here first,
+        or two ranks that wait for each other would hand the same one to and fro."""
         mpi, status = self._mpi, self._mpi.Status()
+        asked, answers = [], []
         while (message := self._comm.Improbe(mpi.ANY_SOURCE, mpi.ANY_TAG, status)) is not None:
             data = bytearray(status.Get_count(mpi.BYTE))
             message.Recv([data, mpi.BYTE])
             if status.Get_tag() == _ASK:
-                self._send(status.Get_source(), _ANSWER, self._liveness.sign())
+                asked.append(status.Get_source())
             else:
-                self._liveness.heard(status.Get_source(), *_SIGN.unpack(data))
+                answers.append((status.Get_source(), *_SIGN.unpack(data)))
+        for source in asked:
+            self._send(source, _ANSWER, self._liveness.sign())
+        for answer in answers:
+            self._liveness.heard(*answer)
 
     def _send(self, rank: int, tag: int, sign: Sign) -> None:
         """Send without waiting: a stopped rank receives nothing."""

@@ -121,12 +121,13 @@ class LocalModel:
                 "The optimizer cannot be stepped on tiny parameters, so what it keeps stays on the "
                 "device, and memory.offload takes masters alone."
             )
-        most = memory.gathered
-        if memory.offload_parameters and len(self.stages) <= most:
+        most, has = memory.gathered, len(self.stages)
+        if any(bucket.has_stays for bucket in self.all_buckets) and has <= most:
+            key = "memory.offload_parameters" if memory.offload_parameters else "memory.zero = 3"
             notes.append(
-                f"memory.offload_parameters frees little: a rank has {len(self.stages)} stages, "
-                f"and memory.gathered = {most} of them are on the device. Give it more "
-                "schedule.chunks, with schedule.policy = 'breadth-first'."
+                f"{key} frees little: a rank has {has} stage{'s' * (has > 1)}, and "
+                f"memory.gathered = {most} may be whole at a time. Give it more schedule.chunks, "
+                "with schedule.policy = 'breadth-first'."
             )
         gb = sum(bucket.bytes_each_way for bucket in self.all_buckets) / 1e9
         rate = memory.scratch_gb_s
@@ -201,6 +202,10 @@ class LocalModel:
     def is_sharded(self) -> bool:
         """Each rank keeps a shard of the state (ZeRO)."""
         return any(bucket.shard for bucket in self.all_buckets)
+
+    def optimizers(self) -> dict[str, str]:
+        """What tells the optimizer of each bucket, by the name of its first parameter."""
+        return {of.named[0][0]: of.optimizer_told for of in self.all_buckets if of.named}
 
     def pieces_of(self, layer: nn.Module, with_state: bool = True) -> list[SavedPiece]:
         """What this rank keeps of a layer where state is sharded; see `Bucket.pieces_of`."""

@@ -187,12 +187,17 @@ class Loop:
         """Let everything leave that was sent: between calls nobody looks after it."""
         self._transport.flush()
 
-    def leave(self) -> None:
-        """Tell every rank that this one sends nothing more, and wait until each has said the
-        same."""
+    def leave(self, calls: int = 0) -> None:
+        """Tell every rank that this one sends nothing more, and wait until each has said the same.
+
+        Args:
+            calls: number of calls of the engine.
+        Raises:
+            PeerLeftError: some rank has made another number of calls.
+        """
         others = [rank for rank in range(self._transport.size) if rank != self._transport.rank]
         for rank in others:
-            self._send(rank, Parcel(0, Note(Topic.LEAVES)))
+            self._send(rank, Parcel(0, Note(Topic.LEAVES, 0, calls)))
         # A goodbye overtakes large tensors that are still coming in, of a dropped step say: their
         # memory must stay until they have.
         self.listen(
@@ -202,6 +207,7 @@ class Loop:
             in_this_call=False,
         )
         self._transport.close()
+        self._peers.check_calls(calls)
 
     def forget(self, older_than: int) -> None:
         """Drop all work under way, and all parcels, also future ones, of generations before
@@ -260,7 +266,7 @@ class Loop:
 
     def _hear_note(self, source: int, generation: int, note: Note, payload: Any) -> None:
         if note.topic is Topic.LEAVES:
-            self._peers.has_left(source)
+            self._peers.has_left(source, note.number)
         elif note.topic is Topic.WAITS:
             self._peers.waits_for_me(source)
         else:

@@ -34,7 +34,8 @@ class Topic(Vocabulary):
     KEPT = "kept"  # the sender's state is on two hosts; about: the rank, number: the keep
     ALL_KEPT = "all kept"  # that of every rank is; about: the main rank, number: the same
     WAITS = "waits"  # the sender has waited long for something that this rank owes it
-    LEAVES = "leaves"  # the sender has closed its engine and sends nothing more
+    # the sender has closed its engine and sends nothing more; about 0, number: of its calls
+    LEAVES = "leaves"
 
 
 class Note(NamedTuple):

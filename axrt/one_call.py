@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from axrt.errors import AxrtError
 
@@ -13,11 +13,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Call(NamedTuple):
+    """A call of an engine.
+
+    Args:
+        number: how many there were before.
+        name: name of the method.
+    """
+
+    number: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (call {self.number} of its engine)"
+
+
 class OneCall:
-    """The call that is under way, and its thread."""
+    """The call that is under way, and its thread.
+
+    Attributes:
+        last: the call that every rank makes which is under way, or was last.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.last = Call(0, "initialize")
         self._call, self._thread = "", threading.current_thread()
 
     @contextmanager
@@ -66,6 +86,7 @@ def one_at_a_time(method: Callable[Concatenate[E, P], T]) -> Callable[Concatenat
     @wraps(method)
     def call(self: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._calls.of(method.__name__):
+            self._calls.last = Call(self._calls.last.number + 1, method.__name__)
             return method(self, *args, **kwargs)
 
     return call

@@ -35,7 +35,7 @@ class Peers:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._rank_of, self._heartbeat, self._now = rank_of, heartbeat, now
-        self._left: set[int] = set()
+        self._left: dict[int, int] = {}  # number of calls, by rank
         self._elsewhere: set[int] = set()
         self._waiting: set[int] = set()
         self._missed_since: float | None = None
@@ -53,9 +53,22 @@ class Peers:
         self._still_since = None
         self._heartbeat.moves()
 
-    def has_left(self, rank: int) -> None:
-        """Note that a rank has closed its engine."""
-        self._left.add(rank)
+    def has_left(self, rank: int, calls: int = 0) -> None:
+        """Note that a rank has closed its engine, after so many calls of it."""
+        self._left[rank] = calls
+
+    def check_calls(self, calls: int) -> None:
+        """Check that all ranks that have left have made as many calls as this one.
+
+        Raises:
+            PeerLeftError: one has not.
+        """
+        for rank, its in sorted(self._left.items()):
+            if its != calls:
+                raise PeerLeftError(
+                    f"rank {rank} has made {its} calls of its engine, and this rank {calls}. "
+                    f"{_ADVICE}"
+                )
 
     def is_elsewhere(self, rank: int) -> None:
         """Note that a rank has spoken of another call."""
@@ -68,7 +81,7 @@ class Peers:
 
     def still_there(self, ranks: Iterable[int]) -> set[int]:
         """Those of the ranks that have not closed their engines."""
-        return set(ranks) - self._left
+        return set(ranks) - self._left.keys()
 
     def to_be_told(self, lacks: Callable[[], Iterable[Lack]]) -> set[int]:
         """The ranks to tell that this one waits for them: once, when it has waited for 2 seconds,
@@ -97,7 +110,7 @@ class Peers:
         Raises:
             PeerLeftError: a rank that has gone owes something, and has for 2 seconds.
         """
-        gone = self._left | self._elsewhere
+        gone = self._left.keys() | self._elsewhere
         owed = (
             [
                 (self._rank_of(lack.owed_by), str(lack))
@@ -119,7 +132,7 @@ class Peers:
             PeerLeftError: one of them has gone, or waits for this rank in another call, and has for
                 2 seconds.
         """
-        gone = self._left | self._elsewhere | self._waiting
+        gone = self._left.keys() | self._elsewhere | self._waiting
         self._miss(
             [(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone]
         )

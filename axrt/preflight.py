@@ -4,7 +4,7 @@ import difflib
 import multiprocessing
 import traceback
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -48,6 +48,26 @@ def check_use(model: Any, optimizer: Any) -> None:
             "of a rank's own parameters, "
             f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
         )
+
+
+def check_optimizers(of_ranks: Sequence[Mapping[str, str]]) -> None:
+    """Check that copies of a bucket are stepped by the same optimizer.
+
+    Args:
+        of_ranks: for each rank what tells the optimizer of each of its buckets, by the name of the
+            bucket's first parameter.
+    Raises:
+        ConfigError: two ranks differ.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for rank, mine in enumerate(of_ranks):
+        for name, told in mine.items():
+            other, its = first.setdefault(name, (rank, told))
+            if its != told:
+                raise ConfigError(
+                    f"the optimizer of {name} is {its} on rank {other} and {told} on rank {rank}; "
+                    "expected the same on every rank, so that replicas stay equal"
+                )
 
 
 def check_kept(keep: Collection[str], classes: Collection[str]) -> None:

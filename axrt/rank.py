@@ -127,9 +127,13 @@ class Rank:
         """True on the rank that prints, writes files and decides for all."""
         return self.number == MAIN
 
-    def leave(self) -> None:
-        """Wait until every rank has made its last call, and release the heartbeat."""
-        self.loop.leave()
+    def leave(self, calls: int) -> None:
+        """Wait until every rank has made its last call, and release the heartbeat.
+
+        Args:
+            calls: number of calls that this rank has made.
+        """
+        self.loop.leave(calls)
         self._heartbeat.free()
 
     def _hear(self, source: int, generation: int, note: Note, payload: Any) -> None:

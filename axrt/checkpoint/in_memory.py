@@ -10,8 +10,6 @@ A file in the folder of checkpoints names the run, so nothing of another one is 
 once a run goes back to an older checkpoint.
 """
 
-import json
-import re
 import secrets
 import sys
 import zlib
@@ -19,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,46 +29,14 @@ from axrt.exchange import Exchange
 from axrt.note import MAIN, Note, Topic
 from axrt.thread_queue import ThreadQueue
 
-from .durable import digits_of, write_durably
+from .durable import digits_of
 from .host_memory import HostMemory, Part
 from .keepers import keepers_of
 from .manifest import MANIFEST, Manifest
+from .memory_run import NAME, MemoryRun
 from .writing import Records
 
-NAME = ".memory"  # in the folder of checkpoints
 _MANY = 1 << 20  # files of a part
-
-
-class MemoryRun(NamedTuple):
-    """What the file in the folder of checkpoints says.
-
-    Args:
-        run: drawn name of the run.
-        step: newest step of which all parts were on two hosts.
-        is_void: the run has gone back to an older checkpoint since.
-    """
-
-    run: str
-    step: int = 0
-    is_void: bool = False
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """What it says; None where it cannot be read."""
-        try:
-            said = json.loads((folder / NAME).read_text())
-            found = cls(str(said["run"]), int(said["step"]), bool(said["is_void"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return found if re.fullmatch("[0-9a-f]{12}", found.run) else None
-
-    def write(self, folder: Path) -> None:
-        """Write it.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        write_durably(folder / NAME, json.dumps(self._asdict()).encode())
 
 
 class JobMemory:
@@ -100,7 +66,7 @@ class JobMemory:
         self._known_hosts: list[str] = []
         self._keeps = 0
         self._under_way: Errand[str] | None = None
-        self._run = ""  # that this job keeps its copies under
+        self._run = ""  # of the copies that this job keeps, or has gone on from
 
     def _hosts(self) -> list[str]:
         """The host of each rank; every rank calls it."""
@@ -145,12 +111,14 @@ class JobMemory:
         """
         keepers = keepers_of(self._hosts())
 
-        def begun() -> tuple[bool, str]:
-            if self._under_way and not self._under_way.done:
-                return False, ""
-            return True, self._run or secrets.token_hex(6)
+        def begun() -> tuple[bool, str, str]:
+            may = self._under_way is None or self._under_way.done
+            said = None if self._run else MemoryRun.read(folder)
+            return may, self._run or secrets.token_hex(6), said.run if said else ""
 
-        goes, self._run = self._exchange.agreed(begun)
+        goes, self._run, left = self._exchange.agreed(begun)
+        if left:  # this job has not gone on from there
+            self._on_host(left).drop()
         if not goes:
             return False
         self._keeps += 1
@@ -305,6 +273,7 @@ class JobMemory:
             self._say(text)
         if not holders:
             return None
+        self._run = run
         self._keeps += 1
         errands = [
             self._exchange.begin(

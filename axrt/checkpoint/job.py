@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from axrt.errand import Errand, Put, Steps, at_once, run_on
-from axrt.errors import ConfigError, DamagedError, SaveError
+from axrt.errors import AxrtError, ConfigError, DamagedError, SaveError
 from axrt.exchange import Exchange
 from axrt.local_model import LocalModel
 from axrt.note import MAIN, Note, Topic
@@ -100,6 +100,7 @@ class JobCheckpoints:
             SaveError: some file cannot be written; raised on every rank. Earlier checkpoints stand.
             DataError: some layer or optimizer has state that cannot be saved; raised where it is.
         """
+        self._may_begin(checkpoint, waits=True)
         self.finish()
         manifest = self._begun(checkpoint, make_manifest)
         steps = self._steps(checkpoint, manifest, write, writers, at_once)
@@ -128,7 +129,7 @@ class JobCheckpoints:
         Raises:
             ConfigError, SaveError, DataError: those of `save`, as far as they are known at once.
         """
-        if not self._exchange.agreed(lambda: self._under_way is None or self._under_way.done):
+        if not self._may_begin(checkpoint, waits=False):
             return False
         manifest = self._begun(checkpoint, make_manifest)
         put = self._queue.put
@@ -136,6 +137,22 @@ class JobCheckpoints:
         steps = self._steps(checkpoint, manifest, writing, writers, put)
         self._under_way = self._exchange.begin(self._told(steps, then))
         return True
+
+    def _may_begin(self, checkpoint: Path, waits: bool) -> bool:
+        """Every rank asks for the same; and none waits, or no save is under way on the main rank.
+
+        Raises:
+            AxrtError: this rank asks for something else than the main rank.
+        """
+        may = waits or self._under_way is None or self._under_way.done
+        asked = (str(checkpoint), waits)
+        may, *said = self._exchange.broadcast((may, *asked))
+        if tuple(said) != asked:
+            raise AxrtError(
+                f"rank {self._rank} saves to {asked[0]} with wait = {waits}, and the main rank to "
+                f"{said[0]} with wait = {said[1]}; expected the same on every rank"
+            )
+        return bool(may)
 
     def finish(self) -> str:
         """Wait for the end of the save that is under way, if any; every rank calls it.
@@ -236,7 +253,10 @@ class JobCheckpoints:
                 "to"
             ) from None
         except OSError as error:
-            raise SaveError(f"{folder}: {error.strerror}") from None
+            raise SaveError(
+                f"nothing can be saved to {folder}: {error.strerror}; expected a directory that "
+                "checkpoints can be written to"
+            ) from None
 
     def _publish(self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any]) -> None:
         for outcome in outcomes:

@@ -95,7 +95,8 @@ class Ledger:
     @property
     def scratch(self) -> "Ledger":
         """What is in `memory.scratch` alone."""
-        return Ledger(tuple(e for e in self.entries if e.purpose in IN_SCRATCH and e.tier in _LOW))
+        there = (*IN_SCRATCH, Purpose.STASH)
+        return Ledger(tuple(e for e in self.entries if e.purpose in there and e.tier in _LOW))
 
     def told(self, *tiers: Tier) -> str:
         """What is on some tiers, the largest first, such as "moments 4.10 GB, weights 2.05 GB".

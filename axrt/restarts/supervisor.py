@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from axrt.checkpoint.folder import candidates_at
+from axrt.checkpoint.memory_run import MemoryRun
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
@@ -258,12 +259,15 @@ class Supervisor:
     # The run.
 
     def _step(self) -> int:
-        """The step of the newest checkpoint whose manifest is sound."""
+        """The step of the newest checkpoint whose manifest is sound, or of copies in memory."""
         try:
             found = candidates_at(self._directory)
         except ConfigError:
             return 0
-        return max((one.step for one in found if one.manifest is not None), default=0)
+        steps = [one.step for one in found if one.manifest is not None]
+        folder = self._directory / (self._config.checkpoint.dir if self._config else "")
+        kept = MemoryRun.read(folder)
+        return max([*steps, kept.step if kept and not kept.is_void else 0])
 
     def _keep(self, start: Start) -> None:
         try:

@@ -194,6 +194,19 @@ class Bucket:
         return self.optimizer.param_groups if self.optimizer else []
 
     @property
+    def optimizer_told(self) -> str:
+        """The optimizer and its plain settings, as they were made."""
+        plain = [
+            ", ".join(
+                f"{key} = {value!r}"
+                for key, value in group.items()
+                if key != "param_names" and _is_plain(value)  # names are those of a shard
+            )
+            for group in self.initial_groups
+        ]
+        return f"{type(self.optimizer).__name__} with {'; '.join(plain) or 'nothing'}"
+
+    @property
     def lr(self) -> float | None:
         """The learning rate of the first parameter group in the last step; None where there is no
         group."""
@@ -921,6 +934,12 @@ def _accumulating(
         for parameter, master in zip(parameters, masters, strict=True)
         if parameter is not master
     ]
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is not None and isinstance(value, bool | int | float | str)
 
 
 def _start(tensor: Tensor) -> int:

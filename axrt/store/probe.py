@@ -48,6 +48,13 @@ def made_by(
             f"the optimizer's factory returned {made!r}; expected a torch.optim.Optimizer for the "
             f"(name, parameter) pairs from {named[0][0]} to {named[-1][0]}"
         )
+    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    if not any(id(parameter) in held for _, parameter in named):
+        raise ModelError(
+            f"the optimizer's factory made {type(made).__name__} of none of the parameters from "
+            f"{named[0][0]} to {named[-1][0]}, which would never be trained; expected an optimizer "
+            "of the (name, parameter) pairs that it is given"
+        )
     wanted = inspect.signature(made.step).parameters.values()
     if needed := [p.name for p in wanted if p.default is p.empty and p.kind in _BY_PLACE]:
         raise ModelError(

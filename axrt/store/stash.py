@@ -7,7 +7,7 @@ first microbatch, and are cut as they are needed: no more than its policy holds 
 not fit stays on the device, and a note says so.
 """
 
-import warnings
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -142,7 +142,9 @@ class ScratchStash:
     def _note(self, text: str) -> None:
         if text not in self._told:
             self._told.add(text)
-            warnings.warn(
-                f"{text}; expected less, or memory.offload_activations = 0: it stays on the device",
-                stacklevel=2,
+            print(
+                f"axrt: a stash stays on the device: {text.partition('; expected')[0]}. Set "
+                "memory.scratch_gb higher, or memory.offload_activations = 0",
+                file=sys.stderr,
+                flush=True,
             )

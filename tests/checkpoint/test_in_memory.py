@@ -12,8 +12,8 @@ from torch import Tensor
 
 import axrt
 from axrt.checkpoint.host_memory import HostMemory, Part
-from axrt.checkpoint.in_memory import NAME, MemoryRun
 from axrt.checkpoint.keepers import keepers_of
+from axrt.checkpoint.memory_run import NAME, MemoryRun
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 

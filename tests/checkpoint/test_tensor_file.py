@@ -148,8 +148,7 @@ def test_parts_of_any_length_are_those_of_the_tensor(
         look: Look = lambda name, part: seen[name].append(part.clone())  # noqa: E731, B023
         checked = check_file(tmp_path / "file", record, look)
         for name, value in made.items():
-            assert sum(part.sum() for part in seen[name]) == pytest.approx(float(value.sum()))
-            assert sum(len(part) for part in seen[name]) == len(value)
+            assert sorted(x for part in seen[name] for x in part.tolist()) == sorted(value.tolist())
             assert same(checked.tensor(name), value)
             spread = torch.zeros(len(value), 2, dtype=value.dtype)[:, 0]
             for into in [torch.zeros_like(value), spread] if len(value) else []:

@@ -1,6 +1,7 @@
 """Activations that live in scratch between a forward and a far backward: the bits of a run that
 keeps them, and the device's bytes."""
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -182,19 +183,21 @@ def test_evaluations_and_ends_of_data_change_nothing(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_leaves_stashes_on_the_device_and_says_so(
-    reference: Outcome, tmp_path: Path
+    reference: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory = {
         "offload_activations": FEWEST,
         "scratch": f"disk:{tmp_path}",
         "scratch_gb": 2e-5,
     }
-    with pytest.warns(UserWarning, match=r"bytes of stashes do not fit .*it stays on the device"):
-        assert on_ranks(2, "gpipe", memory) == reference
+    assert on_ranks(2, "gpipe", memory) == reference
+    told = capsys.readouterr().err
+    assert re.search(r"axrt: a stash stays on the device: \d+ bytes of stashes do not fit", told)
+    assert "Set memory.scratch_gb higher, or memory.offload_activations = 0" in told
 
 
 def test_a_longer_microbatch_than_the_first_stays_on_the_device_and_says_so(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def longer(step: int) -> Any:
         short, long = BATCHES(step), random_batches((9, 16), 5, MICROBATCHES)(step)
@@ -202,8 +205,9 @@ def test_a_longer_microbatch_than_the_first_stays_on_the_device_and_says_so(
 
     memory = {"offload_activations": FEWEST, "scratch": f"disk:{tmp_path}"}
     plain = on_ranks(2, "gpipe", {}, batches=longer)
-    with pytest.warns(UserWarning, match=r"saves \d+ bytes, and the first one \d+; .*it stays"):
-        assert on_ranks(2, "gpipe", memory, batches=longer) == plain
+    assert on_ranks(2, "gpipe", memory, batches=longer) == plain
+    told = capsys.readouterr().err
+    assert re.search(r"on the device: A microbatch .* saves \d+ bytes, and the first one", told)
 
 
 def test_other_bytes_from_a_disk_end_the_training(

@@ -51,7 +51,13 @@ class Launch:
             time.sleep(0.02)
 
     def ranks(self) -> dict[int, int]:
-        """The processes of ranks, by their number; their witnesses come after them."""
+        """The processes of ranks, by their number."""
+        return self.ranks_in(self._folder)
+
+    @staticmethod
+    def ranks_in(where: Path) -> dict[int, int]:
+        """The processes of ranks in a directory, by their number; their witnesses come after
+        them."""
         found: dict[int, int] = {}
         for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda one: int(one.name)):
             try:
@@ -62,7 +68,7 @@ class Launch:
                 continue
             of = dict(one.split(b"=", 1) for one in variables if b"=" in one)
             number = of.get(b"PMI_RANK", of.get(b"PMIX_RANK"))
-            if number is not None and b"tiny.toml" in command and here == str(self._folder):
+            if number is not None and b"tiny.toml" in command and here == str(where):
                 found.setdefault(int(number), int(folder.name))
         return found
 

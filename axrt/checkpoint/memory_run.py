@@ -1,0 +1,42 @@
+"""The file in a folder of checkpoints that names the run whose copies are in memory."""
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from .durable import write_durably
+
+NAME = ".memory"
+
+
+class MemoryRun(NamedTuple):
+    """What the file in the folder of checkpoints says.
+
+    Args:
+        run: drawn name of the run.
+        step: newest step of which all parts were on two hosts.
+        is_void: the run has gone back to an older checkpoint since.
+    """
+
+    run: str
+    step: int = 0
+    is_void: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """What it says; None where it cannot be read."""
+        try:
+            said = json.loads((folder / NAME).read_text())
+            found = cls(str(said["run"]), int(said["step"]), bool(said["is_void"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if re.fullmatch("[0-9a-f]{12}", found.run) else None
+
+    def write(self, folder: Path) -> None:
+        """Write it.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_durably(folder / NAME, json.dumps(self._asdict()).encode())
