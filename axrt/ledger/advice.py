@@ -138,17 +138,30 @@ def _scratch_bytes(ledger: Ledger) -> int:
 
 
 def _what_to_do(predictor: Predictor, now: Prediction) -> str:
-    steps: list[Advice] = []
-    at = now
-    while not fits(at) and len(steps) < _MOST_CHANGES and (helpful := advices(predictor, at)):
-        steps.append(next((one for one in helpful if fits(one.then)), helpful[0]))
-        at = steps[-1].then
+    steps = _steps_to_fit(predictor, now, more_ranks=False)
+    if not (steps and fits(steps[-1].then)):  # whoever has more ranks is told last
+        steps = _steps_to_fit(predictor, now, more_ranks=True) or steps
+    at = steps[-1].then if steps else now
     if not steps:
         return "No key that was tried would help: take a smaller model, or devices with more memory"
     said = "; then ".join(map(str, steps))
     if fits(at):
         return f"{said}, which fits"
     return f"{said}, which does not fit either: take a smaller model, or devices with more memory"
+
+
+def _steps_to_fit(predictor: Predictor, now: Prediction, more_ranks: bool) -> list[Advice]:
+    """Changes one after the other until all fits, or a few; each is the first that makes it fit, or
+    the best."""
+    steps: list[Advice] = []
+    at = now
+    while not fits(at) and len(steps) < _MOST_CHANGES:
+        helpful = [one for one in advices(predictor, at) if more_ranks or one.then.size == now.size]
+        if not helpful:
+            break
+        steps.append(next((one for one in helpful if fits(one.then)), helpful[0]))
+        at = steps[-1].then
+    return steps
 
 
 def _changes(now: Prediction, layers: int) -> Iterator[Change]:
