@@ -896,16 +896,11 @@ def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
         )
 
 
-def _of_shards(memory: Memory, run: Run, collectives: str, memory_every: int) -> Iterator[str]:
+def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
     if memory.zero > 1 and memory.reductions > 1 and collectives == "library":
         yield (
             f"memory.reductions = {memory.reductions} with parallel.collectives = 'library': it "
             "adds up once a step; expected memory.reductions = 1, or parallel.collectives = 'parts'"
-        )
-    if memory.zero and memory_every:
-        yield (
-            f"checkpoint.memory_every = {memory_every} with memory.zero = {memory.zero}: shards "
-            "are not kept in memory yet; expected memory.zero = 0, or checkpoint.memory_every = 0"
         )
     if memory.zero > 2 and run.compile:
         yield (
@@ -948,8 +943,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             "and the other is text; expected the same"
         )
     yield from _of_groups(config.memory, config.parallel)
-    collectives, memory_every = config.parallel.collectives, config.checkpoint.memory_every
-    yield from _of_shards(config.memory, config.run, collectives, memory_every)
+    yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:
         yield (
             f"optimizer.betas = {list(config.optimizer.betas)}; expected two numbers, such as "

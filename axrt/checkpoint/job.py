@@ -3,7 +3,7 @@ rank the manifest of all."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from .in_memory import JobMemory, to_stderr
 from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
+from .pieces import CheckedPieces
 from .writing import Records
 
 
@@ -331,7 +332,17 @@ class JobCheckpoints:
         part = self._memory.recall(folder, newest)
         if part is None:
             return None
-        manifest = self._taken(part, Manifest.read(part), model)
+        its = Manifest.read(part)
+
+        def check() -> Callable[[], None]:
+            if model.is_sharded:
+                return CheckedPieces(part, its, model).take
+            return partial(take_layers, check_layers(part, its, model), model)
+
+        try:
+            manifest = self._taken(its, check)
+        except ConfigError as error:  # of another layout; the disk's checkpoints are of any
+            manifest = str(error)
         if not isinstance(manifest, Manifest):
             if self._rank == MAIN:
                 self._say(f"not taken from memory: {manifest}")
@@ -346,12 +357,15 @@ class JobCheckpoints:
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
-        return self._taken(checkpoint, manifest, model)
+        return self._taken(
+            manifest, lambda: partial(take_layers, check_layers(checkpoint, manifest, model), model)
+        )
 
-    def _taken(self, checkpoint: Path, manifest: Manifest, model: LocalModel) -> Manifest | str:
-        checked, damage, refusal = None, None, None
+    def _taken(self, manifest: Manifest, check: Callable[[], Callable[[], None]]) -> Manifest | str:
+        """Take what a check gives the way to, if no rank's check has found anything wrong."""
+        take, damage, refusal = None, None, None
         try:
-            checked = check_layers(checkpoint, manifest, model)
+            take = check()
         except DamagedError as error:
             damage = str(error)
         except ConfigError as error:
@@ -362,8 +376,8 @@ class JobCheckpoints:
             raise ConfigError(refusal)
         if damage is not None:
             return str(damage)
-        assert checked is not None
-        take_layers(checked, model)
+        assert take is not None
+        take()
         return manifest
 
     def _of_this_model(self, checkpoint: Path) -> Manifest:

@@ -46,6 +46,20 @@ class Live(NamedTuple):
 LiveTensors = dict[str, Live]  # by the name of the tensor in its file
 
 
+class File(NamedTuple):
+    """A file to write.
+
+    Args:
+        name: name of the file in its checkpoint.
+        metadata: texts for its header, by name.
+        tensors: tensors by name.
+    """
+
+    name: str
+    metadata: dict[str, str]
+    tensors: LiveTensors
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedLayers:
     """Files that have been checked, for the layers of one rank.
@@ -111,7 +125,7 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
     places = [place for place, _ in model.layers()]
     with ThreadPoolExecutor(_FILES) as several:
         files = several.map(
-            lambda place: _checked(directory / optimizer_file(place), manifest, reader), places
+            lambda place: checked_file(directory / optimizer_file(place), manifest, reader), places
         )
         optimizers = dict(zip(places, files, strict=True))
     states: dict[str, ParameterState] = {}
@@ -199,7 +213,7 @@ def fault_in(checkpoint: Path) -> str:
         manifest, reader = Manifest.read(checkpoint), SliceReader()
         for place in range(len(manifest.layers)):
             _check_finite(*_checked_weights(checkpoint / weights_file(place), manifest, reader))
-            _unpacked(_checked(checkpoint / optimizer_file(place), manifest, reader))
+            _unpacked(checked_file(checkpoint / optimizer_file(place), manifest, reader))
     except DamagedError as error:
         return str(error)
     return ""
@@ -214,7 +228,7 @@ def fault_in_files(directory: Path, manifest: Manifest) -> str:
     reader = SliceReader()
     try:
         for name in manifest.files:
-            _checked(directory / name, manifest, reader)
+            checked_file(directory / name, manifest, reader)
     except DamagedError as error:
         return str(error)
     return ""
@@ -322,9 +336,10 @@ def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
     return states, frozen
 
 
-def _checked(
+def checked_file(
     path: Path, manifest: Manifest, reader: SliceReader, look: Look = look_away
 ) -> CheckedFile:
+    """A file that is as the manifest says; errors are those of `check_file`."""
     record = manifest.record_of(path.name)
     if record is None:
         raise DamagedError(
@@ -345,7 +360,7 @@ def _checked_weights(
         if is_number and not bool(part.sum().isfinite()) and not bool(part.isfinite().all()):
             infinite.add(name)
 
-    return _checked(path, manifest, reader, look), infinite
+    return checked_file(path, manifest, reader, look), infinite
 
 
 def _check(path: Path, mine: Tensors, found: Tensors) -> None:

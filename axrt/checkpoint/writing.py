@@ -24,6 +24,7 @@ from axrt.store.saved_piece import SavedPiece, WholeParameter, wholes_of
 from axrt.store.state import ParameterState
 
 from .layers import (
+    File,
     Live,
     LiveTensors,
     States,
@@ -34,25 +35,12 @@ from .layers import (
     weights_file,
 )
 from .manifest import FileRecord
+from .pieces import piece_files
 from .snapshot import Lent, Snapshot
 from .tensor_file import check_types, write_file
 
 Records = dict[str, FileRecord]  # of files, by name
 Values = Callable[[LiveTensors], Iterator[tuple[str, Tensor]]]  # tensors with their names
-
-
-class File(NamedTuple):
-    """A file to write.
-
-    Args:
-        name: name of the file in its checkpoint.
-        metadata: texts for its header, by name.
-        tensors: tensors by name.
-    """
-
-    name: str
-    metadata: dict[str, str]
-    tensors: LiveTensors
 
 
 def save_layers(
@@ -197,8 +185,9 @@ def _copied(file: File, snapshot: Snapshot) -> File:
 
 
 def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Records]:
-    """Write the layers of this rank, of every pipe, from where their tensors are, while training
-    goes on; a bucket's next step waits until that is done. It is for files in memory.
+    """Write the layers of this rank, of every pipe, or its pieces of them, from where their tensors
+    are, while training goes on; a bucket's next step waits until that is done. It is for files in
+    memory.
 
     Args:
         directory: directory of the files.
@@ -210,7 +199,8 @@ def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Recor
         SaveError: a file cannot be written; raised by the steps.
         DataError: there is state that no file can hold.
     """
-    files = [_with_what_changes(file) for file in _files(model)]
+    made = piece_files(model) if model.is_sharded else _files(model)
+    files = [_with_what_changes(file) for file in made]
     lent = Lent([live for file in files for live in file.tensors.values()])
     records: list[Records] = []
     faults: list[Exception] = []

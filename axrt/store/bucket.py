@@ -377,6 +377,11 @@ class Bucket:
         return self._parameters
 
     @property
+    def stepped_by_name(self) -> dict[str, nn.Parameter]:
+        """The same by the name of the parameter; a shard has one piece of each at most."""
+        return {name: one for one, name in self._name_of.items()}
+
+    @property
     def whole(self) -> list[nn.Parameter]:
         """A parameter for each of `named`, of its shape and of the type that is stepped; it is
         hollow where this rank steps only a piece of it in other memory."""
@@ -892,8 +897,18 @@ class Bucket:
                 for name, piece in pieces
                 if name in states
             }
+            self.restore_own(mine)
+
+    def restore_own(self, states: Mapping[str, ParameterState]) -> None:
+        """Make states of what is stepped here, of pieces where there are shards, the optimizer's
+        own.
+
+        Args:
+            states: states, by the name of the parameter; one without begins anew.
+        """
+        if self.optimizer is not None:
             with self.present(changes=True):
-                restore_state(self.optimizer, self.initial_groups, self._name_of, mine)
+                restore_state(self.optimizer, self.initial_groups, self._name_of, states)
             self._with_moments = 0
             self._flatten_moments()
 

@@ -1,7 +1,7 @@
 """A piece of a parameter with its state, as it leaves the rank that steps it, and whole parameters
 from pieces (ZeRO)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .shards import Piece
 from .state import ParameterState
+
+MASTER = "(master)"  # in a file, beside the names of state
 
 
 class SavedPiece(NamedTuple):
@@ -34,6 +36,14 @@ class SavedPiece(NamedTuple):
     optimizer: str
     plain: dict[str, Any]
     group: dict[str, Any]
+
+    @property
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Its tensors by the names that they have in a file; no state has the name of masters."""
+        if self.master is not None:
+            yield MASTER, self.master
+        yield from self.moments.items()
+        yield from self.others.items()
 
     @classmethod
     def of(
@@ -68,6 +78,11 @@ class SavedPiece(NamedTuple):
             state.plain,
             state.group,
         )
+
+
+def itself(tensor: Tensor) -> Tensor:
+    """The tensor, where none is to be copied."""
+    return tensor
 
 
 def copied_now(tensor: Tensor) -> Tensor:

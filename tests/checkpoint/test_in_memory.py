@@ -1,6 +1,7 @@
 """Copies in memory: a job that is started again goes on without a disk, whichever host is lost."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ from ..engine.reference import (
     random_batches,
     train_in_plain_torch,
 )
+from ..sweeps import swept
 from .damage import ON_BYTES
 
 MICROBATCHES, STEPS, KEPT = 4, 6, 3
@@ -46,8 +48,7 @@ def config_of(shm: Path, data: int, hosts: str = HOSTS, **sections: Any) -> dict
         parallel={"data": data},
         checkpoint={"memory_dir": str(shm)},
         run={"host_of": hosts},
-        memory={"bucket_mb": 0.001},
-        **sections,
+        **{**sections, "memory": {"bucket_mb": 0.001, **sections.get("memory", {})}},
     )
 
 
@@ -58,6 +59,7 @@ def run(
     data: int = 1,
     disk: tuple[int, ...] = (),
     hosts: str = HOSTS,
+    end: Path | None = None,
     **sections: Any,
 ) -> list[Trained]:
     """Go on, train, keep; and end without a word, as a job that is killed."""
@@ -79,6 +81,8 @@ def run(
             if engine.step in disk:
                 engine.save_checkpoint(folder / f"step-{engine.step}")
         trained = {name: one.detach().clone() for name, one in copies(engine)}
+        if end is not None:
+            engine.save_checkpoint(end)
         engine.close()
         return began, losses, trained
 
@@ -100,28 +104,57 @@ def check_went_on(found: list[Trained], data: int = 1, began: int = KEPT) -> Non
             assert all(torch.equal(value, whole.parameters[n]) for n, value in parameters.items())
 
 
-@pytest.mark.parametrize("lost", ["", "node-0", "node-1"])
-@pytest.mark.parametrize("data", [1, 2])
-@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+SHARDED: list[dict[str, Any]] = [
+    {},
+    {"zero": 1},
+    {"zero": 2},
+    {"zero": 3, "gathered": 1},
+    {"offload": "stream"},
+    {"zero": 3, "offload": "stream"},
+    {"offload": "stream", "offload_parameters": True},
+]
+
+
+@swept(
+    ("memory", SHARDED),
+    ("lost", ["node-0", "node-1", ""]),
+    ("data", [2, 1]),
+    ("weights", ["float32", "bfloat16"]),
+)
 def test_any_one_host_may_be_lost_and_nothing_is_read_from_a_disk(
-    places: tuple[Path, Path], lost: str, data: int, weights: str, capfd: pytest.CaptureFixture[str]
+    places: tuple[Path, Path],
+    memory: dict[str, Any],
+    lost: str,
+    data: int,
+    weights: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    sections: dict[str, Any] = {"precision": {"weights": weights}}
-    quiet = run((places[0] / "no", places[1]), STEPS, data=data, **sections)
+    if "zero" in memory and data == 1:
+        pytest.skip("one copy has no shards")
+    sections: dict[str, Any] = {
+        "precision": {"weights": weights},
+        "memory": memory,
+        "optimizer": {"clip": 0.5},
+        "schedule": {"policy": "breadth-first", "chunks": 2},
+    }
+    ends = places[0].with_name("quiet"), places[0].with_name("gone-on")
+    quiet = run((places[0] / "no", places[1]), STEPS, data=data, end=ends[0] / "a", **sections)
     run(places, KEPT + 2, keeps=(1, KEPT), data=data, **sections)
     if lost:
         shutil.rmtree(memory_of(places) / lost)
     assert [path.name for path in places[0].iterdir()] == [NAME]
-    found = run(places, STEPS, data=data, **sections)
+    found = run(places, STEPS, data=data, end=ends[1] / "a", **sections)
     assert {one[0] for one in found} == {KEPT}
     for whole, rest in zip(quiet, found, strict=True):
         assert rest[1] == whole[1][KEPT:]
-        assert all(torch.equal(value, whole[2][name]) for name, value in rest[2].items())
+    expected, there = (
+        {file.name: file.read_bytes() for file in (end / "a").glob("*.safetensors")} for end in ends
+    )
+    assert len(expected) > 2
+    assert there == expected
     told = capfd.readouterr().err
     assert f"taken from memory: the copies of step {KEPT}" in told
     assert ("from their keepers" in told) == bool(lost)
-    if weights == "float32":
-        check_went_on(found, data)
 
 
 def test_the_newest_of_disk_and_memory_is_taken(places: tuple[Path, Path]) -> None:
@@ -195,6 +228,17 @@ def test_another_number_of_stages_takes_the_disk(
     found = run(places, STEPS, data=2)
     assert {one[0] for one in found} == {KEPT}
     assert "not taken from memory" in capfd.readouterr().err
+
+
+def test_shards_of_another_cut_take_the_disk(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    memory = {"zero": 1}
+    run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory=memory)
+    found = run(places, STEPS, data=2, memory={**memory, "bucket_mb": 25.0})
+    assert {one[0] for one in found} == {KEPT}
+    told = capfd.readouterr().err
+    assert re.search(r"not taken from memory: .* has another .* expected the same layout", told)
 
 
 def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:

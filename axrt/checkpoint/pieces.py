@@ -1,0 +1,165 @@
+"""The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO): for copies
+in memory, which a rank of the same layout takes back as they are.
+
+    layer-0003.safetensors       weights and buffers of layer 3 that are whole on this rank, in the
+                                 types that layers have
+    optimizer-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from axrt.errors import ConfigError, DamagedError
+from axrt.local_model import LocalModel
+from axrt.store.saved_piece import MASTER, SavedPiece, itself
+from axrt.store.state import ParameterState
+
+from .layers import File, Live, LiveTensors, checked_file, optimizer_file, weights_file, weights_of
+from .manifest import Manifest
+from .slices import SliceReader
+from .tensor_file import CheckedFile, copy_all
+
+Told = dict[str, Any]  # of a piece: all that is no tensor
+
+
+def piece_files(model: LocalModel) -> Iterator[File]:
+    """Two files for each layer: its weights that are whole here, and what this rank steps of it.
+
+    Raises:
+        DataError: some of the state is neither a tensor nor a plain value.
+    """
+    for place, layer in model.layers():
+        yield File(weights_file(place), {}, _whole_here(model, place, layer))
+        tensors: LiveTensors = {}
+        told: dict[str, Told] = {}
+        for bucket in model.buckets_with(layer):
+            for piece in bucket.pieces_of(layer, copied=itself):
+                told[piece.name] = _told(piece)
+                tensors.update(
+                    {f"{piece.name}/{key}": Live(one, bucket) for key, one in piece.tensors}
+                )
+        yield File(optimizer_file(place), {"pieces": json.dumps(told, sort_keys=True)}, tensors)
+
+
+def _whole_here(model: LocalModel, place: int, layer: nn.Module) -> LiveTensors:
+    bucket_of = model.bucket_of()
+    found: LiveTensors = {}
+    for name, value in weights_of(place, layer):
+        bucket = bucket_of(value)
+        if bucket is None or not bucket.has_stays:
+            found[name] = Live(value, bucket, not isinstance(value, nn.Parameter))
+    return found
+
+
+def _told(piece: SavedPiece) -> Told:
+    return {
+        "first": piece.first,
+        "is_whole": piece.is_whole,
+        "optimizer": piece.optimizer,
+        "plain": piece.plain,
+        "group": piece.group,
+    }
+
+
+class CheckedPieces:
+    """Files of a rank's own pieces that have been checked.
+
+    Args:
+        directory: directory of the files.
+        manifest: its manifest.
+        model: part of the model that this rank holds.
+    Raises:
+        DamagedError: a file is missing, or differs from the one that was saved.
+        ConfigError: this rank has other layers or pieces now.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, model: LocalModel) -> None:
+        self._directory, self._model, reader = directory, model, SliceReader()
+        places = [place for place, _ in model.layers()]
+        self._weights, self._pieces = (
+            {place: checked_file(directory / name(place), manifest, reader) for place in places}
+            for name in (weights_file, optimizer_file)
+        )
+        self._told = {
+            name: (file, told)
+            for file in self._pieces.values()
+            for name, told in _told_in(file).items()
+        }
+        self._check()
+
+    def _check(self) -> None:
+        for place, layer in self._model.layers():
+            mine = _whole_here(self._model, place, layer)
+            weights = {name: live.value for name, live in mine.items()}
+            self._fit(weights, self._weights[place].like)
+            for bucket in self._model.buckets_with(layer):
+                for piece in bucket.pieces_of(layer, with_state=False, copied=itself):
+                    file, told = self._told.get(piece.name, (None, {}))
+                    is_same = (told.get("first"), told.get("is_whole")) == piece[1:3]
+                    if file is None or not is_same:
+                        raise self._is_of_another(piece.name)
+                    masters = {f"{piece.name}/{key}": one for key, one in piece.tensors}
+                    self._fit(masters, {name: file.like.get(name) for name in masters})
+
+    def _fit(self, mine: Mapping[str, Tensor], found: Mapping[str, Tensor | None]) -> None:
+        for name in sorted(mine.keys() | found.keys()):
+            here, there = mine.get(name), found.get(name)
+            if (
+                here is None
+                or there is None
+                or (here.shape, here.dtype) != (there.shape, there.dtype)
+            ):
+                raise self._is_of_another(name)
+
+    def _is_of_another(self, name: str) -> ConfigError:
+        return ConfigError(
+            f"{self._directory} has another {name} than this rank; expected the same layout, "
+            "optimizer and types"
+        )
+
+    def take(self) -> None:
+        """Make them this rank's own.
+
+        Raises:
+            AxrtError: a file has changed since it was checked; part of it has been taken.
+        """
+        for place, layer in self._model.layers():
+            file, mine = self._weights[place], _whole_here(self._model, place, layer)
+            # `.data`: it is no change by a layer or by the user
+            copy_all([(file, name, live.value.data) for name, live in mine.items()])
+        for bucket in self._model.all_buckets:
+            with bucket.present(changes=True):
+                mine_told = [
+                    (name, one, *self._told[name]) for name, one in bucket.stepped_by_name.items()
+                ]
+                copy_all(
+                    [
+                        (file, f"{name}/{MASTER}", stepped)
+                        for name, stepped, file, _ in mine_told
+                        if f"{name}/{MASTER}" in file.like
+                    ]
+                )
+                bucket.publish_if_changed()
+                bucket.restore_own(
+                    {name: _state(name, file, told) for name, _, file, told in mine_told}
+                )
+        self._model.publish()
+
+
+def _told_in(file: CheckedFile) -> dict[str, Told]:
+    try:
+        return dict(json.loads(file.metadata["pieces"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedError(f"{file.path} does not tell its pieces ({error!r})") from None
+
+
+def _state(name: str, file: CheckedFile, told: Told) -> ParameterState:
+    keys = [key for key in file.like if key.rpartition("/")[0] == name]
+    tensors = {
+        key.rpartition("/")[2]: file.tensor(key) for key in keys if key != f"{name}/{MASTER}"
+    }
+    return ParameterState(told["optimizer"], tensors, told["plain"], told["group"])
