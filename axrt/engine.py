@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from axrt.errors import (
     DataError,
     EmptyEvaluationError,
     ModelError,
+    PeerLostError,
     SaveError,
 )
 from axrt.exchange import Collected
@@ -41,6 +42,7 @@ from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
+from axrt.observe.asking import asked, table
 from axrt.observe.observer import Observer
 from axrt.observe.step_time import StepTime
 from axrt.one_call import OneCall, one_at_a_time
@@ -70,6 +72,8 @@ from axrt.store.saved_piece import wholes_of
 from axrt.store.scratch import scratch_tier
 from axrt.trainer import Trainer
 from axrt.transport import Transport
+
+_ANSWERS_S = 3.0  # in which ranks say what they do, before the job ends
 
 
 class Engine:
@@ -768,9 +772,21 @@ class Engine:
         except BaseException as error:
             self._end_the_job(error)
 
+    def _tell_what_all_wait_for(self) -> None:
+        """Print what `axrt inspect` would, when the patience ends."""
+        inspection = self._rank.inspection
+        if inspection.run is None:
+            return
+        with suppress(OSError):  # the job ends all the same
+            answers = asked(inspection.run, False, _ANSWERS_S, inspection.answer_waiting)
+            lines = table(answers) if answers else ()
+            print(*lines, sep="\n", file=sys.stderr, flush=True)
+
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
         error = as_failure(error)
+        if isinstance(error, PeerLostError):
+            self._tell_what_all_wait_for()
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
         try:

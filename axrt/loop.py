@@ -154,15 +154,17 @@ class Loop:
         for tell in self._audience.entered:
             tell()
         with self._compute.current():
+            moved = True
             while not self._meets(until):
-                if self._poll(self._look_s):
+                if not moved:
+                    for tell in self._audience.waiting:
+                        tell(Wait(lambda: _from(what, owing()), lambda: INPUT, owing))
+                    self._peers.check_alive(owing)
+                    if in_this_call and not self._transport.receiving:
+                        self._peers.check_owing(owing(), what)
+                moved = self._poll(0.0 if moved else self._look_s)
+                if moved:
                     self._peers.moved()
-                    continue
-                for tell in self._audience.waiting:
-                    tell(Wait(lambda: _from(what, owing()), lambda: INPUT, owing))
-                self._peers.check_alive(owing)
-                if in_this_call and not self._transport.receiving:
-                    self._peers.check_owing(owing(), what)
         self._peers.moved()
 
     def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:

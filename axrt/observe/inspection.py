@@ -74,6 +74,7 @@ class Inspection(Observer):
         self._under_way = 0
         self._since = time.monotonic()
         self._waits = False
+        self._wait: Wait | None = None
         self._question: dict[str, object] | None = None
         self._answered = threading.Event()
         self._folder = Path()
@@ -107,11 +108,22 @@ class Inspection(Observer):
         if not self._waits:
             self._moves()
             self._waits = True
-        if self._question is not None:
+        self._wait = wait
+        self.answer_waiting()
+
+    def answer_waiting(self) -> None:
+        """Answer with the last wait, if somebody has asked and it has not ended."""
+        if self._question is not None and self._wait is not None:
+            wait = self._wait
             self._answer("waits", wait.what(), tuple(sorted(wait.owing())))
 
+    @property
+    def run(self) -> Path | None:
+        """The directory of the run, where questions are answered; None before `begin`."""
+        return self._folder.parent if self._folder.name == FOLDER else None
+
     def _moves(self) -> None:
-        self._waits, self._since = False, time.monotonic()
+        self._waits, self._wait, self._since = False, None, time.monotonic()
 
     # What the thread does.
 

@@ -9,6 +9,9 @@ over MPI.
 
 When every rank polls with nothing to do and nothing is under way, no rank can ever move again: that
 is raised as `Stuck` rather than waited for.
+
+A network may also deliver a parcel twice, or never (`Chaos`). The second one is dropped, as TCP
+does by numbers; what is lost stays lost, and the ranks must say what they wait for.
 """
 
 import threading
@@ -42,10 +45,37 @@ class Stopped(Exception):
     """Another rank of this world has failed."""
 
 
-class _UnderWay(NamedTuple):
-    """A parcel that has been sent and not arrived: its sender, its meaning or topic, its header,
-    the sender's own memory, and the moment at which that has its values."""
+class Chaos(NamedTuple):
+    """What a bad network does.
 
+    Args:
+        delayed: share of the looks at which a parcel that might arrive does not.
+        duplicated: share of parcels that arrive twice.
+        lost: number of the parcel that never arrives, in the order in which all ranks send; -1:
+            none.
+    """
+
+    delayed: float = 0.3
+    duplicated: float = 0.0
+    lost: int = -1
+
+
+_USUAL = Chaos()
+
+
+class Lost(NamedTuple):
+    """A parcel that has been lost: its meaning or topic, and its way."""
+
+    says: Vocabulary
+    source: int
+    to: int
+
+
+class _UnderWay(NamedTuple):
+    """A parcel that has been sent and not arrived: its number, its sender, its meaning or topic,
+    its header, the sender's own memory, and the moment at which that has its values."""
+
+    number: int
     source: int
     says: Vocabulary
     head: bytes
@@ -59,10 +89,16 @@ class LocalWorld:
     Args:
         size: number of ranks.
         seed: seed of the order in which ranks run and parcels arrive.
+        chaos: what the network does beyond that.
+    Attributes:
+        sent: number of parcels that ranks have sent.
+        lost: the parcel that has been lost; None: none has.
     """
 
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.size = size
+    def __init__(self, size: int, seed: int = 0, chaos: Chaos = _USUAL) -> None:
+        self.size, self.chaos = size, chaos
+        self.sent = 0
+        self.lost: Lost | None = None
         self.random = Random(seed)
         self.mail: list[list[_UnderWay]] = [[] for _ in range(size)]
         self.meetings: dict[tuple[tuple[int, ...], int], Meeting] = {}
@@ -158,15 +194,21 @@ class LocalTransport:
         self.rank = rank
         self.size = world.size
         self._landings = Landings()
+        self._heard: set[int] = set()  # numbers of parcels that may come once more
         self.expect = self._landings.expect
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         wait_on_device(after)
         head, tensors = pack(parcel)
-        self._world.mail[rank].append(
-            _UnderWay(self.rank, parcel.message[0], head, tensors, moment_of(tensors))
-        )
-        self._world.blocked[rank] = False
+        world, says = self._world, parcel.message[0]
+        number, world.sent = world.sent, world.sent + 1
+        if number == world.chaos.lost:
+            world.lost = Lost(says, self.rank, rank)
+            return
+        one = _UnderWay(number, self.rank, says, head, tensors, moment_of(tensors))
+        times = 1 + (world.random.random() < world.chaos.duplicated)
+        world.mail[rank] += [one] * times
+        world.blocked[rank] = False
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         world, block = self._world, wait_s == inf
@@ -175,14 +217,24 @@ class LocalTransport:
         mail = world.mail[self.rank]
         if not mail:
             return []
-        places = [place for place in range(len(mail)) if block or world.random.random() < 0.7]
+        seen = 1.0 - world.chaos.delayed
+        places = [place for place in range(len(mail)) if block or world.random.random() < seen]
         world.random.shuffle(places)
         places = places[: world.random.randint(1, len(places))] if places else []
         if len(places) < len(mail):  # a rank's goodbye may not overtake what it said before
             places = [place for place in places if mail[place].says is not Topic.LEAVES]
-        arrived = [(mail[place].source, _received(mail[place], self._landings)) for place in places]
+        coming = [mail[place] for place in places if not self._came_before(mail[place])]
+        arrived = [(one.source, _received(one, self._landings)) for one in coming]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
+
+    def _came_before(self, one: _UnderWay) -> bool:
+        """The parcel has come once."""
+        if not self._world.chaos.duplicated:
+            return False
+        came = one.number in self._heard
+        self._heard.add(one.number)
+        return came
 
     def collectives(self, device: torch.device) -> Collectives:
         return LocalCollectives(self.rank, self._world.meetings)

@@ -45,6 +45,16 @@ def test_the_one_that_everyone_waits_for_is_named(tmp_path: Path) -> None:
     assert code == 75, err
 
 
+def test_the_same_is_told_when_the_patience_ends(tmp_path: Path) -> None:
+    job = begin(tmp_path, 3, "model.layers=4", "run.patience_s=4", "run.steps=100000")
+    found = answers(tmp_path)
+    os.kill(found[2]["pid"], signal.SIGSTOP)
+    _, err = job.communicate(timeout=90)
+    assert "has shown no sign of life" in err
+    assert "2     no answer" in err
+    assert "wait in the end for rank 2, which has given no answer" in err
+
+
 def test_a_directory_of_no_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     asked = inspect(tmp_path, "--within", "0.5")

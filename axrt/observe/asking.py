@@ -1,0 +1,69 @@
+"""Asks all ranks of a run what they do, and shows what they have answered."""
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from axrt.checkpoint.durable import write_durably
+
+from .culprits import verdicts
+from .inspection import FOLDER, QUESTION, Answer
+
+_LOOK_S = 0.1
+
+
+def asked(
+    run: Path, stacks: bool, within_s: float, meanwhile: Callable[[], None] = lambda: None
+) -> dict[int, Answer]:
+    """The answers by rank; those that had come in time.
+
+    Args:
+        run: directory of the run.
+        stacks: True to ask for Python stacks, too.
+        within_s: seconds in which ranks answer.
+        meanwhile: function that is called between two looks.
+    """
+    name = uuid.uuid4().hex
+    folder = run / FOLDER / name
+    folder.mkdir(parents=True)
+    try:
+        question = json.dumps({"name": name, "stacks": stacks})
+        write_durably(folder / QUESTION, question.encode())
+        until, answers = time.monotonic() + within_s, dict[int, Answer]()
+        while time.monotonic() < until:
+            meanwhile()
+            for file in folder.glob("rank-????"):
+                answer = _answer(file)
+                answers[answer.rank] = answer
+            if answers and len(answers) == next(iter(answers.values())).size:
+                break
+            time.sleep(_LOOK_S)
+        return answers
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # others may be asking
+            folder.parent.rmdir()
+
+
+def _answer(file: Path) -> Answer:
+    values = json.loads(file.read_text(encoding="utf-8"))
+    return Answer(**{**values, "owing": tuple(values["owing"])})
+
+
+def table(answers: Mapping[int, Answer]) -> Iterator[str]:
+    """Lines with what each rank does, and who everyone waits for in the end."""
+    size = next(iter(answers.values())).size
+    yield "rank  state     since      task          lacks"
+    for rank in range(size):
+        answer = answers.get(rank)
+        if answer is None:
+            yield f"{rank:<5} no answer"
+            continue
+        since = f"{answer.since_s:.1f} s"
+        line = f"{rank:<5} {answer.state:<9} {since:<10} {answer.task:<13} {answer.lacks}"
+        yield line.rstrip()
+    yield from verdicts(dict(answers), size)
