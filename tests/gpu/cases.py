@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import axrt
+from axrt.checkpoint.layers import Live
+from axrt.checkpoint.snapshot import Snapshot
 from axrt.compute import compute_on
 from axrt.mpi_library import is_device_aware
 from axrt.payload import flatten, on, unflatten
@@ -675,6 +677,64 @@ def case_a_run_goes_on_from_its_checkpoint_with_the_same_bits(comm: "MPI.Comm") 
         with engine() as second:
             second.load_checkpoint(folder)
             assert second.train_batch(iter(batches(1))).loss == straight_on
+
+
+def case_saves_beside_training_have_the_files_of_saves_that_are_waited_for(
+    comm: "MPI.Comm",
+) -> None:
+    """Copies leave the device while the next step runs, which waits for those of its own bucket."""
+    memories: list[dict[str, Any]] = [{}, {"offload": "stream"}, {"offload": "cpu"}]
+    memories += [{"zero": 1}, {"zero": 3}] * (comm.size > 1)
+    for memory in memories:
+        folder = _folder(comm)
+        config = _configured(
+            memory={"bucket_mb": 0.001, **memory},
+            precision={"weights": "bfloat16"},
+            parallel={"data": comm.size},
+            optimizer={"clip": 0.5},
+        )
+        transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            count = engine.config.schedule.microbatches
+            batches = random_batches((6, 16), classes=5, microbatches=count)
+            for step in range(3):
+                engine.train_batch(iter(batches(step)))
+                engine.save_checkpoint(folder / f"waited-{step}")
+                assert engine.save_checkpoint(folder / f"beside-{step}", wait=False)
+                engine.train_batch(iter(batches(step + 10)))
+                engine.finish_saving()
+        for step in range(3):
+            waited, beside = (
+                {one.name: one.read_bytes() for one in (folder / f"{how}-{step}").glob("*.safe*")}
+                for how in ("waited", "beside")
+            )
+            assert len(waited) > 2
+            assert beside == waited, (memory, step)
+        comm.Barrier()
+
+
+def case_a_step_comes_after_the_copy_of_its_bucket(comm: "MPI.Comm") -> None:
+    """It comes after what the user has written, and nobody looks whether it has ended before the
+    bucket steps."""
+    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+    transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+    config = _configured(memory={"bucket_mb": 0.001})
+    with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+        engine.train_batch(iter(batches(0)))
+        before = [one.detach().cpu().clone() for _, one in engine.named_parameters()]
+        with torch.no_grad():
+            for _, one in engine.named_parameters():
+                one.add_(1)  # on the user's stream
+        snapshot = Snapshot(engine._arena)
+        copies = [
+            snapshot.take(Live(master, bucket))
+            for bucket in engine._model.all_buckets
+            for _, master in bucket.trained
+        ]
+        snapshot.begin()
+        engine.train_batch(iter(batches(1)))
+        snapshot.end()
+        assert all(torch.equal(copy, one + 1) for copy, one in zip(copies, before, strict=True))
 
 
 def case_payloads_arrive_through_pinned_memory(comm: "MPI.Comm") -> None:
