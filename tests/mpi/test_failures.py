@@ -201,6 +201,34 @@ def test_a_rank_that_is_stopped_while_a_large_tensor_comes_from_it_is_found() ->
     ), ended.err
 
 
+def test_two_ranks_that_wait_for_each_other_are_found() -> None:
+    ended = victim("two_ranks_wait_for_each_other")
+    assert ended.code != 0
+    assert re.search(
+        r"rank (\d) has waited \d+ s for rank (\d), which waits for rank \1, which has shown no",
+        ended.err,
+    ), ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    first(
+        [
+            ("one_replica_saves", "calls of its engine, and this rank"),
+            ("one_rank_finishes_a_save", "is in finish_saving (call"),
+            ("ranks_save_to_other_places", "expected the same on every rank"),
+        ],
+        quick=2,
+    ),
+)
+def test_ranks_that_make_different_calls_are_told_so(tmp_path: Path, name: str, text: str) -> None:
+    ended = mpirun(
+        2, ["-m", "tests.mpi.victims", name], timeout_s=60, extra={"FOLDER": str(tmp_path)}
+    )
+    assert ended.code != 0
+    assert text in ended.err, ended.err
+
+
 def test_a_save_says_whom_it_waits_for(tmp_path: Path) -> None:
     ended = mpirun(
         2,

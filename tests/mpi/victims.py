@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import axrt
 from axrt.launch import told
+from axrt.note import Topic
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)
@@ -349,6 +350,37 @@ def a_rank_holds_the_interpreter() -> None:
 def a_rank_waits_for_itself() -> None:
     lock = threading.Lock()
     _on_rank_1(lambda: lock.acquire() and lock.acquire())
+
+
+def two_ranks_wait_for_each_other() -> None:
+    with engine(run={"patience_s": 2.0}) as e:
+        train(e, 1)
+        owed = e._exchange.claim(Topic.VALUES, 999, [1 - e.rank])
+        e._exchange.wait(owed, "what nobody sends")
+
+
+def one_replica_saves() -> None:
+    with engine(parallel={"data": 2}) as e:
+        train(e, 1)
+        if e.is_main:
+            e.save_checkpoint(Path(tempfile.mkdtemp()) / "a", wait=False)
+        train(e, 1)
+
+
+def one_rank_finishes_a_save() -> None:
+    folder = Path(os.environ["FOLDER"])
+    with engine(parallel={"data": 2}) as e:
+        for number in range(3):
+            train(e, 1)
+            e.save_checkpoint(folder / f"{number}", wait=False)
+            if e.is_main:
+                e.finish_saving()
+
+
+def ranks_save_to_other_places() -> None:
+    with engine(parallel={"data": 2}) as e:
+        train(e, 1)
+        e.save_checkpoint(Path(os.environ["FOLDER"]) / f"{e.rank}")
 
 
 def a_rank_is_stopped_in_a_save() -> None:
