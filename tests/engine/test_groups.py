@@ -264,7 +264,8 @@ def refused(**sections: Any) -> str:
     [
         (
             {"parallel": {"data": 6, "group": 4}},
-            "parallel.group = 4 of parallel.data = 6 replicas; expected one of 1, 2, 3, 6",
+            "parallel.group = 4 of parallel.data = 6 replicas; expected 0 for all of them, or one "
+            "of 1, 2, 3, 6",
         ),
         (
             {"parallel": {"data": 4}, "memory": {"shard": 2}},

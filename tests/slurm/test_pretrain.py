@@ -31,7 +31,7 @@ CONFIG = (
     TINY.replace("steps = 4", f"steps = {STEPS}")
     .replace("log_every = 2", "log_every = 1")
     .replace("eval_every = 2", "eval_every = 20")
-    + f"[checkpoint]\nevery = {EVERY}\n[optimizer]\nlr = 1e-2\nclip = 1.0\n"
+    + f"every = {EVERY}\n[optimizer]\nlr = 1e-2\nclip = 1.0\n"  # the section before is [checkpoint]
 ).replace("[model]\nlayers = 1", '[model]\nlayers = 2\ndropout = 0.1\nfactory = "slow:build"')
 # The first start of a job is slow, so that whatever befalls it does so in its middle. Bits do not
 # depend on that.
