@@ -94,6 +94,7 @@ class Loop:
         self._audience = Audience(observers)
         self._session: Session | None = None
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
+        self._newest: dict[int, int] = {}  # generation that each rank has spoken of
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._errands: list[Errand[Any]] = []
@@ -246,6 +247,9 @@ class Loop:
         self._session = session
         self._linger.end()
         self._peers.begin_call()
+        for rank, generation in self._newest.items():  # it may have said so before this call began
+            if generation > session.generation:
+                self._peers.is_elsewhere(rank)
         for tell in self._audience.entered:
             tell()
         for message, payload in self._for_later.pop(session.generation, []):
@@ -263,6 +267,7 @@ class Loop:
                 self._take(self._session, message, payload)
             elif generation >= self._oldest:
                 self._for_later[generation].append((message, payload))
+                self._newest[source] = max(self._newest.get(source, 0), generation)
                 self._peers.is_elsewhere(source)
         return bool(arrived)
 
