@@ -71,13 +71,13 @@ def at_once(run: Callable[[], object]) -> Awaited:
     return NOW
 
 
-def run_on(put: Put, act: Callable[[], Result]) -> Steps[Result]:
-    """Run a function on a queue and wait for its end.
+def begin_on(put: Put, act: Callable[[], Result]) -> Steps[Result]:
+    """Put a function on a queue now.
 
     Returns:
-        What it has returned.
+        Steps that wait for its end, and come to what it has returned.
     Raises:
-        Exception: what it has raised; the queue goes on.
+        Exception: what it has raised; raised by the steps, and the queue goes on.
     """
     made: list[Result] = []
     faults: list[Exception] = []
@@ -85,10 +85,20 @@ def run_on(put: Put, act: Callable[[], Result]) -> Steps[Result]:
     def run() -> None:
         try:
             made.append(act())
-        except Exception as fault:  # raised below, by whom it concerns
+        except Exception as fault:  # raised by the steps, for whom it concerns
             faults.append(fault)
 
-    yield put(run)
-    if faults:
-        raise faults[0]
-    return made[0]
+    ended = put(run)
+
+    def steps() -> Steps[Result]:
+        yield ended
+        if faults:
+            raise faults[0]
+        return made[0]
+
+    return steps()
+
+
+def run_on(put: Put, act: Callable[[], Result]) -> Steps[Result]:
+    """Steps of which the first puts a function on a queue; see `begin_on`."""
+    return (yield from begin_on(put, act))

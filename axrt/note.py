@@ -24,7 +24,7 @@ class Topic(Vocabulary):
     SAVED = "saved"
     # what a copy keeps of a layer; about: the pipe, number: the visit and the layer
     SHARD = "shard"
-    SAVES = "saves"  # the same, for a checkpoint
+    SHARD_TO_SAVE = "shard to save"  # the same, for a checkpoint
     TAKEN = "taken"  # the writer has taken that; about 0, number: the same
     # a file of a rank's state, for memory; about: the rank, number: the keep, the rank and the file
     PART = "part"

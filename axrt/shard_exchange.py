@@ -62,11 +62,11 @@ class ShardExchange:
         """
         if 0 not in self._group(stage):
             return None
-        number = self._number(Topic.SAVES, place)
-        self._tell(self._rank_of(0, stage), stage, Topic.SAVES, number, mine)
+        number = self._number(Topic.SHARD_TO_SAVE, place)
+        self._tell(self._rank_of(0, stage), stage, Topic.SHARD_TO_SAVE, number, mine)
         if not self.writes(stage):
             return None
-        parts = self._claim_parts(stage, Topic.SAVES, number)
+        parts = self._claim_parts(stage, Topic.SHARD_TO_SAVE, number)
         yield parts
         return parts.in_order()
 
@@ -79,7 +79,7 @@ class ShardExchange:
         """
         if 0 not in self._group(stage):
             return
-        number = self._last_number(Topic.SAVES, place)
+        number = self._last_number(Topic.SHARD_TO_SAVE, place)
         if self.writes(stage):
             for pipe in self._group(stage)[1:]:
                 self._exchange.tell(self._rank_of(pipe, stage), Note(Topic.TAKEN, 0, number), None)

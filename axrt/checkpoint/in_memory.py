@@ -10,6 +10,7 @@ A file in the folder of checkpoints names the run, so nothing of another one is 
 once a run goes back to an older checkpoint.
 """
 
+import os
 import secrets
 import sys
 import zlib
@@ -27,6 +28,7 @@ from axrt.errand import Errand, Steps, run_on
 from axrt.errors import ConfigError, SaveError
 from axrt.exchange import Exchange
 from axrt.note import MAIN, Note, Topic
+from axrt.queues import NOW
 from axrt.thread_queue import ThreadQueue
 
 from .durable import digits_of
@@ -66,7 +68,8 @@ class JobMemory:
         self._known_hosts: list[str] = []
         self._keeps = 0
         self._under_way: Errand[str] | None = None
-        self._run = ""  # of the copies that this job keeps, or has gone on from
+        self._run = ""  # of the copies that this job keeps
+        self._recalled = ""  # the run whose copies were recalled last
 
     def _hosts(self) -> list[str]:
         """The host of each rank; every rank calls it."""
@@ -85,9 +88,18 @@ class JobMemory:
         """Check that copies can be kept; every rank calls it.
 
         Raises:
-            ConfigError: all ranks are on one host; raised on every rank.
+            ConfigError: all ranks are on one host, or some host has no such directory; raised on
+                every rank.
         """
         keepers_of(self._hosts())
+        self._exchange.made_by_all(self._check_directory)
+
+    def _check_directory(self) -> None:
+        if not (self._directory.is_dir() and os.access(self._directory, os.W_OK | os.X_OK)):
+            raise ConfigError(
+                f"checkpoint.memory_dir = {str(self._directory)!r} is no directory that can be "
+                f"written to on {self._host}; expected one in memory, such as /dev/shm"
+            )
 
     # Keeping.
 
@@ -139,24 +151,34 @@ class JobMemory:
         write: Callable[[Path, ThreadQueue], Steps[Records]],
         here: HostMemory,
     ) -> Steps[None]:
-        """The steps that write the own part, which has begun when this returns."""
+        """The steps that write the own part, which has begun when this returns.
+
+        Raises:
+            OSError, SaveError: something cannot be written; raised by the steps, since other ranks
+                wait for this one.
+        """
         try:
             directory = here.begin(part)
         except OSError as error:
-            raise SaveError(f"{error.filename}: {error.strerror}") from None
-        records = write(directory, self._queue)
+            return _failed(error)
+        return self._ending(part, manifest, write(directory, self._queue), directory, here)
 
-        def steps() -> Steps[None]:
-            files = yield from records
-            whole = replace(manifest, files={name: asdict(of) for name, of in files.items()})
+    def _ending(
+        self,
+        part: Part,
+        manifest: Manifest,
+        records: Steps[Records],
+        directory: Path,
+        here: HostMemory,
+    ) -> Steps[None]:
+        files = yield from records
+        whole = replace(manifest, files={name: asdict(of) for name, of in files.items()})
 
-            def end() -> None:
-                whole.write(directory)
-                here.end(directory, part)
+        def end() -> None:
+            whole.write(directory)
+            here.end(directory, part)
 
-            yield from run_on(self._queue.put, end)
-
-        return steps()
+        yield from run_on(self._queue.put, end)
 
     def _keeping(
         self,
@@ -205,7 +227,7 @@ class JobMemory:
         Returns:
             What has gone wrong there; "" where nothing has.
         """
-        names = [] if path is None else [*sorted(_names(path)), MANIFEST]
+        names = _names(path) if path else []
         self._exchange.tell(to, Note(Topic.PART, of, _key(number, of, 0)), (step, names))
         fault = ""
         for index, name in enumerate(names, 1):
@@ -273,7 +295,7 @@ class JobMemory:
             self._say(text)
         if not holders:
             return None
-        self._run = run
+        self._recalled = run
         self._keeps += 1
         errands = [
             self._exchange.begin(
@@ -290,14 +312,18 @@ class JobMemory:
             self._exchange.finish(errand, "the end of a part that another rank lacks")
         return here.path_of(own)
 
+    def go_on(self) -> None:
+        """Note that this job goes on from what was recalled, and keeps its copies beside that."""
+        self._run = self._recalled
+
     def void(self, folder: Path) -> None:
-        """Let no later job take the copies that were kept so far; on the main rank.
+        """Let no later job take copies that this one has not gone on from; on the main rank.
 
         Raises:
             OSError: the folder cannot be written to.
         """
         said = MemoryRun.read(folder)
-        if said:
+        if said and not said.is_void and said.run != self._run:
             said._replace(is_void=True).write(folder)
 
     def drop(self, folder: Path) -> None:
@@ -346,12 +372,23 @@ def to_stderr(text: str) -> None:
     print(f"axrt: {text}", file=sys.stderr, flush=True)
 
 
-def _names(path: Path) -> list[str]:
-    return [file.name for file in path.iterdir() if file.name != MANIFEST]
+def _names(part: Path) -> list[str]:
+    """The files of a part, the manifest last."""
+    return [*sorted(file.name for file in part.glob("*") if file.name != MANIFEST), MANIFEST]
 
 
 def _read(file: Path) -> Tensor:
-    return torch.from_numpy(np.fromfile(file, dtype=np.uint8))
+    """The bytes of a file, uint8; none if it cannot be read, so that the manifest does not fit."""
+    try:
+        return torch.from_numpy(np.fromfile(file, dtype=np.uint8))
+    except OSError:
+        return torch.empty(0, dtype=torch.uint8)
+
+
+def _failed(error: OSError) -> Steps[None]:
+    """Steps that end in an error."""
+    yield NOW
+    raise error
 
 
 def _key(number: int, of: int, index: int) -> int:

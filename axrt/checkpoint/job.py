@@ -36,6 +36,8 @@ from .manifest import FileRecord, Manifest
 from .pieces import CheckedPieces
 from .writing import Records
 
+Checked = tuple[Manifest, Callable[[], None]]  # what was found, and what takes it
+
 
 class _WentBack(NamedTuple):
     """The step that a run has gone back to in a folder of checkpoints, and the names of those that
@@ -291,6 +293,11 @@ class JobCheckpoints:
             self._say(
                 set_aside(folder, f"after-step-{self._went_back[folder.resolve()].step:08}", paths)
             )
+        if self._memory and folder.resolve() in self._went_back:
+            try:
+                self._memory.void(folder)
+            except OSError as error:
+                raise SaveError(f"{folder}: {error.strerror}") from None
         self._went_back.pop(folder.resolve(), None)
 
     # Loading.
@@ -311,12 +318,12 @@ class JobCheckpoints:
         """
         self.finish()
         faults: dict[Path, str] = {}
-        offered, newest, folder = self._exchange.agreed(lambda: _offered(path))
-        if folder and self._memory:
-            kept = self._recalled(Path(folder), newest, model)
-            if kept is not None:
+        offered, folder = self._exchange.agreed(lambda: _offered(path))
+        if folder and not offered and (kept := self._recalled(Path(folder), -1, model)):
+            return kept
+        for checkpoint, fault, step in ((Path(where), *of) for where, *of in offered):
+            if folder and not fault and (kept := self._recalled(Path(folder), step, model)):
                 return kept
-        for checkpoint, fault in ((Path(where), fault) for where, fault in offered):
             manifest = fault or self._try(checkpoint, model)
             if isinstance(manifest, Manifest):
                 self._has_loaded(path, checkpoint, manifest, faults)
@@ -326,27 +333,27 @@ class JobCheckpoints:
             return None
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
-    def _recalled(self, folder: Path, newest: int, model: LocalModel) -> Manifest | None:
-        """Take what memory has of every rank, if that is newer than the newest checkpoint."""
-        assert self._memory is not None
-        part = self._memory.recall(folder, newest)
-        if part is None:
+    def _recalled(self, folder: Path, newer_than: int, model: LocalModel) -> Manifest | None:
+        """Take what memory has of every rank, if that is newer than a step."""
+        part = self._memory.recall(folder, newer_than) if self._memory else None
+        if self._memory is None or part is None:
             return None
-        its = Manifest.read(part)
 
-        def check() -> Callable[[], None]:
+        def check() -> Checked:
+            manifest = Manifest.read(part)
             if model.is_sharded:
-                return CheckedPieces(part, its, model).take
-            return partial(take_layers, check_layers(part, its, model), model)
+                return manifest, CheckedPieces(part, manifest, model).take
+            return manifest, partial(take_layers, check_layers(part, manifest, model), model)
 
         try:
-            manifest = self._taken(its, check)
+            manifest = self._taken(check)
         except ConfigError as error:  # of another layout; the disk's checkpoints are of any
             manifest = str(error)
         if not isinstance(manifest, Manifest):
             if self._rank == MAIN:
                 self._say(f"not taken from memory: {manifest}")
             return None
+        self._memory.go_on()
         self.loaded = part
         self._went_back[folder.resolve()] = _WentBack(manifest.step)
         return manifest
@@ -357,15 +364,17 @@ class JobCheckpoints:
         manifest = Manifest(
             **self._exchange.agreed(lambda: asdict(self._of_this_model(checkpoint)))
         )
-        return self._taken(
-            manifest, lambda: partial(take_layers, check_layers(checkpoint, manifest, model), model)
-        )
 
-    def _taken(self, manifest: Manifest, check: Callable[[], Callable[[], None]]) -> Manifest | str:
+        def check() -> Checked:
+            return manifest, partial(take_layers, check_layers(checkpoint, manifest, model), model)
+
+        return self._taken(check)
+
+    def _taken(self, check: Callable[[], Checked]) -> Manifest | str:
         """Take what a check gives the way to, if no rank's check has found anything wrong."""
-        take, damage, refusal = None, None, None
+        checked, damage, refusal = None, None, None
         try:
-            take = check()
+            checked = check()
         except DamagedError as error:
             damage = str(error)
         except ConfigError as error:
@@ -376,7 +385,8 @@ class JobCheckpoints:
             raise ConfigError(refusal)
         if damage is not None:
             return str(damage)
-        assert take is not None
+        assert checked is not None
+        manifest, take = checked
         take()
         return manifest
 
@@ -395,8 +405,6 @@ class JobCheckpoints:
         self.loaded = checkpoint
         if self._rank != MAIN:
             return
-        if self._memory and asked == checkpoint:
-            self._memory.void(home_of(checkpoint))
         folder = checkpoint.parent
         if faults:
             self._say(
@@ -447,18 +455,17 @@ class JobCheckpoints:
         self._locks.clear()
 
 
-def _offered(path: Path) -> tuple[list[tuple[str, str]], int, str]:
-    """The path and the manifest's fault of each checkpoint that a path means; the newest step that
-    some manifest says; and the folder of a run that may have copies in memory, "" where a path
-    means one checkpoint. Refused where the first one has an unknown format."""
+def _offered(path: Path) -> tuple[list[tuple[str, str, int]], str]:
+    """The path, the manifest's fault and the step of each checkpoint that a path means; and the
+    folder of a run that may have copies in memory, "" where a path means one checkpoint. Refused
+    where the first one has an unknown format."""
     candidates = candidates_at(path)
     if candidates and candidates[0].is_foreign:
         raise ConfigError(candidates[0].fault)
-    newest = max((one.step for one in candidates if not one.fault), default=-1)
-    offered = [(str(one.path), one.fault) for one in candidates]
+    offered = [(str(one.path), one.fault, one.step) for one in candidates]
     if is_checkpoint(path):
-        return offered, newest, ""
-    return offered, newest, str(candidates[0].path.parent if candidates else path)
+        return offered, ""
+    return offered, str(candidates[0].path.parent if candidates else path)
 
 
 def _outcome(steps: Steps[Any]) -> Steps[Any]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from axrt.errand import Put, Steps, at_once, run_on
+from axrt.errand import Put, Steps, at_once, begin_on, run_on
 from axrt.errors import DataError, SaveError
 from axrt.local_model import LocalModel
 from axrt.queues import Queue
@@ -202,25 +202,18 @@ def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Recor
     made = piece_files(model) if model.is_sharded else _files(model)
     files = [_with_what_changes(file) for file in made]
     lent = Lent([live for file in files for live in file.tensors.values()])
-    records: list[Records] = []
-    faults: list[Exception] = []
+    return _until_returned(
+        lent,
+        begin_on(partial(lent.until, queue), lambda: _write(directory, files, _at_rest)),
+    )
 
-    def write() -> None:
-        try:
-            records.append(_write(directory, files, _at_rest))
-        except Exception as fault:  # raised below, by whom it concerns
-            faults.append(fault)
 
-    written = lent.until(queue, write)
-
-    def steps() -> Steps[Records]:
-        yield written
-        lent.end()
-        if faults or lent.fault:
-            raise faults[0] if faults else SaveError(lent.fault)
-        return records[0]
-
-    return steps()
+def _until_returned(lent: Lent, steps: Steps[Records]) -> Steps[Records]:
+    records = yield from steps
+    lent.end()
+    if lent.fault:
+        raise SaveError(lent.fault)
+    return records
 
 
 def _with_what_changes(file: File) -> File:

@@ -18,6 +18,7 @@ from axrt.checkpoint.memory_run import NAME, MemoryRun
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..disks import small_disk
 from ..engine.models import perceptron
 from ..engine.reference import (
     adamw,
@@ -186,6 +187,101 @@ def test_what_is_damaged_is_not_taken(
         damage(random.choice(sorted(part.iterdir())), random)
     check_went_on(run(places, STEPS))
     assert "ranks 0, 3 from their keepers" in capfd.readouterr().err
+
+
+def test_a_damaged_checkpoint_that_is_newer_does_not_hide_what_memory_has(
+    places: tuple[Path, Path],
+) -> None:
+    run(places, 5, keeps=(4,), disk=(1, 5))
+    (places[0] / "step-5" / "optimizer-0003.safetensors").write_bytes(b"torn")
+    check_went_on(run(places, STEPS), began=4)
+
+
+def test_a_copy_and_a_save_of_one_step_go_on_side_by_side(places: tuple[Path, Path]) -> None:
+    folder, shm = places
+
+    def both(transport: Transport) -> None:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(shm, 1), transport=transport
+        ) as engine:
+            for step in range(KEPT):
+                engine.train_batch(iter(BATCHES(step)))
+            assert engine.save_checkpoint(folder / "a", wait=False)
+            assert engine.keep_in_memory(folder)
+            engine.train_batch(iter(BATCHES(KEPT)))
+
+    LocalWorld(4, seed=4).run(both)
+    shutil.rmtree(memory_of(places) / "node-1")
+    shutil.copytree(folder, folder.with_name("disk"), ignore=shutil.ignore_patterns(NAME))
+    check_went_on(run((folder.with_name("disk"), shm), STEPS))
+    shutil.rmtree(folder / "a")
+    check_went_on(run(places, STEPS))
+
+
+def test_whoever_reads_a_checkpoint_of_a_run_leaves_its_copies_as_they_are(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run(places, 5, keeps=(5,), disk=(KEPT,))
+
+    def reads(transport: Transport) -> None:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(places[1], 1), transport=transport
+        ) as engine:
+            engine.load_checkpoint(places[0] / f"step-{KEPT}")
+            engine.own_checkpoints(tmp_path / "other")
+
+    LocalWorld(4).run(reads)
+    check_went_on(run(places, STEPS), began=5)
+
+
+def test_memory_that_is_full_or_gone_costs_no_training(
+    places: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = places
+    with small_disk(tmp_path / "small", "64k") as small:
+
+        def too_little(transport: Transport) -> int:
+            with axrt.initialize(
+                perceptron(), adamw, config=config_of(small, 1), transport=transport
+            ) as engine:
+                for step in range(KEPT):
+                    engine.train_batch(iter(BATCHES(step)))
+                    assert engine.keep_in_memory(folder)
+                    engine.finish_saving()
+                return engine.step
+
+        assert LocalWorld(4).run(too_little) == [KEPT] * 4
+    assert "no copy in memory: " in (told := capfd.readouterr().err)
+    assert "No space left on device" in told
+    assert MemoryRun.read(folder) is None, "nothing was ever whole"
+
+    def gone(transport: Transport) -> int:
+        where = places[1] / "gone"
+        where.mkdir(exist_ok=True)
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(where, 1), transport=transport
+        ) as engine:
+            for step in range(KEPT):
+                engine.train_batch(iter(BATCHES(step)))
+                if step == 1:
+                    shutil.rmtree(where, ignore_errors=True)
+                    where.write_text("a file is in its place") if engine.is_main else None
+                engine.keep_in_memory(folder)
+                engine.finish_saving()
+            return engine.step
+
+    assert LocalWorld(4).run(gone) == [KEPT] * 4
+    assert "step 3: no copy in memory: " in capfd.readouterr().err
+
+
+def test_a_directory_that_is_none_is_refused_at_the_start(places: tuple[Path, Path]) -> None:
+    def rank_main(transport: Transport) -> None:
+        config = config_of(places[1] / "nowhere", 1)
+        config["checkpoint"]["memory_every"] = 2
+        axrt.initialize(perceptron(), adamw, config=config, transport=transport)
+
+    with pytest.raises(axrt.ConfigError, match="nowhere' is no directory that can be"):
+        LocalWorld(4).run(rank_main)
 
 
 def test_a_copy_that_was_cut_off_is_no_copy(places: tuple[Path, Path]) -> None:
