@@ -27,7 +27,7 @@ from axrt.mesh import Mesh
 from axrt.note import Note, Topic
 from axrt.observe.observer import Audience, Observer, Wait
 from axrt.payload import flatten
-from axrt.peers import Peers
+from axrt.peers import Peers, Place
 from axrt.queues import NOW, Moment, moment_of
 from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Message
@@ -94,7 +94,6 @@ class Loop:
         self._audience = Audience(observers)
         self._session: Session | None = None
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
-        self._newest: dict[int, int] = {}  # generation that each rank has spoken of
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._errands: list[Errand[Any]] = []
@@ -246,10 +245,7 @@ class Loop:
     def _enter(self, session: Session) -> None:
         self._session = session
         self._linger.end()
-        self._peers.begin_call()
-        for rank, generation in self._newest.items():  # it may have said so before this call began
-            if generation > session.generation:
-                self._peers.is_elsewhere(rank)
+        self._peers.begin_session(session.generation)
         for tell in self._audience.entered:
             tell()
         for message, payload in self._for_later.pop(session.generation, []):
@@ -267,7 +263,6 @@ class Loop:
                 self._take(self._session, message, payload)
             elif generation >= self._oldest:
                 self._for_later[generation].append((message, payload))
-                self._newest[source] = max(self._newest.get(source, 0), generation)
                 self._peers.is_elsewhere(source)
         return bool(arrived)
 
@@ -275,7 +270,7 @@ class Loop:
         if note.topic is Topic.LEAVES:
             self._peers.has_left(source, note.number)
         elif note.topic is Topic.WAITS:
-            self._peers.waits_for_me(source)
+            self._peers.waits_for_me(source, Place(note.number, generation))
         else:
             self._hear(source, generation, note, payload)
 
@@ -392,8 +387,9 @@ class Loop:
         self._peers.check_alive(owing)
         if not self._transport.receiving:
             self._peers.check(state.waiting_for)
+        entered, generation = self._peers.place
         for rank in self._peers.to_be_told(state.waiting_for):
-            self._send(rank, Parcel(0, Note(Topic.WAITS)))
+            self._send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
 
 
 def _from(what: str, ranks: Collection[int]) -> str:

@@ -33,7 +33,9 @@ class Topic(Vocabulary):
     )
     KEPT = "kept"  # the sender's state is on two hosts; about: the rank, number: the keep
     ALL_KEPT = "all kept"  # that of every rank is; about: the main rank, number: the same
-    WAITS = "waits"  # the sender has waited long for something that this rank owes it
+    # the sender has waited long for something that this rank owes it; about 0, number: of the
+    # sessions that the sender has entered
+    WAITS = "waits"
     # the sender has closed its engine and sends nothing more; about 0, number: of its calls
     LEAVES = "leaves"
 

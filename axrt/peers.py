@@ -8,6 +8,7 @@ nothing at all. So a rank that has waited for long tells the ranks that it waits
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple
 
 from axrt.errors import PeerLeftError
 from axrt.heartbeat import Silence
@@ -17,6 +18,25 @@ from axrt.scheduler.state import Coordinates, Lack
 # it
 _GRACE_S = 2.0
 _ADVICE = "Every rank must make the same calls of the engine"
+
+
+class Place(NamedTuple):
+    """Where a rank is among the sessions of its engine.
+
+    Args:
+        entered: number of sessions that it has entered, this one included. A training that goes on
+            after an evaluation is entered anew, so generations alone do not tell who is ahead.
+        generation: generation of the session.
+    """
+
+    entered: int
+    generation: int
+
+    def is_left_by(self, other: "Place") -> bool:
+        """A rank that waits at `other` will do nothing more here: it is ahead, or its session of
+        the same number is another one. One that is behind is waiting for what is on its way."""
+        ahead = other.entered > self.entered
+        return ahead or (other.entered == self.entered and other.generation != self.generation)
 
 
 class Peers:
@@ -37,14 +57,24 @@ class Peers:
         self._rank_of, self._heartbeat, self._now = rank_of, heartbeat, now
         self._left: dict[int, int] = {}  # number of calls, by rank
         self._elsewhere: set[int] = set()
-        self._waiting: set[int] = set()
+        self._place = Place(0, 0)
+        self._waits_in: dict[int, Place] = {}
         self._missed_since: float | None = None
         self._still_since: float | None = None
+
+    @property
+    def place(self) -> "Place":
+        """The session that this rank is in, or was in last."""
+        return self._place
+
+    def begin_session(self, generation: int) -> None:
+        """Note that this rank has entered a session."""
+        self._place = Place(self._place.entered + 1, generation)
+        self.begin_call()
 
     def begin_call(self) -> None:
         """Note that this rank is in another call now."""
         self._elsewhere.clear()
-        self._waiting.clear()
         self._missed_since = None
         self.moved()
 
@@ -74,10 +104,10 @@ class Peers:
         """Note that a rank has spoken of another call."""
         self._elsewhere.add(rank)
 
-    def waits_for_me(self, rank: int) -> None:
-        """Note that a rank cannot go on in its call before this rank does something in the same
-        call."""
-        self._waiting.add(rank)
+    def waits_for_me(self, rank: int, place: "Place") -> None:
+        """Note that a rank cannot go on in its session before this rank does something in the same
+        one."""
+        self._waits_in[rank] = place
 
     def still_there(self, ranks: Iterable[int]) -> set[int]:
         """Those of the ranks that have not closed their engines."""
@@ -110,7 +140,7 @@ class Peers:
         Raises:
             PeerLeftError: a rank that has gone owes something, and has for 2 seconds.
         """
-        gone = self._left.keys() | self._elsewhere
+        gone = self._gone()
         owed = (
             [
                 (self._rank_of(lack.owed_by), str(lack))
@@ -132,7 +162,7 @@ class Peers:
             PeerLeftError: one of them has gone, or waits for this rank in another call, and has for
                 2 seconds.
         """
-        gone = self._left.keys() | self._elsewhere | self._waiting
+        gone = self._gone()
         self._miss(
             [(rank, f"waiting for {what} from rank {rank}") for rank in ranks if rank in gone]
         )
@@ -148,6 +178,11 @@ class Peers:
         """
         self._heartbeat.waits(owing)
 
+    def _gone(self) -> set[int]:
+        """The ranks that are not in the call of this one, as far as is known."""
+        waiting = {rank for rank, place in self._waits_in.items() if self._place.is_left_by(place)}
+        return self._left.keys() | self._elsewhere | waiting
+
     def _miss(self, missed: list[tuple[int, str]]) -> None:
         if not missed:
             self._missed_since = None
@@ -157,10 +192,8 @@ class Peers:
             rank, text = missed[0]
             if rank in self._left:
                 what = "has closed its engine"
+            elif rank in self._elsewhere:
+                what = "has gone on to another call"
             else:
-                what = (
-                    "has gone on to another call"
-                    if rank in self._elsewhere
-                    else "waits for this rank in another call"
-                )
+                what = "waits for this rank in another call"
             raise PeerLeftError(f"{text}, which {what}. {_ADVICE}")

@@ -4,7 +4,7 @@ import pytest
 
 from axrt import PeerLeftError
 from axrt.heartbeat import Silence
-from axrt.peers import Peers
+from axrt.peers import Peers, Place
 from axrt.scheduler.state import Coordinates, Lack
 from axrt.scheduler.task import Task
 
@@ -60,3 +60,36 @@ def test_in_the_next_call_everyone_is_there_who_has_not_left() -> None:
     peers.has_left(1)
     assert not peers.still_there([1])
     assert peers.still_there([1, 2])
+
+
+def accused(mine: list[int], its: Place) -> bool:
+    """What a rank that has entered these sessions thinks of one that waits for it, long before
+    the last of them began."""
+    clock = Clock()
+    peers = Peers(lambda place: place.rank, Silence(), clock)
+    for generation in mine[:-1]:
+        peers.begin_session(generation)
+    peers.waits_for_me(2, its)
+    peers.begin_session(mine[-1])
+    try:
+        for clock.now in (0.0, 3.0):
+            peers.check(lambda: OWED)
+    except PeerLeftError as error:
+        return "rank 2, which waits for this rank in another call" in str(error)
+    return False
+
+
+TRAINING, EVALUATION, NEXT_EVALUATION = 1, 2, 3
+
+
+def test_a_rank_that_waits_in_another_session_is_missed_at_once_in_the_next() -> None:
+    assert accused([TRAINING, TRAINING], Place(2, EVALUATION)), "of the same number, another one"
+    assert accused([TRAINING, EVALUATION], Place(2, TRAINING))
+    assert accused([TRAINING, TRAINING], Place(3, TRAINING)), "it is ahead"
+
+
+def test_a_rank_that_waits_in_the_same_session_or_waited_in_one_before_is_no_stranger() -> None:
+    assert not accused([TRAINING, EVALUATION], Place(2, EVALUATION)), "it was there first"
+    assert not accused([TRAINING, EVALUATION, TRAINING], Place(3, TRAINING)), "entered anew"
+    assert not accused([TRAINING, EVALUATION, TRAINING], Place(2, EVALUATION)), "it went on since"
+    assert not accused([TRAINING, EVALUATION, NEXT_EVALUATION], Place(1, TRAINING))

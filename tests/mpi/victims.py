@@ -174,6 +174,26 @@ def a_rank_evaluates() -> None:
         train(e, 1)
 
 
+def a_reader_is_slow_after_an_evaluation() -> None:
+    """Longer than a rank may be in another call before it is missed. The other rank has heard of
+    the evaluation before its own step is done."""
+
+    def slowly(number: int) -> Iterator[Any]:
+        time.sleep(3)
+        yield from BATCHES(number)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made = torch.optim.SGD(parameters, lr=0.1)
+        made.register_step_pre_hook(lambda *_: time.sleep(my_rank()))
+        return made
+
+    with axrt.initialize(model(), optimizer, config=configured(4)) as e:
+        train(e, 1)
+        e.eval_batch(iter(BATCHES(0)))
+        e.train_batch(slowly(1) if e.rank == 0 else None)
+        e.eval_batch(slowly(1) if e.rank == 0 else None)
+
+
 def the_batches_end() -> None:
     with engine() as e:
         batches = iter(BATCHES(0) + BATCHES(1)[:2])
