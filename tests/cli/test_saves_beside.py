@@ -1,6 +1,7 @@
 """`axrt train` goes on while checkpoints are written."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,10 @@ def test_a_disk_that_is_full_for_a_while_costs_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with small_disk(tmp_path / "disk", "4m") as disk:
-        acting(monkeypatch, {12: lambda: fill(disk), 45: lambda: empty(disk)})
+        # A save takes steps, of which the one before the disk is full must have enough, and so must
+        # the last one that fails.
+        slow: dict[int, Any] = {step: partial(time.sleep, 0.1) for step in range(11, 50)}
+        acting(monkeypatch, slow | {19: partial(fill, disk), 49: partial(empty, disk)})
         keys = ("run.steps=60", "checkpoint.every=10", "data.held_out=0", f"run.out={disk / 'out'}")
         result = axrt("tiny.toml", *BESIDE, *keys)
         assert result.exit_code == 0, result.output

@@ -50,10 +50,15 @@ def test_the_same_is_told_when_the_patience_ends(tmp_path: Path) -> None:
     job = begin(tmp_path, 3, "model.layers=4", "run.patience_s=4", "run.steps=100000")
     found = answers(tmp_path)
     os.kill(found[2]["pid"], signal.SIGSTOP)
-    time.sleep(20)
+    assert job.stderr is not None
+    told = []
+    for line in job.stderr:
+        told.append(line)
+        if "has shown no sign of life" in line:
+            break
     with suppress(ProcessLookupError):  # Open MPI's mpirun waits for it for more than a minute
         os.kill(found[2]["pid"], signal.SIGKILL)
-    _, err = job.communicate(timeout=150)
+    err = "".join(told) + job.communicate(timeout=150)[1]
     assert "has shown no sign of life" in err
     assert "2     no answer" in err
     assert "wait in the end for rank 2, which has given no answer" in err
