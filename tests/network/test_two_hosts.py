@@ -92,7 +92,7 @@ def test_a_link_that_stays_cut_ends_the_job_by_patience_and_both_sides_are_named
     found = re.search(r"rank (\d) has waited \d+ s for rank (\d), which has shown no sign of", err)
     assert found, err
     assert {found[1], found[2]} == {"0", "1"}
-    # Each waits for what the other owes. The one whose patience ends first may have ended before the
-    # other asks, and its own words may be lost with the link.
+    # Each waits for what the other owes. The one whose patience ends first may have ended before
+    # the other asks, and its own words may be lost with the link.
     ended = re.search(r"rank (\d) waits in the end for rank (\d), which has given no answer", err)
     assert "a circle: 0 -> 1 -> 0" in err or ended, err
