@@ -34,6 +34,7 @@ from axrt.scheduler.planner import caps_of
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.shards import usual_group, with_shards
+from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 _STEPS = 3
@@ -237,6 +238,8 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     group = of.shard if of.zero else config.parallel.group or usual_group(mesh.data, job.ranks)
     group = 0 if group == 1 or job.by_library else group
     job = replace(job, replicas=mesh.data)
+    if config.schedule.share:
+        job = _sharing(job)
     try:
         job = replace(job, held_on_device=of.offload_activations)
         return with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
@@ -244,6 +247,13 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
         is_named = config.schedule.policy == job.policy.name
         why = "" if is_named else f"; schedule.policy names none, and {job.policy.name!r} was taken"
         raise ConfigError(f"memory.{error}{why}") from None
+
+
+def _sharing(job: Job) -> Job:
+    try:
+        return with_sharing(job)
+    except ValueError as error:
+        raise ConfigError(f"schedule.{error}") from None
 
 
 def of_one_replica(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> Job:

@@ -244,6 +244,11 @@ class Schedule(_Section):
         "samples a step, checked: data x microbatches x microbatch_size; 0 = not checked",
         least=0,
     )
+    share: bool = _key(
+        False,
+        "replicas share the microbatches of a step: whichever has room takes one, where others "
+        "would be waited for",
+    )
     max_held: int = _key(
         0,
         "cap on what a rank has begun, in chunks (a microbatch of one stage): for axonn on those "

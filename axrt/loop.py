@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from axrt.compute import Compute
 from axrt.errand import Errand
@@ -29,16 +29,33 @@ from axrt.observe.observer import Audience, Observer, Wait
 from axrt.payload import flatten
 from axrt.peers import Peers, Place
 from axrt.queues import NOW, Moment, moment_of
+from axrt.reader import Read
 from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Message
 from axrt.scheduler.rules import OnDevice, Queue
-from axrt.scheduler.state import INPUT, RankState
+from axrt.scheduler.state import INPUT, Lack, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
 from axrt.workers.worker import Workers
 
 _LOOK_S = 100e-6  # between two looks at work beside the device, such as a collective
-Reader = Callable[[int], list[tuple[Message, Any]]]
+
+
+class Reader(Protocol):
+    """The contract of what reads microbatches for a replica."""
+
+    def __call__(self, number: int) -> Read | None:
+        """Read microbatch `number`. Returns messages with their payloads; None: it is not here
+        yet."""
+        ...
+
+    def serve(self) -> Read:
+        """Do what other replicas want of this reader. Returns messages with their payloads."""
+        ...
+
+    def lacks(self) -> list[Lack]:
+        """What this reader waits for."""
+        ...
 
 
 @dataclass(slots=True)
@@ -50,14 +67,17 @@ class Session:
             alike.
         state: brain of this rank.
         workers: workers that run its tasks.
-        reader: function that reads microbatch n when it is wanted, and returns messages with their
-            payloads.
+        reader: reader of the replica, which reads microbatches when they are wanted.
     """
 
     generation: int
     state: RankState
     workers: Workers
     reader: Reader
+
+    def waiting_for(self) -> list[Lack]:
+        """What keeps this rank from going on, and which rank owes it."""
+        return [*self.state.waiting_for(), *self.reader.lacks()]
 
 
 class Loop:
@@ -113,7 +133,7 @@ class Loop:
             while not done():
                 waiting = not moved and not self._compute.busy
                 if waiting:
-                    self._wait(session.state)
+                    self._wait(session)
                 else:
                     self._peers.moved()
                 self._run_errands()
@@ -283,12 +303,17 @@ class Loop:
         and the other pipe begins on a rank that may have nothing else."""
         if self._compute.apart:  # the user's code has the generator that a task uses now
             return False
+        for message, payload in session.reader.serve():
+            self.post(session, message, payload)
         for read in range(session.state.placement.pipes):
             number = session.state.microbatch_to_read()
             if number is None:
                 return read > 0
             self._peers.moved()  # what follows is the user's, and may take long or never end
-            for message, payload in session.reader(number):
+            messages = session.reader(number)
+            if messages is None:
+                return read > 0
+            for message, payload in messages:
                 self.post(session, message, payload)
         return True
 
@@ -377,18 +402,19 @@ class Loop:
             session.workers.posted(task)
         return bool(finished)
 
-    def _wait(self, state: RankState) -> None:
+    def _wait(self, session: Session) -> None:
         """Check, when nothing has moved or starts here, that the ranks that owe something are still
         there."""
-        owing = partial(self._peers.owing, state.waiting_for)
+        state, lacks = session.state, session.waiting_for
+        owing = partial(self._peers.owing, lacks)
         for tell in self._audience.waiting:
-            what = lambda: "; ".join(str(lack) for lack in state.waiting_for())  # noqa: E731
+            what = lambda: "; ".join(map(str, lacks()))  # noqa: E731
             tell(Wait(what, state.why_idle, owing))
         self._peers.check_alive(owing)
         if not self._transport.receiving:
-            self._peers.check(state.waiting_for)
+            self._peers.check(lacks)
         entered, generation = self._peers.place
-        for rank in self._peers.to_be_told(state.waiting_for):
+        for rank in self._peers.to_be_told(lacks):
             self._send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
 
 

@@ -11,10 +11,13 @@ class Losses(NamedTuple):
     Args:
         values: means, or sums where there are weights.
         weights: weights of the microbatches; None where the loss function gives none.
+        numbers: running numbers of the microbatches, where replicas share them; None: they are
+            those of the pipe, in order.
     """
 
     values: list[float]
     weights: list[float] | None
+    numbers: list[int] | None = None
 
 
 def mean_loss(pipes: list[Losses]) -> float:
@@ -25,6 +28,9 @@ def mean_loss(pipes: list[Losses]) -> float:
             positive number.
     """
     values = [value for losses in pipes for value in losses.values]
+    numbers = [number for losses in pipes for number in losses.numbers or ()]
+    if numbers:
+        values = [value for _, value in sorted(zip(numbers, values, strict=True))]
     weight = total_weight(pipes)
     return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
 

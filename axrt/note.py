@@ -13,6 +13,9 @@ class Topic(Vocabulary):
     """The topic of a note. The comment at each says what `about` and `number` mean there."""
 
     VALUES = "values"  # the first values of a layer's weights; about 0, number: the layer
+    # a replica has no microbatch left, and asks for one; about: the replica, number: the step
+    ASKS = "asks"
+    GIVES = "gives"  # the answer; about: the replica that was asked, number: the step
     READ = "read"  # a reader has read its first microbatch; about: the replica, number 0
     # a stage has stepped, its gradients had these norms; about: the stage, number: the step
     STEPPED = "stepped"

@@ -13,8 +13,10 @@ from axrt.payload import flatten
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Message
 from axrt.scheduler.reader_messages import has_ended, has_read
+from axrt.scheduler.state import Lack
 
 _EXHAUSTED = object()
+Read = list[tuple[Message, Any]]  # what a reader tells the stages, with payloads
 
 
 class BatchReader:
@@ -45,7 +47,7 @@ class BatchReader:
         self._generator = generator
         self._first = first
 
-    def __call__(self, number: int) -> list[tuple[Message, Any]]:
+    def __call__(self, number: int) -> Read | None:
         """Read one microbatch.
 
         Args:
@@ -56,9 +58,30 @@ class BatchReader:
         Raises:
             DataError: the batches are None, or an item is no pair.
         """
+        item = self.draw(number)
+        if item is None:
+            return [(message, None) for message in has_ended(self._placement, self._told, number)]
+        return list(zip(has_read(self._placement, self._replica, number), item, strict=True))
+
+    def serve(self) -> Read:
+        """What other replicas want of this reader: nothing."""
+        return []
+
+    def lacks(self) -> list[Lack]:
+        """What this reader waits for: nothing."""
+        return []
+
+    def draw(self, number: int) -> Any:
+        """The next pair (inputs, targets); None: there are no more.
+
+        Args:
+            number: running number of the microbatch, for the error.
+        Raises:
+            DataError: the batches are None, or an item is no pair.
+        """
         item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
-            return [(message, None) for message in has_ended(self._placement, self._told, number)]
+            return None
         if not isinstance(item, tuple | list) or len(item) != 2:
             size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
             raise DataError(
@@ -68,7 +91,7 @@ class BatchReader:
         if self._first is not None:
             self._first(_digest(item))
             self._first = None
-        return list(zip(has_read(self._placement, self._replica, number), item, strict=True))
+        return item
 
     def _draw(self) -> Any:
         if self._iterator is None:

@@ -27,8 +27,10 @@ from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.rules.collectives import by_rank
 from axrt.scheduler.state import RankState
 from axrt.shard_exchange import ShardExchange
+from axrt.sharing_reader import SharingReader
 from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
+from axrt.workers.dealt import Dealt
 from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
 from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
@@ -72,6 +74,7 @@ class Trainer:
         self._evaluation = job.evaluation()
         self._groups = groups_on(rank, job, model.copies)
         self._generation = 0
+        self._sharing = self._shared() if job.drawn else None
         self._read_first: dict[int, str] = {}
         self._tells_first_read = job.replicas > 1
         rank.hears[Topic.READ] = self._hear_first_read
@@ -84,7 +87,12 @@ class Trainer:
         state = self.training.state
         state.ask_step()
         first = self._tell_first_read if self._tells_first_read else None
-        self.training.reader = self._reader(self._job, batches, first)
+        own = self._reader(self._job, batches, first)
+        if self._sharing is None:
+            self.training.reader = own
+        else:
+            step, _ = self._job.step_of(state.asked - 1)
+            self.training.reader = self._sharing.of_step(step, self._generation, own)
         with self._rank.trace.step():
             self._rank.loop.run(self.training, lambda: state.finished or state.cut_short)
         return not state.cut_short
@@ -167,7 +175,8 @@ class Trainer:
             expectation,
         )
         may_skip = model.loss_scale is not None
-        stages = StageWorker(self._job, model.stages, mail, gradients, may_skip)
+        dealt = Dealt(self._job.microbatches if self._job.drawn else 0)
+        stages = StageWorker(self._job, model.stages, mail, gradients, dealt, may_skip)
         hears = {
             Meaning.LOSS: stepping.hear_losses,
             Meaning.VOTE: stepping.hear_vote,
@@ -176,7 +185,7 @@ class Trainer:
         offload = OffloadWorker(model.buckets, expectation)
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
         if model.stash is not None:
-            every.append(StashWorker(model.stages, model.stash))
+            every.append(StashWorker(model.stages, model.stash, dealt))
         workers = Workers(mail, every, hears)
         state = RankState(
             self._job,
@@ -269,6 +278,17 @@ class Trainer:
     ) -> BatchReader:
         rank = self._rank
         return BatchReader(batches, job, rank.mesh.data_rank, rank.generator, first)
+
+    def _shared(self) -> SharingReader:
+        """The reader of a replica that shares microbatches with others."""
+        rank = self._rank
+
+        def tell(replica: int, note: Note, payload: Any) -> None:
+            rank.loop.tell(self._rank_of(replica * self._job.placement.pipes, 0), note, payload)
+
+        reader = SharingReader(self._job, rank.mesh.data_rank, tell)
+        rank.hears[Topic.ASKS], rank.hears[Topic.GIVES] = reader.hear_ask, reader.hear_answer
+        return reader
 
     def _tell_first_read(self, digest: str) -> None:
         self._tells_first_read = False

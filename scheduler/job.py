@@ -60,6 +60,9 @@ class Job:
             them in scratch; None: at any time.
         offloads_weights: True if weights are in scratch, and come to the device for stays; then
             state is offloaded as well.
+        drawn: number of microbatches that each replica's reader draws in a step, where replicas
+            share them (see `sharing.py`) and `microbatches` is the number of slots of each; 0: each
+            replica computes its own.
         held_on_device: number of microbatches, each of one stage, whose stash a rank may have on
             the device at a time; 0: all that its policy holds.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
@@ -84,6 +87,7 @@ class Job:
     reductions: int = 1
     stays: Stays | None = None
     offloads_weights: bool = False
+    drawn: int = 0
     held_on_device: int = 0
     trains: bool = True
 
@@ -176,7 +180,12 @@ class Job:
     @property
     def microbatches_in_all(self) -> int:
         """Number of microbatches of a step, over all replicas."""
-        return self.replicas * self.microbatches
+        return self.replicas * self.drawn_a_step
+
+    @property
+    def drawn_a_step(self) -> int:
+        """Number of microbatches that each replica's reader draws in a step."""
+        return self.drawn or self.microbatches
 
     def held_on(self, rank: int) -> int:
         """The largest number of microbatches, each of one stage, that the policy lets a rank
@@ -226,12 +235,26 @@ class Job:
             reductions=1,
             stays=None,
             offloads_weights=False,
+            drawn=0,
             held_on_device=0,
         )
 
     def step_of(self, number: int) -> tuple[int, int]:
         """The step of a microbatch, and the microbatch's number within it."""
         return divmod(number, self.microbatches)
+
+    def place_in_batch(self, number: int, replica: int) -> tuple[int, int]:
+        """The step of a microbatch, and its index within it over all replicas.
+
+        Args:
+            number: running number of the microbatch: of those of its replica, or of those of all
+                where replicas share them.
+            replica: index of the replica.
+        """
+        if self.drawn:
+            return divmod(number, self.microbatches_in_all)
+        step, within = self.step_of(number)
+        return step, replica * self.microbatches + within
 
     def first_of(self, step: int) -> int:
         """The number of a step's first microbatch."""

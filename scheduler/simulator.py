@@ -24,6 +24,7 @@ from .order import Order
 from .placement import Placement
 from .reader_messages import has_ended, has_read
 from .rules import Feature, OnDevice, Queue
+from .sharing import Hand, dealt
 from .state import END, RankState
 from .task import AnyKind, Kind, Task
 from .timeline import Pause, Span, Timeline
@@ -91,6 +92,9 @@ class Costs:
         bucket: size of a bucket's gradient, and of its weights.
         jitter: sigma of a lognormal factor on the durations of forwards, recomputations and
             backwards, whose median is 1; 0 is none.
+        lengths: sigma of a lognormal factor on the forwards, recomputations and backwards of a
+            microbatch, the same on all stages, whose median is 1: sequences differ in length; 0 is
+            none.
         hiccups: (share, factor): that share of forwards, recomputations and backwards takes
             `factor` times as long; share 0 is none.
         stragglers: factor on the forwards, recomputations and backwards of a rank, by rank numbered
@@ -120,6 +124,7 @@ class Costs:
     between_nodes: Edge = _AT_ONCE
     bucket: float = 0.0
     jitter: float = 0.0
+    lengths: float = 0.0
     hiccups: tuple[float, float] = (0.0, 1.0)
     stragglers: dict[int, float] = field(default_factory=dict)
     recomputed: dict[int, float] = field(default_factory=dict)
@@ -172,6 +177,7 @@ class _Durations:
         self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[AnyKind, int], float] = {}
+        self.dealt: dict[int, int | None] = {}
         self._on_buckets = {
             Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
@@ -196,24 +202,36 @@ class _Durations:
             self._base[Kind.RELOAD, stage] = _of_stage(costs.reload, placement, stage)
 
     def of(self, task: Task) -> float:
-        kind, stage, _, part = task
+        kind, stage, *_ = task
         if not kind.of_a_microbatch:
             return self._on_buckets.get(kind, 0.0)
+        size = self._length(task.microbatch)
+        if size == 0.0:
+            return 0.0
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
-            return self._base[kind, stage]
+            return self._base[kind, stage] * size
+        return self._costs.task + size * self._computing(task)
+
+    def _length(self, slot: int) -> float:
+        """The factor on what the microbatch of a slot takes; 0 where the slot is empty."""
+        number = self.dealt[slot]
+        if number is None:
+            return 0.0
+        if not self._costs.lengths:
+            return 1.0
+        return exp(self._costs.lengths * Random(f"{self._costs.seed} length {number}").gauss(0, 1))
+
+    def _computing(self, task: Task) -> float:
+        kind, stage, _, part = task
         if kind is Kind.BACKWARD:
             parts = self._base[Kind.INPUT, stage] * self._factor(Kind.INPUT, stage)
-            return (
-                self._costs.task
-                + parts
-                + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
-            )
+            return parts + self._base[Kind.WEIGHT, stage] * self._factor(Kind.WEIGHT, stage)
         if kind is Kind.WEIGHT:  # its pieces share what the first has drawn
             factor = (
                 self._factors[kind, stage] if part and self._varies else self._factor(kind, stage)
             )
-            return self._costs.task + self._base[kind, stage] / self._costs.pieces * factor
-        return self._costs.task + self._base[kind, stage] * self._factor(kind, stage)
+            return self._base[kind, stage] / self._costs.pieces * factor
+        return self._base[kind, stage] * self._factor(kind, stage)
 
     def usual(self, piece: Task) -> float:
         """The duration of a piece of a weight gradient where nothing varies."""
@@ -273,6 +291,7 @@ class _Simulation:
         self._usual = [partial(self._usual_on, state) for state in self.states]
         self._lingers = [Linger(costs.linger) for _ in self.states]
         self._idle_since: list[tuple[float, str] | None] = [None] * len(self.states)
+        self._hands: dict[int, list[Hand]] = {}  # of each step
 
     def run(self, asked: int, barrier: bool) -> Timeline:
         """Run `asked` steps; under a barrier a step begins when all ranks have done the one
@@ -322,6 +341,8 @@ class _Simulation:
         for first in self.states[self._placement.rank_of(0) :: self._placement.ranks]:
             while (number := first.microbatch_to_read()) is not None:
                 ended = number == self.end
+                pipe = first.replica * self._placement.pipes + number % self._placement.pipes
+                self._durations[pipe].dealt[number] = self._microbatch(first.replica, number)
                 said = (
                     has_ended(self._placement, [first.replica], number)
                     if ended
@@ -329,6 +350,17 @@ class _Simulation:
                 )
                 for message in said:
                     self.states[self._place_of(message)].deliver(message)
+
+    def _microbatch(self, replica: int, number: int) -> int | None:
+        """The running number over all replicas of the microbatch in a replica's slot."""
+        job = self._job
+        step, within = job.step_of(number)
+        index: int | None = replica * job.microbatches + within
+        if job.drawn:
+            if step not in self._hands:
+                self._hands[step] = [Hand.of(job, replica) for replica in range(job.replicas)]
+            index = dealt(self._hands[step], replica)
+        return None if index is None else step * job.microbatches_in_all + index
 
     def _start(self, place: int, queue: Queue, now: float) -> None:
         state, linger = self.states[place], self._lingers[place]
@@ -441,7 +473,7 @@ def simulate(
             "job's recomputed too"
         )
     line = _Simulation(job, costs, _copies(job, buckets), features).run(steps, barrier)
-    line.ideal = job.microbatches * steps * costs.of_busiest(job.placement)
+    line.ideal = job.drawn_a_step * steps * costs.of_busiest(job.placement)
     line.title = str(job)
     last = [0.0] * line.ranks
     for span in line.on_device():

@@ -255,7 +255,16 @@ class RankState:
         read = min(lane.count[meaning] for lane, meaning in self._entries)
         lane, ahead = self._lanes[0], 1 if self.placement.pipes == 1 else self.microbatches
         most = min(lane.count[Kind.FORWARD] + ahead, self.asked, lane.count[Gate.WEIGHTS])
-        return read if read < most else None
+        if read >= most or (self.job.drawn and not self._admits_forward(read)):
+            return None
+        return read
+
+    def _admits_forward(self, number: int) -> bool:
+        """Stage 0 has room for a forward now: what replicas share is not taken before."""
+        head = Task(Kind.FORWARD, 0, number)
+        entry = self._table.entry_of(head)
+        assert entry is not None
+        return entry.row.admitted(head, self)
 
     # Moves.
 

@@ -500,16 +500,20 @@ class Stage:
         if self._loss_fn is not None and end == len(self._run):
             loss, weight = self._loss(outputs, target)
             if not loss.requires_grad:
-                raise ModelError(_why_without_gradient(loss, *self._job.step_of(number)))
+                raise ModelError(_why_without_gradient(loss, *self._where(number)))
             # A sum is divided when the weights of all microbatches are known, at the end of the
             # step.
             loss_to_mean = loss / self._job.microbatches_in_all if weight is None else loss
-            scale = self._scale_of(self._job.step_of(number)[0]) if self._scale_of else 1.0
+            scale = self._scale_of(self._where(number)[0]) if self._scale_of else 1.0
             of_loss = torch.full_like(loss_to_mean, scale)
             return (loss.detach(), weight), [_edge(loss_to_mean)], (of_loss,)
         skeleton, tensors = flatten(outputs)
         edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
         return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), edges, None
+
+    def _where(self, number: int) -> tuple[int, int]:
+        """The step of a microbatch, and its index within it over all replicas."""
+        return self._job.place_in_batch(number, self._replica)
 
     @property
     def _recomputed_layers(self) -> list[nn.Module]:
@@ -525,8 +529,7 @@ class Stage:
         return value
 
     def _run_layers(self, number: int, value: Any, first: int, end: int) -> Any:
-        step, microbatch = self._job.step_of(number)
-        microbatch += self._replica * self._job.microbatches
+        step, microbatch = self._where(number)
         for place, layer in enumerate(self._run[first:end], self.first_layer + first):
             self._generator.before_layer(step, microbatch, place)
             if self._between is None:  # most often, and a context would be one more call

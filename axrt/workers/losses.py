@@ -18,11 +18,7 @@ class LossReader:
     def __init__(self, may_overflow: bool = False) -> None:
         self._may_overflow = may_overflow
         self._on_device: dict[int, tuple[Tensor, Tensor | float | None]] = {}
-        self._read: list[tuple[float, float | None]] = []
-
-    def __len__(self) -> int:
-        """Number of losses that were read and not taken."""
-        return len(self._read)
+        self._read: list[tuple[int, float, float | None]] = []
 
     def start(self, number: int, loss: Tensor, weight: Tensor | float | None) -> None:
         """Copy a microbatch's loss to the host, behind the work that runs on the device.
@@ -51,15 +47,20 @@ class LossReader:
             check_finite(loss, where)
         if weight is not None:
             check_finite(weight, where, what="weight of the loss")
-        self._read.append((loss, weight))
+        self._read.append((number, loss, weight))
 
-    def take(self) -> Losses:
-        """All losses that were read, in the order of microbatches; they are let go."""
+    def take(self, numbered: bool = False) -> Losses:
+        """All losses that were read, in the order in which they were; they are let go.
+
+        Args:
+            numbered: True to say which microbatches they are of.
+        """
         read, self._read = self._read, []
-        return _together(read)
+        return _together(read, numbered)
 
 
-def _together(pairs: Sequence[tuple[float, float | None]]) -> Losses:
-    weights = [weight for _, weight in pairs if weight is not None]
-    check_all_weighted_or_none(len(weights), len(pairs))
-    return Losses([loss for loss, _ in pairs], weights or None)
+def _together(read: Sequence[tuple[int, float, float | None]], numbered: bool) -> Losses:
+    weights = [weight for *_, weight in read if weight is not None]
+    check_all_weighted_or_none(len(weights), len(read))
+    numbers = [number for number, *_ in read] if numbered else None
+    return Losses([loss for _, loss, _ in read], weights or None, numbers)

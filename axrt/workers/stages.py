@@ -1,15 +1,17 @@
 """Runs forwards and backwards on the stages of a rank."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 
+from .dealt import Dealt
 from .gradients import GradientWorker
 from .losses import LossReader
-from .worker import Made, Mail, Piece, Worker, nothing
+from .worker import WHOLE, Made, Mail, Piece, Worker, nothing
 
 
 class StageWorker(Worker):
@@ -20,6 +22,7 @@ class StageWorker(Worker):
         stages: stages of this rank, by number.
         mail: payloads of the session.
         gradients: worker whose buckets the backwards add to.
+        dealt: which microbatch a slot has.
         may_skip: True where an overflow skips a step (loss scaling), which then leaves buffers as
             they were before it.
     """
@@ -32,10 +35,12 @@ class StageWorker(Worker):
         stages: Mapping[int, Stage],
         mail: Mail,
         gradients: GradientWorker,
+        dealt: Dealt,
         may_skip: bool = False,
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
+        self._dealt, self._forwards = dealt, 0  # of the last stage, in this step
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -48,7 +53,9 @@ class StageWorker(Worker):
         return self._run[task.kind](task)
 
     def piece_of(self, task: Task) -> Piece:
-        stage, number = self._stages[task.stage], task.microbatch
+        stage, number = self._stages[task.stage], self._number_of(task)
+        if number is None:
+            return WHOLE
         in_parts = self._leaves_in_parts(task)
         if task.kind is Kind.WEIGHT:
             more = stage.weight_pieces(number) > 1
@@ -65,14 +72,25 @@ class StageWorker(Worker):
     def complete(self, task: Task, made: Made) -> Made:
         if task.kind is not Kind.FORWARD or task.stage != self._last:
             return made
-        self._losses.read(task.microbatch, lambda: self._place_of(task))
-        if len(self._losses) < self._job.microbatches_a_pipe:
+        number = self._number_of(task)
+        if number is not None:
+            self._losses.read(number, lambda: self._place_of(task, number))
+        self._forwards += 1
+        if self._forwards < self._job.microbatches_a_pipe:
             return nothing
-        losses = tuple(self._losses.take())
+        self._forwards = 0
+        losses = tuple(self._losses.take(numbered=self._job.drawn > 0))
         return lambda message: losses
 
-    def _place_of(self, task: Task) -> str:
-        step, microbatch = self._job.step_of(task.microbatch)
+    def _number_of(self, task: Task) -> int | None:
+        """The running number of a task's microbatch; None: its slot is empty."""
+        return self._dealt.number(task.stage, task.microbatch)
+
+    def _place_of(self, task: Task, number: int) -> str:
+        shares = self._job.drawn > 0
+        step, microbatch = (
+            self._job.place_in_batch(number, 0) if shares else self._job.step_of(number)
+        )
         return f"step {step}, stage {task.stage}, microbatch {microbatch}"
 
     def _leaves_in_parts(self, task: Task) -> bool:
@@ -82,27 +100,43 @@ class StageWorker(Worker):
         )
 
     def _forward(self, task: Task) -> Made:
-        _, stage, number, _ = task
-        inputs = self._mail.take(Meaning.ACTIVATION, stage, number)
-        target = self._mail.take(Meaning.TARGET, stage, number) if stage == self._last else None
-        if self._may_skip and self._job.begins_a_step(number):
+        _, stage, slot, _ = task
+        inputs, target = self._inputs(task)
+        if self._may_skip and self._job.begins_a_step(slot):
             self._stages[stage].remember_buffers()
+        number = self._number_of(task)
+        if number is None:
+            return lambda message: self._dealt.pack(stage, slot, None)
         in_pieces = self._leaves_in_parts(task) and not self._job.splits
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
         if stage == self._last:
             self._losses.start(number, *outputs)
-        return lambda message: outputs
+        return lambda message: self._dealt.pack(stage, slot, outputs)
+
+    def _inputs(self, task: Task) -> tuple[Any, Any]:
+        """What has come for a forward: its inputs, and on the last stage its target."""
+        _, stage, slot, _ = task
+        came = self._mail.take(Meaning.ACTIVATION, stage, slot)
+        inputs = self._dealt.unpack(stage, slot, came)
+        if stage != self._last:
+            return inputs, None
+        return inputs, self._dealt.unpack(stage, slot, self._mail.take(Meaning.TARGET, stage, slot))
 
     def _recompute(self, task: Task) -> Made:
-        self._stages[task.stage].recompute(task.microbatch)
+        number = self._number_of(task)
+        if number is not None:
+            self._stages[task.stage].recompute(number)
         return nothing
 
     def _backward(self, task: Task) -> Made:
-        _, stage, number, _ = task
+        _, stage, slot, _ = task
         piece = self.piece_of(task)
         self._begin(task)
-        given = self._mail.take(Meaning.GRADIENT, stage, number)
-        if piece.more or task.part:
+        given, gradients = self._mail.take(Meaning.GRADIENT, stage, slot), None
+        number = self._number_of(task)
+        if number is None:
+            pass
+        elif piece.more or task.part:
             gradients = self._stages[stage].backward_piece(number, given)
         else:
             gradients = self._stages[stage].backward(number, given)
@@ -112,16 +146,18 @@ class StageWorker(Worker):
         )
 
     def _input(self, task: Task) -> Made:
-        _, stage, number, _ = task
+        _, stage, slot, _ = task
         self._begin(task)
-        gradients = self._stages[stage].input_gradient(
-            number, self._mail.take(Meaning.GRADIENT, stage, number)
-        )
+        number, gradients = self._number_of(task), None
+        if number is not None:
+            given = self._mail.take(Meaning.GRADIENT, stage, slot)
+            gradients = self._stages[stage].input_gradient(number, given)
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Made:
-        piece = self.piece_of(task)
-        self._stages[task.stage].weight_gradient(task.microbatch)
+        piece, number = self.piece_of(task), self._number_of(task)
+        if number is not None:
+            self._stages[task.stage].weight_gradient(number)
         self._end(task, piece)
         return self._gradients.part
 

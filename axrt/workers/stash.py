@@ -6,6 +6,7 @@ from axrt.model.stage import Stage
 from axrt.scheduler.task import Kind, Task
 from axrt.store.stash import ScratchStash
 
+from .dealt import Dealt
 from .worker import Made, Worker, nothing
 
 
@@ -15,15 +16,19 @@ class StashWorker(Worker):
     Args:
         stages: stages of this rank, by number.
         stash: stashes of this rank in scratch.
+        dealt: which microbatch a slot has.
     """
 
     kinds = (Kind.OFFLOAD, Kind.RELOAD)
 
-    def __init__(self, stages: Mapping[int, Stage], stash: ScratchStash) -> None:
-        self._stages, self._stash = stages, stash
+    def __init__(self, stages: Mapping[int, Stage], stash: ScratchStash, dealt: Dealt) -> None:
+        self._stages, self._stash, self._dealt = stages, stash, dealt
 
     def run(self, task: Task) -> Made:
-        kind, stage, number, _ = task
+        kind, stage, slot, _ = task
+        number = self._dealt.number(stage, slot)
+        if number is None:
+            return nothing
         if kind is Kind.OFFLOAD:
             self._stash.take_down(stage, number, self._stages[stage].saved(number))
         else:
@@ -31,7 +36,10 @@ class StashWorker(Worker):
         return nothing
 
     def complete(self, task: Task, made: Made) -> Made:
-        kind, stage, number, _ = task
+        kind, stage, slot, _ = task
+        number = self._dealt.number(stage, slot)
+        if number is None:
+            return made
         saved = self._stages[stage].saved(number)
         if kind is Kind.OFFLOAD:
             self._stash.has_gone(stage, number, saved)

@@ -1,19 +1,22 @@
 """The loop runs several queues: a kind of work that axrt does not have, beside the computation."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 from axrt.compute import Compute
+from axrt.device import CPU
 from axrt.heartbeat import Silence
 from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
+from axrt.model.seeds import BorrowedGenerator
 from axrt.observe.observer import Observer
 from axrt.queues import Inline
+from axrt.reader import BatchReader
 from axrt.scheduler.bucket import copies_by_pipe
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
@@ -66,7 +69,7 @@ def test_a_step_waits_for_its_pause_and_other_work_goes_on_beside_it() -> None:
         0,
         state,
         Workers(mail, [Notes()]),
-        lambda number: [(message, None) for message in has_read(job.placement, 0, number)],
+        BatchReader(repeat((None, None)), job, 0, BorrowedGenerator(0, CPU)),
     )
     loop.run(session, lambda: state.finished)
     at = {event: place for place, event in enumerate(watch.events)}

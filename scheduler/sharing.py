@@ -1,0 +1,149 @@
+"""Replicas that share the microbatches of a step: whichever has room takes one (work stealing).
+
+The reader of each replica draws its own microbatches, as ever. A reader that has none left asks
+another replica's for one of its, so a slow replica computes fewer, and the number of a microbatch,
+with its data and its dropout, stays what it was.
+
+The brain of a replica knows nothing of this. It has *slots*, more than microbatches of its own, and
+numbers them as microbatches are numbered where each replica has its own. A slot that finds no
+microbatch is *empty*: its tasks run, do nothing, and tell every rank of the pipeline in the usual
+way that the step is over.
+"""
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from .job import Job
+from .policies import FIXED
+
+SLOTS = 2  # of a replica, a microbatch of its own: so many times as fast as others it may be
+
+
+def with_sharing(job: Job) -> Job:
+    """The job of replicas that share the microbatches of each step.
+
+    Args:
+        job: schedule of a training, where each replica has its own microbatches.
+    Raises:
+        ValueError: replicas cannot share under this schedule.
+    """
+    slots, why = SLOTS * job.microbatches, ""
+    bounds = job.policy.bounds(job.placement, 0, slots)
+    if job.replicas == 1:
+        why = "there is one replica; expected parallel.data of 2 or more"
+    elif job.policy.name == FIXED:
+        why = "an order of tasks is fixed beforehand; expected another schedule.policy"
+    elif job.placement.pipes > 1:
+        why = (
+            f"{job.policy.name} runs two pipes, whose reader is a whole step ahead; expected a "
+            "policy of one pipe, such as '1f1b'"
+        )
+    elif bounds.in_flight >= min(slots, job.placement.chunks * job.microbatches):
+        why = (
+            f"under {job.policy.name} a rank takes all that it can get at once, however slow it "
+            f"is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
+            "expected more schedule.microbatches, or a policy with a lower bound, such as '1f1b'"
+        )
+    if why:
+        raise ValueError(f"share: {why}")
+    return replace(job, microbatches=slots, drawn=job.microbatches)
+
+
+class Choice(Enum):
+    """What a reader does for the next slot."""
+
+    DRAW = "draw"  # a microbatch of its own
+    TAKE = "take"  # one that another replica has given
+    ASK = "ask"  # another replica for one
+    WAIT = "wait"  # for the answer
+    LEAVE_EMPTY = "leave empty"  # nobody has any left
+
+
+@dataclass(slots=True)
+class Hand:
+    """What the reader of one replica knows in a step of who has microbatches left.
+
+    Args:
+        replica: index of the replica.
+        own: number of microbatches that each replica's reader draws in a step.
+        left: number of microbatches that each replica has left, at most; its own exactly.
+        asked: replica that was asked and has not answered; None: none was.
+        given: indices of microbatches over all replicas that others have given, and that have no
+            slot yet.
+    """
+
+    replica: int
+    own: int
+    left: dict[int, int] = field(default_factory=dict)
+    asked: int | None = None
+    given: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, job: Job, replica: int) -> "Hand":
+        """The hand of a replica at the beginning of a step."""
+        return cls(replica, job.drawn, dict.fromkeys(range(job.replicas), job.drawn))
+
+    def choice(self) -> Choice:
+        """What to do for the next slot."""
+        if self.left[self.replica]:
+            return Choice.DRAW
+        if self.given:
+            return Choice.TAKE
+        if self.asked is not None:
+            return Choice.WAIT
+        return Choice.LEAVE_EMPTY if self.whom() is None else Choice.ASK
+
+    def draw(self) -> int:
+        """Note that this replica's reader draws its next microbatch. Returns the index of it over
+        all replicas."""
+        drawn = self.own - self.left[self.replica]
+        self.left[self.replica] -= 1
+        return self.replica * self.own + drawn
+
+    def whom(self) -> int | None:
+        """The replica to ask: the one with most left, of several the next one; None: nobody has
+        any."""
+        replicas = len(self.left)
+        others = [(self.replica + after) % replicas for after in range(1, replicas)]
+        most = max(others, key=self.left.__getitem__)
+        return most if self.left[most] else None
+
+    @property
+    def runs_out(self) -> bool:
+        """There is nothing for the next slot here, and nobody was asked; somebody may be."""
+        return self.choice() is Choice.ASK
+
+    def ask(self) -> int:
+        """Note that the replica with most left is asked. Returns it."""
+        self.asked = self.whom()
+        assert self.asked is not None
+        return self.asked
+
+    def answered(self, index: int | None, left: int) -> None:
+        """Take in the answer of the replica that was asked.
+
+        Args:
+            index: index over all replicas of the microbatch that it gives; None: it has none left.
+            left: how many it has left then.
+        """
+        assert self.asked is not None
+        self.left[self.asked], self.asked = left, None
+        if index is not None:
+            self.given.append(index)
+
+    def take(self) -> int:
+        """The index of the first microbatch that was given; it has a slot now."""
+        return self.given.pop(0)
+
+
+def dealt(hands: list[Hand], replica: int) -> int | None:
+    """The index over all replicas of the microbatch for a replica's next slot, where answers take
+    no time; None: the slot is empty."""
+    hand = hands[replica]
+    while (choice := hand.choice()) is Choice.ASK:
+        other = hands[hand.ask()]
+        index = other.draw() if other.left[other.replica] else None
+        hand.answered(index, other.left[other.replica])
+    if choice is Choice.LEAVE_EMPTY:
+        return None
+    return hand.draw() if choice is Choice.DRAW else hand.take()
