@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -47,18 +48,23 @@ def test_the_one_that_everyone_waits_for_is_named(tmp_path: Path) -> None:
 
 
 def test_the_same_is_told_when_the_patience_ends(tmp_path: Path) -> None:
-    job = begin(tmp_path, 3, "model.layers=4", "run.patience_s=4", "run.steps=100000")
-    found = answers(tmp_path)
-    os.kill(found[2]["pid"], signal.SIGSTOP)
-    assert job.stderr is not None
-    told = []
-    for line in job.stderr:
-        told.append(line)
-        if "has shown no sign of life" in line:
-            break
-    with suppress(ProcessLookupError):  # Open MPI's mpirun waits for it for more than a minute
-        os.kill(found[2]["pid"], signal.SIGKILL)
-    err = "".join(told) + job.communicate(timeout=150)[1]
+    told: list[str] = []
+    settings = ("model.layers=4", "run.patience_s=4", "run.steps=100000")
+    with begin(tmp_path, 3, *settings) as job:
+        found = answers(tmp_path)
+        os.kill(found[2]["pid"], signal.SIGSTOP)
+        assert job.stderr is not None
+        reading = threading.Thread(target=told.extend, args=(job.stderr,))
+        reading.start()
+        deadline = time.monotonic() + 40
+        while "has shown no sign of life" not in "".join(told) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        # Open MPI's mpirun says nothing before it has ended, and waits for every rank.
+        with suppress(ProcessLookupError):
+            os.kill(found[2]["pid"], signal.SIGKILL)
+        assert job.wait(timeout=150) != 0
+        reading.join()
+    err = "".join(told)
     assert "has shown no sign of life" in err
     assert "2     no answer" in err
     assert "wait in the end for rank 2, which has given no answer" in err
