@@ -302,7 +302,7 @@ class Engine:
                 self._trainer.begin_again(self.step)
         if not whole:
             raise StopIteration(
-                f"the batches ended after {ended} of the {self._job.microbatches} microbatches of "
+                f"the batches ended after {ended} of the {self._job.drawn_a_step} microbatches of "
                 f"step {self.step}, which was "
                 "dropped. Catch StopIteration to go on with another iterator"
             )
@@ -368,7 +368,8 @@ class Engine:
         return {
             "name": of.policy,
             "ranks": job.ranks,
-            "microbatches": job.microbatches,
+            "microbatches": job.drawn_a_step,
+            **({"share": True} if job.drawn else {}),
             "placement": job.placement.name,
             "chunks": of.chunks,
             "max_held": of.max_held,

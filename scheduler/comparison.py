@@ -65,6 +65,11 @@ class Run:
         of = dict(line.schedule)
         if "in_flight" in of:  # as former versions called the cap
             line.schedule["max_held"] = of["max_held"] = of.pop("in_flight")
+        if of.get("share"):
+            raise ValueError(
+                f"{file} is of replicas that share microbatches, where empty slots look like fast "
+                "tasks; expected a run with schedule.share = false"
+            )
         try:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)

@@ -30,9 +30,9 @@ def with_sharing(job: Job) -> Job:
     slots, why = SLOTS * job.microbatches, ""
     bounds = job.policy.bounds(job.placement, 0, slots)
     if job.replicas == 1:
-        why = "there is one replica; expected parallel.data of 2 or more"
+        why = "there is one replica; expected 2 or more"
     elif job.policy.name == FIXED:
-        why = "an order of tasks is fixed beforehand; expected another schedule.policy"
+        why = "an order of tasks is fixed beforehand; expected another policy"
     elif job.placement.pipes > 1:
         why = (
             f"{job.policy.name} runs two pipes, whose reader is a whole step ahead; expected a "
@@ -42,7 +42,7 @@ def with_sharing(job: Job) -> Job:
         why = (
             f"under {job.policy.name} a rank takes all that it can get at once, however slow it "
             f"is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
-            "expected more schedule.microbatches, or a policy with a lower bound, such as '1f1b'"
+            "expected more microbatches, or a policy with a lower bound, such as '1f1b'"
         )
     if why:
         raise ValueError(f"share: {why}")

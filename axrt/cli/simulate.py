@@ -22,6 +22,7 @@ from axrt.scheduler.planner import build_schedule, search
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.shards import with_shards
+from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
@@ -73,6 +74,7 @@ _COSTS = (
         "--reductions",
         "--gathered",
         "--group",
+        "--share",
         "--message-cost",
         "--node",
         "--reduce-cost",
@@ -83,7 +85,7 @@ _COSTS = (
         "--recompute",
         "--pieces",
     ),
-    *("--linger", "--steps", "--barrier", "--clip", "--seed"),
+    *("--linger", "--steps", "--barrier", "--clip", "--seed", "--lengths"),
     *("--buckets", "--slots", "--host-rooms", "--host-share", "--copy-costs", "--bring-cost"),
 )
 
@@ -214,6 +216,11 @@ _COSTS = (
     "--replicas", default=1, show_default=True, type=click.IntRange(1), help="of the pipeline"
 )
 @click.option(
+    "--share",
+    is_flag=True,
+    help="replicas share the microbatches of a step: whichever has room takes one",
+)
+@click.option(
     "--zero",
     default=0,
     type=click.IntRange(0, 3),
@@ -271,6 +278,12 @@ _COSTS = (
     default=0.0,
     type=click.FloatRange(0, 3, clamp=False),
     help="sigma of a lognormal factor on the duration of every forward and backward",
+)
+@click.option(
+    "--lengths",
+    default=0.0,
+    type=click.FloatRange(0, 3, clamp=False),
+    help="sigma of a lognormal factor on what a microbatch takes, the same on all stages",
 )
 @click.option(
     "--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again"
@@ -601,6 +614,7 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         node=int(ranks),
         between_nodes=Edge(options["latency"], 1.0 / factor),
         jitter=options["jitter"],
+        lengths=options["lengths"],
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
         recomputed=_recomputed(job, options),
@@ -622,6 +636,8 @@ def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             host_share=0.5 if options["host_share"] is None else options["host_share"],
             held_on_device=options["offload_activations"],
         )
+        if options["share"]:
+            job = with_sharing(job)
         gathered, group = options["gathered"] or 2, options["group"]
         brings = options["bring_cost"] > 0
         job = with_shards(job, options["zero"], options["reductions"], gathered, group, brings)
