@@ -641,6 +641,49 @@ def case_replicas_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") -> N
             assert there == here, (pipe, data, sections)
 
 
+class Slowly(torch.nn.Module):
+    """Sleeps on one replica, and notes each microbatch."""
+
+    def __init__(self, seconds: float, seen: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.seen = seconds, seen
+
+    def forward(self, value: Tensor) -> Tensor:
+        time.sleep(self.seconds)
+        self.seen.append(float(value.sum()))
+        return value
+
+
+def case_replicas_share_microbatches_and_a_slow_one_computes_fewer(comm: "MPI.Comm") -> None:
+    if comm.size % 2:
+        return
+    model, seen = perceptron(), list[float]()
+    slowly = axrt.PipelineModule(
+        [Slowly(0.02 if comm.rank < comm.size // 2 else 0.001, seen), *model.layers], model.loss_fn
+    )
+    half = MICROBATCHES // 2
+    config = configured(
+        half,
+        schedule={"policy": "1f1b", "share": True},
+        parallel={"data": 2},
+        optimizer={"clip": 1.0},
+    )
+    outcome = train_on_a_rank(MpiTransport(comm), slowly, BATCHES, STEPS, config, momentum)
+    expected = train_in_plain_torch(
+        axrt.PipelineModule([torch.nn.Identity(), *perceptron().layers], model.loss_fn),
+        BATCHES,
+        STEPS,
+        momentum,
+        clip=1.0,
+    )
+    assert outcome.losses == pytest.approx(expected.losses, rel=1e-6)
+    counts = comm.allgather(seen)
+    whole = sorted(float(inputs.sum()) for step in range(STEPS) for inputs, _ in BATCHES(step))
+    assert sorted(one for of in counts for one in of) == whole, "each once"
+    slow, fast = (sum(map(len, of)) for of in (counts[: comm.size // 2], counts[comm.size // 2 :]))
+    assert slow < fast - STEPS, "some in each step"
+
+
 def case_a_library_adds_up_what_replicas_share_out(comm: "MPI.Comm") -> None:
     """Shards by gloo's reduce-scatter, beside the same by messages."""
     if comm.size == 1:

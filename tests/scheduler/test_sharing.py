@@ -1,0 +1,119 @@
+"""Replicas share the microbatches of a step: each is taken once, and a slow replica takes fewer."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from random import Random
+from statistics import median
+
+import pytest
+
+from axrt.scheduler.job import Job
+from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.sharing import Choice, Hand, dealt, with_sharing
+from axrt.scheduler.simulator import Costs, Work, simulate
+from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Timeline
+
+
+def job_of(policy: str, ranks: int, microbatches: int, replicas: int, chunks: int = 0) -> Job:
+    return replace(build_schedule(policy, ranks, microbatches, chunks=chunks), replicas=replicas)
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 5])
+def test_each_microbatch_is_taken_once_whoever_asks_when(replicas: int) -> None:
+    """Answers come late, and others take from the one that was asked meanwhile."""
+    job = with_sharing(job_of("1f1b", 2, 6, replicas))
+    for seed in range(50):
+        random = Random(seed)
+        hands = [Hand.of(job, replica) for replica in range(replicas)]
+        asked: list[int] = []  # replicas that wait for an answer
+        taken, done = Counter[int](), set[int]()
+        while len(done) < replicas:
+            if asked and random.random() < 0.5:
+                hand = hands[asked.pop(random.randrange(len(asked)))]
+                assert hand.asked is not None
+                other = hands[hand.asked]
+                index = other.draw() if other.choice() is Choice.DRAW else None
+                hand.answered(index, other.left[other.replica])
+                continue
+            hand = random.choice(hands)
+            choice = hand.choice()
+            if choice is Choice.ASK:
+                assert hand.ask() != hand.replica
+                asked.append(hand.replica)
+            elif choice is Choice.LEAVE_EMPTY:
+                done.add(hand.replica)
+            elif choice is not Choice.WAIT:
+                taken[hand.draw() if choice is Choice.DRAW else hand.take()] += 1
+        assert taken == Counter(range(6 * replicas))
+
+
+def test_one_that_is_never_served_first_gives_all_away() -> None:
+    job = with_sharing(job_of("1f1b", 1, 4, 2))
+    hands = [Hand.of(job, replica) for replica in range(2)]
+    assert [dealt(hands, 1) for _ in range(9)] == [4, 5, 6, 7, 0, 1, 2, 3, None]
+    assert dealt(hands, 0) is None
+
+
+def slots(line: Timeline, rank: int) -> int:
+    """Forwards of stage 0 on a rank that took time."""
+    return sum(
+        span.rank == rank and span.task.kind is Kind.FORWARD and span.end > span.start
+        for span in line.spans
+    )
+
+
+def test_one_slow_rank_of_four_replicas_costs_the_others_little() -> None:
+    """1.3 where microbatches are dealt out; what the ranks can do at most is 1.061."""
+    for microbatches in (16, 32):
+        alone = job_of("1f1b", 2, microbatches, 4)
+        slow = Costs(work=Work(1, 1, 1), stragglers={0: 1.3})
+        usual = simulate(alone, Costs(work=Work(1, 1, 1)), steps=4, barrier=True).makespan
+        assert simulate(alone, slow, steps=4, barrier=True).makespan > 1.25 * usual
+        line = simulate(with_sharing(alone), slow, steps=4, barrier=True)
+        assert line.makespan < 1.07 * usual
+        computed = [slots(line, 2 * replica) for replica in range(4)]
+        assert computed[0] < min(computed[1:])
+        assert sum(computed) == 4 * 4 * microbatches
+
+
+def test_sequences_of_different_lengths_are_faster_shared_than_dealt_out() -> None:
+    alone = job_of("1f1b", 2, 8, 8)
+    gains = []
+    for seed in range(12):
+        costs = Costs(work=Work(1, 1, 1), lengths=0.5, seed=seed)
+        took = [simulate(of, costs, steps=4).makespan for of in (alone, with_sharing(alone))]
+        gains.append(took[0] / took[1])
+    assert median(gains) > 1.1
+
+
+@pytest.mark.parametrize(
+    "policy", ["1f1b", "eager-1f1b", "axonn", "interleaved-1f1b", "zb-h1", "zb-v", "v-half"]
+)
+def test_where_nothing_is_slow_little_is_lost(policy: str) -> None:
+    for ranks, replicas in product((2, 4), (2, 3)):
+        alone = job_of(policy, ranks, 4 * ranks, replicas)
+        found, usual = (
+            simulate(of, Costs(work=Work(1, 1, 1)), steps=3) for of in (with_sharing(alone), alone)
+        )
+        assert found.makespan == pytest.approx(usual.makespan, rel=0.06), "plans of more slots"
+
+
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        (job_of("1f1b", 2, 8, 1), "there is one replica"),
+        (job_of("gpipe", 2, 8, 2), "takes all that it can get at once"),
+        (job_of("breadth-first", 2, 8, 2, chunks=2), "takes all that it can get at once"),
+        (job_of("chimera", 2, 8, 2), "two pipes"),
+        (job_of("1f1b", 8, 8, 2), "8 in flight with 8 microbatches a step"),
+        (
+            replace(build_schedule("fixed", 2, 8, order="1f1b"), replicas=2),
+            "an order of tasks is fixed beforehand",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_says_why(job: Job, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        with_sharing(job)
