@@ -280,8 +280,13 @@ def _describe(engine: Engine) -> str:
     )
     return (
         f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on "
-        f"{engine.device}{_by_library(engine)}"
+        f"{engine.device}{_by_library(engine)}{_shared(engine)}"
     )
+
+
+def _shared(engine: Engine) -> str:
+    """What runs that share microbatches must know of their sums, where this is one."""
+    return ", replicas share: sums have the order of arrival" * engine.config.schedule.share
 
 
 def _by_library(engine: Engine) -> str:
