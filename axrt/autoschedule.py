@@ -239,7 +239,8 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     group = 0 if group == 1 or job.by_library else group
     job = replace(job, replicas=mesh.data)
     if config.schedule.share:
-        job = _sharing(job)
+        job = _sharing(job, config.run.deterministic)
+        group = 0 if job.in_tree else group
     try:
         job = replace(job, held_on_device=of.offload_activations)
         return with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
@@ -249,9 +250,9 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
         raise ConfigError(f"memory.{error}{why}") from None
 
 
-def _sharing(job: Job) -> Job:
+def _sharing(job: Job, in_tree: bool) -> Job:
     try:
-        return with_sharing(job)
+        return with_sharing(job, in_tree)
     except ValueError as error:
         raise ConfigError(f"schedule.{error}") from None
 

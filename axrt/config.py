@@ -549,6 +549,11 @@ class Run(_Section):
 
     steps: int = _key(1000, "optimizer steps", least=1)
     seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
+    deterministic: bool = _key(
+        False,
+        "the same bits in every run, also where replicas share microbatches: gradients are kept "
+        "apart until a step is over, and added in the order of a tree",
+    )
     device: str = _key(
         "auto",
         "where to compute; auto = the accelerator where torch sees one; cpu; or the type of an "
@@ -930,6 +935,27 @@ def _of_shards(memory: Memory, run: Run, collectives: str) -> Iterator[str]:
         )
 
 
+def _of_sharing(config: Config) -> Iterator[str]:
+    if not (config.schedule.share and config.run.deterministic):
+        return
+    of, parallel = "run.deterministic with schedule.share", config.parallel
+    if config.memory.zero:
+        yield (
+            f"{of} and memory.zero = {config.memory.zero}: gradients are kept apart whole; "
+            "expected memory.zero = 0, or run.deterministic = false"
+        )
+    if parallel.collectives == "library":
+        yield (
+            f"{of} and parallel.collectives = 'library', which adds up in its own way; expected "
+            "parallel.collectives = 'parts', or run.deterministic = false"
+        )
+    if parallel.group > 1:
+        yield (
+            f"{of} and parallel.group = {parallel.group}: one tree adds all replicas up; expected "
+            "parallel.group = 0, or run.deterministic = false"
+        )
+
+
 def _of_sections(config: Config) -> Iterator[str]:
     """The mistakes of values that do not go together, over all sections."""
     model, schedule, data = config.model, config.schedule, config.parallel.data
@@ -948,6 +974,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             "and the other is text; expected the same"
         )
     yield from _of_groups(config.memory, config.parallel)
+    yield from _of_sharing(config)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
     if len(config.optimizer.betas) != 2:
         yield (

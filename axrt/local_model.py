@@ -378,6 +378,7 @@ def local_model(
                     rooms if on_host else None,
                     job.offloads_weights,
                 )
+                made[number].keeps_apart = job.in_tree
         buckets[stage] = tuple(made[number] for number in sorted(made))
         stages[stage] = Stage(
             layers.built,

@@ -63,6 +63,8 @@ class Job:
         drawn: number of microbatches that each replica's reader draws in a step, where replicas
             share them (see `sharing.py`) and `microbatches` is the number of slots of each; 0: each
             replica computes its own.
+        in_tree: True if gradients of shared microbatches are added up in a tree of their numbers,
+            whoever has computed them.
         held_on_device: number of microbatches, each of one stage, whose stash a rank may have on
             the device at a time; 0: all that its policy holds.
         trains: False for an evaluation, which has no steps and any number of microbatches: the
@@ -88,6 +90,7 @@ class Job:
     stays: Stays | None = None
     offloads_weights: bool = False
     drawn: int = 0
+    in_tree: bool = False
     held_on_device: int = 0
     trains: bool = True
 
@@ -236,6 +239,7 @@ class Job:
             stays=None,
             offloads_weights=False,
             drawn=0,
+            in_tree=False,
             held_on_device=0,
         )
 

@@ -19,11 +19,12 @@ from .policies import FIXED
 SLOTS = 2  # of a replica, a microbatch of its own: so many times as fast as others it may be
 
 
-def with_sharing(job: Job) -> Job:
+def with_sharing(job: Job, in_tree: bool = False) -> Job:
     """The job of replicas that share the microbatches of each step.
 
     Args:
         job: schedule of a training, where each replica has its own microbatches.
+        in_tree: True if sums are to have the same bits whoever computes what.
     Raises:
         ValueError: replicas cannot share under this schedule.
     """
@@ -44,9 +45,14 @@ def with_sharing(job: Job) -> Job:
             f"is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
             "expected more microbatches, or a policy with a lower bound, such as '1f1b'"
         )
+    elif in_tree and job.splits:
+        why = (
+            f"{job.policy.name} splits backwards, so microbatches add to a gradient at the same "
+            "time; expected run.deterministic = false, or whole backwards, such as those of '1f1b'"
+        )
     if why:
         raise ValueError(f"share: {why}")
-    return replace(job, microbatches=slots, drawn=job.microbatches)
+    return replace(job, microbatches=slots, drawn=job.microbatches, in_tree=in_tree)
 
 
 class Choice(Enum):

@@ -286,7 +286,8 @@ def _describe(engine: Engine) -> str:
 
 def _shared(engine: Engine) -> str:
     """What runs that share microbatches must know of their sums, where this is one."""
-    return ", replicas share: sums have the order of arrival" * engine.config.schedule.share
+    how = "" if engine.config.run.deterministic else ": sums have the order of arrival"
+    return f", replicas share{how}" if engine.config.schedule.share else ""
 
 
 def _by_library(engine: Engine) -> str:

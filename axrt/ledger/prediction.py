@@ -115,7 +115,7 @@ class Predictor:
         def ledger(replica: int, rank: int) -> Ledger:
             seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
             mine = [of_stage(self._skeletons, config, job, *seat, self._probe) for seat in seats]
-            unknown = [*why, *_without_moments(mine)]
+            unknown = [*why, *_without_moments(mine), *_kept_apart(job)]
             stages = {of: one for (_, of), one in zip(seats, mine, strict=True)}
             gradients = self._gradients(config, job, rank, stages)
             entries = [*_entries(config, job, mine, held[rank], gradients)]
@@ -192,6 +192,14 @@ class Predictor:
 def _without_moments(stages: Sequence[StageBytes]) -> Iterator[str]:
     if any(bucket.moments is None for stage in stages for bucket in stage.buckets):
         yield "moments: not known, since the optimizer cannot be stepped on tiny parameters"
+
+
+def _kept_apart(job: Job) -> Iterator[str]:
+    if job.in_tree:
+        yield (
+            "gradients that are kept apart (run.deterministic with schedule.share): not known: "
+            "log2 m more where a replica computes m neighbours, and one a microbatch at most"
+        )
 
 
 def _entries(

@@ -36,6 +36,7 @@ from .flat import adopt, can_be_flat, flat_like
 from .gradient import Gradient, Shards, Used, used_by_any
 from .gradient_of_runs import GradientOfRuns
 from .gradient_shard import GradientShard
+from .gradient_tree import Kept
 from .masters import Check, Masters
 from .norms import Norms, norms_of
 from .offloaded import OffloadedState
@@ -93,6 +94,7 @@ class Bucket:
         trained: parameters that the optimizer steps, by the names of the module's: masters where
             there are any; the module's own where this rank steps a shard alone.
         shard: the shard that this rank steps; None: it steps all.
+        keeps_apart: True if what microbatches add is put aside, and summed in a tree.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class Bucket:
         self.named, self.called = spec.named, spec.called
         self.copies, self.me = spec.copies, me
         self.near = of_group(spec.copies, me, pipes_a_group) if pipes_a_group else spec.copies
-        self._counts = spec.counts
+        self._counts, self.keeps_apart = spec.counts, False
         if cut and not cut.whole:
             cut = cut._replace(whole=not probed(factory, _called(spec)).elementwise)
         self._schedule, self._device = schedule, device
@@ -237,6 +239,10 @@ class Bucket:
         if self.shard:
             self.shard.close()
 
+    def put_aside(self, number: int) -> None:
+        """Keep what a microbatch has added apart; see `Gradient.put_aside`."""
+        self._gradient.put_aside(number)
+
     def check_unchanged(self) -> None:
         """Check that nothing was added to the gradient after it was complete; for when the whole
         stage's is.
@@ -289,7 +295,12 @@ class Bucket:
         """
         if self.shard:
             return self.shard.part_for(to)
-        return self._gradient.part(self.near.index(to), len(self.near)), self.used
+        where = self.near.index(to), len(self.near)
+        return self._gradient.part(*where), self.used
+
+    def kept_for(self, to: BucketCopy) -> tuple[Kept, Used]:
+        """The same of what was put aside, whose memory the other copy may write to."""
+        return self._gradient.kept(self.near.index(to), len(self.near)), self.used
 
     def add_up(self, parts: Sequence[Part]) -> Shards:
         """Sum the parts of the shards that this copy owns, in the order of copies.
@@ -301,6 +312,17 @@ class Bucket:
             copies.
         """
         own = self._gradient.add_up([part for part, _ in parts], self.near.index(self.me))
+        self.set_used(used_by_any([used for _, used in parts]))
+        return own
+
+    def add_up_kept(self, parts: Sequence[tuple[Kept, Used]]) -> Shards:
+        """The same of what copies have put aside: a tree for each stage that has copies, and stages
+        in their order."""
+        trees: dict[int, list[Kept]] = {stage: [] for stage in sorted({c.stage for c in self.near})}
+        for copy, (kept, _) in zip(self.near, parts, strict=True):
+            trees[copy.stage].append(kept)
+        me = self.near.index(self.me)
+        own = self._gradient.add_up_kept(list(trees.values()), me, len(parts))
         self.set_used(used_by_any([used for _, used in parts]))
         return own
 

@@ -125,12 +125,16 @@ class FlatBuffer:
             cuts: (index, count) for each cut: part `index` of `count` consecutive ones, as equal as
                 alignment lets them be; the next cut is of that part.
         """
+        return self.shard_of(self.flat, *cuts)
+
+    def shard_of(self, flat: Tensor, *cuts: tuple[int, int]) -> Tensor:
+        """The same part of another stretch of this layout."""
         unit = self.layout.unit
-        begin, end = 0, self.flat.numel() // unit
+        begin, end = 0, flat.numel() // unit
         for index, count in cuts:
             size = end - begin
             begin, end = (begin + size * one // count for one in (index, index + 1))
-        return self.flat[begin * unit : end * unit]
+        return flat[begin * unit : end * unit]
 
     def let_go(self) -> None:
         """Let go of the memory. Views stay, also those that a graph has kept, and have no values

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .flat import FlatBuffer, Layout, by_key
+from .gradient_tree import GradientTree, Kept, Node
 
 Shards = tuple[Tensor, ...]  # of a copy, one a type of parameters; each shape (elements,)
 Used = list[bool] | None  # which parameters of a bucket have a gradient; None: all
@@ -63,6 +64,8 @@ class Gradient:
         self._untouched: list[int] = []
         self._shown: list[tuple[Tensor | None, int]] = []
         self._used = [True] * len(self._parameters)
+        self._tree: GradientTree | None = None  # of microbatches that are kept apart
+        self._used_so_far = [False] * len(self._parameters)
 
     # Over microbatches.
 
@@ -72,11 +75,59 @@ class Gradient:
         if not self._sums:
             self._sums = list(starmap(self._buffer_for, self._typed(self._parameters)))
             self._views = self._in_place(self._sums)
+        self._tree, self._used_so_far = None, [False] * len(self._parameters)
+        self._begin()
+
+    def _begin(self) -> None:
         for sums in self._sums:
             sums.flat.fill_(_nothing_of(sums.dtype))
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
         self._untouched = [view._version for view in self._views]
+
+    def put_aside(self, number: int) -> None:
+        """Keep what a microbatch has added apart from what others add, see `GradientTree`.
+
+        Args:
+            number: index of the microbatch in its step, over all replicas.
+        """
+        used = self._in_views()
+        self._used_so_far = [any(both) for both in zip(self._used_so_far, used, strict=True)]
+        if self._tree is None:
+            self._tree = GradientTree()
+        self._tree.add(Node(0, number), [sums.flat.clone() for sums in self._sums])
+        self._begin()
+
+    def kept(self, copy: int, copies: int) -> Kept:
+        """The shards that one of the copies owns, of all that was put aside."""
+        cut = copy, copies
+        return [
+            (node, [of.shard_of(flat, cut) for of, flat in zip(self._sums, flats, strict=True)])
+            for node, flats in (self._tree.kept() if self._tree else ())
+        ]
+
+    def add_up_kept(self, parts: Sequence[Sequence[Kept]], me: int, copies: int) -> Shards:
+        """Sum what copies have put aside of the shards that this copy owns.
+
+        Args:
+            parts: `kept` of each copy, those of a stage together; a stage's come first.
+            me: index of this copy.
+            copies: number of copies.
+        Returns:
+            The sums, which are views of the total.
+        """
+        own, stages = self.shards(me, copies), []
+        for of_stage in parts:
+            tree = GradientTree()
+            for node, tensors in (pair for kept in of_stage for pair in kept):
+                tree.add(Node(*node), tensors)
+            stages.append(tuple(tree.total()))
+        if len(stages) > 1:
+            self.sum_into(own, stages)
+        else:
+            for total, found in zip(own, *stages, strict=True):
+                total.copy_(found)
+        return own
 
     def keep_open(self) -> None:
         """Give memory again to gradients that a hook of the user's has dropped since `open`.
@@ -97,16 +148,24 @@ class Gradient:
         An addition in place counts up the version of a view: so autograd is heard without a call
         for each microbatch.
         """
+        self._used = self._in_views() if self._tree is None else self._used_so_far
+        self._show(self._parameters, self._views)
+
+    def _in_views(self) -> list[bool]:
+        """See to it that all that was added is in the flat memory. Returns which parameters have a
+        gradient."""
+        used = []
         for place, (parameter, view) in enumerate(zip(self._parameters, self._views, strict=True)):
             gradient = parameter.grad
             if gradient is None:  # a hook of the user's may have dropped what was added up here
                 view.fill_(_nothing_of(view.dtype))
             elif gradient is not view:  # a hook of the user's has put another there
                 view.copy_(gradient)
-            self._used[place] = gradient is not None and (
-                gradient is not view or view._version != self._untouched[place]
+            used.append(
+                gradient is not None
+                and (gradient is not view or view._version != self._untouched[place])
             )
-        self._show(self._parameters, self._views)
+        return used
 
     def late(self) -> Iterator[int]:
         """The indices of the parameters whose gradient has changed since it was complete."""

@@ -130,7 +130,25 @@ class GradientWorker(Worker):
         for bucket in self._buckets[stage]:
             bucket.keep_open()
 
-    def close(self, stage: int, step: int | None, completed: Collection[int] | None) -> None:
+    def put_aside(self, stage: int, microbatch: int) -> None:
+        """Keep what a microbatch has added to the gradients of a stage apart, see
+        `GradientTree`.
+
+        Args:
+            stage: index of the stage.
+            microbatch: index of the microbatch in its step, over all replicas.
+        """
+        for number, bucket in enumerate(self._buckets[stage]):
+            if number not in self._closed[stage]:
+                bucket.put_aside(microbatch)
+
+    def close(
+        self,
+        stage: int,
+        step: int | None,
+        completed: Collection[int] | None,
+        microbatch: int | None = None,
+    ) -> None:
         """Note that the gradients of some buckets are complete on this rank.
 
         Args:
@@ -138,12 +156,16 @@ class GradientWorker(Worker):
             step: number of the step that they complete; None: they are those of a reduction before
                 the last one.
             completed: indices of the buckets on the stage; None: all that were not complete before.
+            microbatch: index of the microbatch, see `put_aside`, that has completed them; None: it
+                is not kept apart.
         Raises:
             ModelError: a weight got a gradient after its bucket was complete.
         """
         closed = self._closed[stage]
         for number, bucket in enumerate(self._buckets[stage]):
             if number not in closed and (completed is None or number in completed):
+                if microbatch is not None:
+                    bucket.put_aside(microbatch)
                 bucket.close()
                 closed.add(number)
                 if step is not None:
@@ -159,7 +181,9 @@ class GradientWorker(Worker):
         to = _copy_of(message)
         _, copy = sender_of(message.number, self._copies[to])
         bucket = self._senders[to, copy]
-        return bucket.part_for(to) if message.meaning is Meaning.PART else bucket.used
+        if message.meaning is not Meaning.PART:
+            return bucket.used
+        return bucket.kept_for(to) if bucket.keeps_apart else bucket.part_for(to)
 
     def _await(self, bucket: Bucket, step: int) -> None:
         """Let sums from other ranks arrive in the memory of the gradient, but for those of a
@@ -184,7 +208,7 @@ class GradientWorker(Worker):
         if bucket.shard:
             bucket.shard.add_up(parts, self._step_completed_by(task.microbatch) is not None)
             return self._subtotals(bucket, task) if bucket.across else nothing
-        total = bucket.add_up(parts)
+        total = bucket.add_up_kept(parts) if bucket.keeps_apart else bucket.add_up(parts)
         if bucket.across:
             return self._subtotals(bucket, task)
         self._reducing.add(task)

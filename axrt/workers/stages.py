@@ -173,7 +173,16 @@ class StageWorker(Worker):
     def _end(self, task: Task, piece: Piece) -> None:
         """Close the gradients that the last backward of a step, or of a reduction, on a stage has
         completed."""
-        number = task.microbatch
-        if self._job.ends_a_run(number):
-            step = self._job.step_of(number)[0] if self._job.ends_a_step(number) else None
-            self._gradients.close(task.stage, step, piece.completes if piece.more else None)
+        slot, index = task.microbatch, self._kept_as(task)
+        if self._job.ends_a_run(slot):
+            step = self._job.step_of(slot)[0] if self._job.ends_a_step(slot) else None
+            self._gradients.close(task.stage, step, piece.completes if piece.more else None, index)
+        elif index is not None:
+            self._gradients.put_aside(task.stage, index)
+
+    def _kept_as(self, task: Task) -> int | None:
+        """The index in its step of a task's microbatch, where its gradient is kept apart."""
+        number = self._number_of(task)
+        if number is None or not self._job.in_tree:
+            return None
+        return self._job.place_in_batch(number, 0)[1]

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import axrt
 from axrt.observe.observer import Observer, Wait
@@ -14,14 +16,19 @@ from axrt.transport.local import LocalWorld
 from ..sweeps import first
 from .models import motley, perceptron
 from .reference import (
+    SEED,
     Outcome,
     configured,
     momentum,
     random_batches,
+    run_in_plain_torch,
     together,
     train_in_plain_torch,
     train_on_a_rank,
 )
+from .test_ties import MICROBATCHES as TIED_MICROBATCHES
+from .test_ties import batches as tied_batches
+from .test_ties import tied
 
 MICROBATCHES, STEPS = 6, 3
 SHARED = {"share": True}
@@ -196,3 +203,107 @@ def test_what_cannot_be_shared_is_refused_before_anything_runs(
             axrt.initialize(perceptron(), config=config, transport=transport)
 
     LocalWorld(2).run(rank_main)
+
+
+def tree_sum(leaves: list[Tensor | None]) -> Tensor | None:
+    """Of neighbours, then of pairs of neighbours, and so on."""
+    while len(leaves) > 1:
+        pairs = [leaves[place : place + 2] for place in range(0, len(leaves), 2)]
+        sums = [[one for one in pair if one is not None] for pair in pairs]
+        leaves = [sum(of[1:], of[0]) if of else None for of in sums]
+    return leaves[0]
+
+
+def train_in_a_tree(model: axrt.PipelineModule, batches: Any, clip: float) -> Outcome:
+    """Plain PyTorch; gradients of microbatches are added up as neighbours."""
+    whole = model.sequential(SEED)
+    named = list(whole.named_parameters())
+    optimizer = momentum(named)
+    losses, norms = [], []
+    for step in range(STEPS):
+        items, found = batches(step), []
+        of_step = []
+        for k, (inputs, target) in enumerate(items):
+            outputs = run_in_plain_torch(whole, inputs, step, k, None)
+            loss = functional.cross_entropy(outputs, target)
+            torch.autograd.backward(loss / len(items))
+            of_step.append(loss.item())
+            found.append([parameter.grad for _, parameter in named])
+            optimizer.zero_grad()
+        for (_, parameter), leaves in zip(named, zip(*found, strict=True), strict=True):
+            parameter.grad = tree_sum(list(leaves))
+        gradients = [p.grad for _, p in named if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(gradients).item())
+        if clip:
+            nn.utils.clip_grad_norm_([p for _, p in named], clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(of_step) / len(of_step))
+    return Outcome(losses, norms, {name: p.detach().clone() for name, p in named})
+
+
+@pytest.mark.parametrize(
+    "memory", [{}, {"bucket_mb": 0.002}, {"offload": "stream", "bucket_mb": 0.004}]
+)
+@pytest.mark.parametrize(("pipe", "data"), [(1, 3), (2, 2), (2, 3)])
+def test_bits_are_those_of_a_tree_whoever_computes_what(
+    pipe: int, data: int, memory: dict[str, Any]
+) -> None:
+    expected = train_in_a_tree(perceptron(), batches_for(data), clip=0.5)
+    for seed in range(4):
+        found = trained(
+            pipe,
+            data,
+            seed,
+            schedule={"policy": "1f1b"},
+            run={"deterministic": True},
+            optimizer={"clip": 0.5},
+            memory=memory,
+        )
+        assert found.losses == expected.losses
+        for name, parameter in expected.parameters.items():
+            assert torch.equal(found.parameters[name], parameter), name
+
+
+def test_tied_weights_have_one_sum_whoever_computes_what() -> None:
+    config = configured(
+        TIED_MICROBATCHES,
+        schedule={"policy": "1f1b"} | SHARED,
+        parallel={"data": 2},
+        run={"deterministic": True},
+    )
+    batches = tied_batches(2)
+    outcomes = []
+    for seed in range(5):
+
+        def rank_main(transport: Transport) -> Outcome:
+            return train_on_a_rank(transport, tied(), batches, STEPS, config, momentum)
+
+        found = LocalWorld(6, seed).run(rank_main)
+        outcomes.append(found)
+    for found in outcomes[1:]:
+        for one, other in zip(found, outcomes[0], strict=True):
+            assert one.losses == other.losses
+            for name, parameter in other.parameters.items():
+                assert torch.equal(one.parameters[name], parameter), name
+
+
+@pytest.mark.parametrize(
+    ("sections", "why"),
+    [
+        ({"schedule": {"policy": "zb-h1"}}, "splits backwards"),
+        ({"memory": {"zero": 1}}, "memory.zero = 0, or run.deterministic = false"),
+        ({"parallel": {"data": 2, "collectives": "library"}}, "parallel.collectives = 'parts'"),
+        ({"parallel": {"data": 2, "group": 2}}, "parallel.group = 0"),
+    ],
+)
+def test_where_no_tree_adds_up_it_is_said(sections: dict[str, Any], why: str) -> None:
+    usual = {"parallel": {"data": 2}, "run": {"deterministic": True}}
+    config = configured(MICROBATCHES, **{**usual, **sections})
+    config["schedule"] = {"policy": "1f1b", **config["schedule"], **SHARED}
+
+    def rank_main(transport: Transport) -> None:
+        with pytest.raises(axrt.ConfigError, match=why):
+            axrt.initialize(perceptron(), config=config, transport=transport)
+
+    LocalWorld(4).run(rank_main)

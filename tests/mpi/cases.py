@@ -22,7 +22,7 @@ from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
 from axrt.store.bucket import OptimizerFactory
-from axrt.transport import Parcel
+from axrt.transport import Parcel, Transport
 from axrt.transport.envelope import is_large, pack, seal
 from axrt.transport.lines import Lines
 from axrt.transport.local import LocalWorld
@@ -667,8 +667,19 @@ def case_replicas_share_microbatches_and_a_slow_one_computes_fewer(comm: "MPI.Co
         schedule={"policy": "1f1b", "share": True},
         parallel={"data": 2},
         optimizer={"clip": 1.0},
+        run={"deterministic": True},
     )
     outcome = train_on_a_rank(MpiTransport(comm), slowly, BATCHES, STEPS, config, momentum)
+
+    def somebody(transport: Transport) -> Outcome:
+        layers = [torch.nn.Identity(), *perceptron().layers]
+        usual = axrt.PipelineModule(layers, model.loss_fn)
+        return train_on_a_rank(transport, usual, BATCHES, STEPS, config, momentum)
+
+    in_one_process = of_one_rank(
+        comm, lambda: together(LocalWorld(2, seed=7).run(somebody), pipes=2).losses
+    )
+    assert outcome.losses == in_one_process, "bits, whoever computes what"
     expected = train_in_plain_torch(
         axrt.PipelineModule([torch.nn.Identity(), *perceptron().layers], model.loss_fn),
         BATCHES,
