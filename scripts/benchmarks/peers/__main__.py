@@ -21,7 +21,7 @@ from .synthetic import STEPS, Case
 HERE = Path(__file__).resolve().parents[1]
 SIZES = ((4, 8), (8, 16), (8, 32))
 _LATENCY = "/dev/cpu_dma_latency"
-PARTS = ("synthetic", "real", "empty", "messages")
+PARTS = ("synthetic", "real", "empty", "messages", "sharing")
 
 
 def cases() -> list[Case]:
@@ -46,7 +46,8 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
                 for case in chosen
             ]
         else:
-            asked.append((2, {"part": part, "rounds": rounds}))
+            ranks = 4 if part == "sharing" else 2
+            asked.append((ranks, {"part": part, "rounds": rounds}))
     return asked
 
 

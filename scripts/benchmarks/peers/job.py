@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import empty, messages, real, synthetic
+from . import empty, messages, real, sharing, synthetic
 from .arena import join
 
 
@@ -17,7 +17,8 @@ def rows_of(asked: dict[str, Any]) -> list[dict[str, Any]]:
     part, rounds = asked["part"], asked["rounds"]
     if part == "synthetic":
         return synthetic.run(synthetic.Case(**asked["case"]), rounds)
-    return {"real": real.run, "empty": empty.run, "messages": messages.run}[part](rounds)
+    parts = {"real": real.run, "empty": empty.run, "messages": messages.run, "sharing": sharing.run}
+    return parts[part](rounds)
 
 
 def main() -> None:

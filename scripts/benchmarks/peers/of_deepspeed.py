@@ -25,6 +25,7 @@ def contestant(
     microbatch_size: int,
     optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer],
     clip: float = 0.0,
+    stages: int = 0,
 ) -> Contestant:
     """Its 1F1B.
 
@@ -36,6 +37,7 @@ def contestant(
         microbatch_size: sequences or rows.
         optimizer: of this rank's parameters.
         clip: the largest norm of all gradients; 0: no limit.
+        stages: of a pipeline; 0: one a rank.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     os.environ.update(
@@ -48,7 +50,7 @@ def contestant(
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
     module = PipelineModule(
         layers=list(layers),
-        num_stages=ranks,
+        num_stages=stages or ranks,
         loss_fn=loss_fn,
         partition_method="uniform",
         base_seed=0,

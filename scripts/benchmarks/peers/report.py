@@ -45,6 +45,7 @@ def tables(rows: Sequence[Row]) -> str:
         "real": _real,
         "empty": _empty,
         "messages": _messages,
+        "sharing": _sharing,
     }
     for part, make in makers.items():
         of_part = [row for row in rows if row["part"] == part]
@@ -142,6 +143,26 @@ def _messages(rows: list[Row]) -> str:
             f"{share:.2f} | {waits} |"
         )
     return "\n".join(lines)
+
+
+def _sharing(rows: list[Row]) -> str:
+    """Milliseconds a step, and in how many times those of the even case of the same round."""
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    text = [
+        "## replicas of which one rank is slow, and microbatches of different lengths",
+        "",
+        f"| runtime | schedule | {' | '.join(cases)} |",
+        "|---|---|" + "---|" * len(cases),
+    ]
+    for (runtime, name), of in grouped(rows, "runtime", "name").items():
+        of_case = grouped(of, "case")
+        even = {row["round"]: row["s"] for row in of_case[cases[0],]}
+        cells = [f"{1e3 * median(of_case[cases[0],], 's'):.0f} ms"]
+        for case in cases[1:]:
+            times = spread([row["s"] / even[row["round"]] for row in of_case[case,]])
+            cells.append(f"{1e3 * median(of_case[case,], 's'):.0f} ms, {times}")
+        text.append(f"| {runtime} | {name} | {' | '.join(cells)} |")
+    return "\n".join(text)
 
 
 def picture(rows: Sequence[Row], file: Path) -> None:
