@@ -12,11 +12,14 @@ way that the step is over.
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import ceil
 
 from .job import Job
 from .policies import FIXED
 
-SLOTS = 2  # of a replica, a microbatch of its own: so many times as fast as others it may be
+# Slots for a microbatch of a replica's own: so many times as many as the others it may compute. An
+# empty slot costs a message to and fro on each edge of the pipeline.
+SLOTS = 1.5
 
 
 def with_sharing(job: Job, in_tree: bool = False) -> Job:
@@ -28,7 +31,7 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
     Raises:
         ValueError: replicas cannot share under this schedule.
     """
-    slots, why = SLOTS * job.microbatches, ""
+    slots, why = job.ranks * ceil(SLOTS * job.microbatches / job.ranks), ""
     bounds = job.policy.bounds(job.placement, 0, slots)
     if job.replicas == 1:
         why = "there is one replica; expected 2 or more"
