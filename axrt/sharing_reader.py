@@ -86,8 +86,8 @@ class SharingReader:
         self._asking.append((note.about, (generation, note.number)))
 
     def hear_answer(self, note: Note, payload: Any) -> None:
-        """The replica that was asked has answered: with an index over all replicas or None, what it
-        has left, and the item."""
+        """The replica that was asked has answered: with an index over all replicas or None, how
+        many it has to give then, and the item."""
         generation, index, left, item = payload
         if (generation, note.number) != (self._generation, self._step):
             return  # of a step that was dropped
@@ -126,11 +126,10 @@ class SharingReader:
         given: int | None = None
         item: Any = None
         ended: Read = []
-        if self._hand.choice() is Choice.DRAW:
+        if self._hand.spare:
             index, item = self._draw()
             given = None if item is None else index
             ended = self._ended(index) if item is None else []
-        left = self._hand.left[self._replica]
         note = Note(Topic.GIVES, self._replica, self._step)
-        self._tell(replica, note, (self._generation, given, left, item))
+        self._tell(replica, note, (self._generation, given, self._hand.spare, item))
         return ended

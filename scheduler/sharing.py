@@ -58,6 +58,10 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
     return replace(job, microbatches=slots, drawn=job.microbatches, in_tree=in_tree)
 
 
+# A replica that asks ahead would begin with the last one no sooner than its owner.
+KEPT = 1
+
+
 class Choice(Enum):
     """What a reader does for the next slot."""
 
@@ -75,7 +79,8 @@ class Hand:
     Args:
         replica: index of the replica.
         own: number of microbatches that each replica's reader draws in a step.
-        left: number of microbatches that each replica has left, at most; its own exactly.
+        left: number of microbatches that this replica has left, and that others have to give, at
+            most.
         asked: replica that was asked and has not answered; None: none was.
         given: indices of microbatches over all replicas that others have given, and that have no
             slot yet.
@@ -90,7 +95,8 @@ class Hand:
     @classmethod
     def of(cls, job: Job, replica: int) -> "Hand":
         """The hand of a replica at the beginning of a step."""
-        return cls(replica, job.drawn, dict.fromkeys(range(job.replicas), job.drawn))
+        left = dict.fromkeys(range(job.replicas), job.drawn - KEPT)
+        return cls(replica, job.drawn, left | {replica: job.drawn})
 
     def choice(self) -> Choice:
         """What to do for the next slot."""
@@ -109,21 +115,21 @@ class Hand:
         self.left[self.replica] -= 1
         return self.replica * self.own + drawn
 
+    @property
+    def spare(self) -> int:
+        """How many microbatches this replica has to give."""
+        return max(self.left[self.replica] - KEPT, 0)
+
     def whom(self) -> int | None:
-        """The replica to ask: the one with most left, of several the next one; None: nobody has
+        """The replica to ask: the one with most to give, of several the next one; None: nobody has
         any."""
         replicas = len(self.left)
         others = [(self.replica + after) % replicas for after in range(1, replicas)]
         most = max(others, key=self.left.__getitem__)
         return most if self.left[most] else None
 
-    @property
-    def runs_out(self) -> bool:
-        """There is nothing for the next slot here, and nobody was asked; somebody may be."""
-        return self.choice() is Choice.ASK
-
     def ask(self) -> int:
-        """Note that the replica with most left is asked. Returns it."""
+        """Note that the replica with most to give is asked. Returns it."""
         self.asked = self.whom()
         assert self.asked is not None
         return self.asked
@@ -132,8 +138,9 @@ class Hand:
         """Take in the answer of the replica that was asked.
 
         Args:
-            index: index over all replicas of the microbatch that it gives; None: it has none left.
-            left: how many it has left then.
+            index: index over all replicas of the microbatch that it gives; None: it has none to
+                give.
+            left: how many it has to give then.
         """
         assert self.asked is not None
         self.left[self.asked], self.asked = left, None
@@ -147,12 +154,19 @@ class Hand:
 
 def dealt(hands: list[Hand], replica: int) -> int | None:
     """The index over all replicas of the microbatch for a replica's next slot, where answers take
-    no time; None: the slot is empty."""
+    no time; None: the slot is empty. As in a reader, the one for the slot after it is asked for."""
     hand = hands[replica]
-    while (choice := hand.choice()) is Choice.ASK:
-        other = hands[hand.ask()]
-        index = other.draw() if other.left[other.replica] else None
-        hand.answered(index, other.left[other.replica])
+    _ask_all(hands, hand)
+    choice = hand.choice()
     if choice is Choice.LEAVE_EMPTY:
         return None
-    return hand.draw() if choice is Choice.DRAW else hand.take()
+    index = hand.draw() if choice is Choice.DRAW else hand.take()
+    _ask_all(hands, hand)
+    return index
+
+
+def _ask_all(hands: list[Hand], hand: Hand) -> None:
+    while hand.choice() is Choice.ASK:
+        other = hands[hand.ask()]
+        index = other.draw() if other.spare else None
+        hand.answered(index, other.spare)
