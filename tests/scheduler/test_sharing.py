@@ -79,7 +79,7 @@ def test_one_slow_rank_of_four_replicas_costs_the_others_little() -> None:
 
 
 def test_sequences_of_different_lengths_are_faster_shared_than_dealt_out() -> None:
-    alone = job_of("1f1b", 2, 8, 8)
+    alone = job_of("1f1b", 2, 16, 8)
     gains = []
     for seed in range(12):
         costs = Costs(work=Work(1, 1, 1), lengths=0.5, seed=seed)
