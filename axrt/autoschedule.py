@@ -26,7 +26,7 @@ from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
-from axrt.preflight import checked_sample, refuse_shared_parameters
+from axrt.preflight import checked_sample, refuse_shared_parameters, refuse_ties_across_runs
 from axrt.rank import Rank
 from axrt.schedule import job_of
 from axrt.scheduler.job import Job
@@ -112,7 +112,7 @@ def resolve(
     schedule, job = _of(
         replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
     )
-    return schedule, _with_replicas(job, mesh, config), candidates
+    return schedule, _with_replicas(job, mesh, config, model), candidates
 
 
 def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:
@@ -130,7 +130,7 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
         if config.schedule.policy == ""
         else _of(config.schedule, config, model, mesh.pipe)
     )
-    return schedule, _with_replicas(job, mesh, config)
+    return schedule, _with_replicas(job, mesh, config, model)
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
@@ -233,28 +233,35 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
                 yield found
 
 
-def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
+def _with_replicas(job: Job, mesh: Mesh, config: Config, model: PipelineModule) -> Job:
     of = config.memory
     group = of.shard if of.zero else config.parallel.group or usual_group(mesh.data, job.ranks)
     group = 0 if group == 1 or job.by_library else group
     job = replace(job, replicas=mesh.data)
     if config.schedule.share:
-        job = _sharing(job, config.run.deterministic)
+        job = _sharing(job, config)
         group = 0 if job.in_tree else group
     try:
         job = replace(job, held_on_device=of.offload_activations)
-        return with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
+        job = with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
     except ValueError as error:
-        is_named = config.schedule.policy == job.policy.name
-        why = "" if is_named else f"; schedule.policy names none, and {job.policy.name!r} was taken"
-        raise ConfigError(f"memory.{error}{why}") from None
+        raise ConfigError(f"memory.{error}{_unnamed(job, config)}") from None
+    refuse_ties_across_runs(model, job)
+    return job
 
 
-def _sharing(job: Job, in_tree: bool) -> Job:
+def _sharing(job: Job, config: Config) -> Job:
     try:
-        return with_sharing(job, in_tree)
+        return with_sharing(job, config.run.deterministic)
     except ValueError as error:
-        raise ConfigError(f"schedule.{error}") from None
+        raise ConfigError(f"schedule.{error}{_unnamed(job, config)}") from None
+
+
+def _unnamed(job: Job, config: Config) -> str:
+    """The end of an error of a policy that nobody has named."""
+    if config.schedule.policy == job.policy.name:
+        return ""
+    return f"; schedule.policy names none, and {job.policy.name!r} was taken"
 
 
 def of_one_replica(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> Job:

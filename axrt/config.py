@@ -551,8 +551,9 @@ class Run(_Section):
     seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
     deterministic: bool = _key(
         False,
-        "the same bits in every run, also where replicas share microbatches: gradients are kept "
-        "apart until a step is over, and added in the order of a tree",
+        "where replicas share microbatches: sums with the same bits in every run, since gradients "
+        "are kept apart until a step is over, and added in the order of a tree; other runs have "
+        "fixed sums anyway",
     )
     device: str = _key(
         "auto",

@@ -198,6 +198,10 @@ class Loop:
         """Let an errand go on beside the tasks, in this call and in those that come."""
         self._errands.append(errand)
 
+    def moves(self) -> None:
+        """Note that this rank goes on: code of the user's runs now, and may take long."""
+        self._peers.moved()
+
     def settle(self, session: Session) -> None:
         """Take offloaded state back to where it belongs, and start nothing else."""
         with self._compute.current():
@@ -309,7 +313,6 @@ class Loop:
             number = session.state.microbatch_to_read()
             if number is None:
                 return read > 0
-            self._peers.moved()  # what follows is the user's, and may take long or never end
             messages = session.reader(number)
             if messages is None:
                 return read > 0

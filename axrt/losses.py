@@ -27,10 +27,7 @@ def mean_loss(pipes: list[Losses]) -> float:
         DataError: some microbatches have weights and others none, or the weights do not sum to a
             positive number.
     """
-    values = [value for losses in pipes for value in losses.values]
-    numbers = [number for losses in pipes for number in losses.numbers or ()]
-    if numbers:
-        values = [value for _, value in sorted(zip(numbers, values, strict=True))]
+    values = _in_order(pipes, [value for losses in pipes for value in losses.values])
     weight = total_weight(pipes)
     return sum(values) / (len(values) if weight is None else weight) if values else float("nan")
 
@@ -45,10 +42,19 @@ def total_weight(pipes: list[Losses]) -> float | None:
     some = [losses for losses in pipes if losses.values]
     weighted = [losses.weights for losses in some if losses.weights is not None]
     check_all_weighted_or_none(len(weighted), len(some))
-    total = sum(weight for weights in weighted for weight in weights)
+    total = sum(_in_order(some, [weight for weights in weighted for weight in weights]))
     if weighted and not 0 < total < float("inf"):
         raise DataError(f"the weights of all losses sum to {total}; expected a positive number")
     return total if weighted else None
+
+
+def _in_order(pipes: list[Losses], values: list[float]) -> list[float]:
+    """The values in the order of microbatches: of all pipes together where they share, else pipe by
+    pipe."""
+    numbers = [number for losses in pipes for number in losses.numbers or ()]
+    if not numbers or not values:
+        return values
+    return [value for _, value in sorted(zip(numbers, values, strict=True))]
 
 
 def check_all_weighted_or_none(weighted: int, losses: int) -> None:

@@ -29,6 +29,7 @@ class BatchReader:
         replica: index of the replica that the microbatches are for.
         generator: random state, which is the user's while the iterator runs.
         first: function that is told the digest of the first microbatch; None: nobody is told.
+        draws: function that is called before each draw, which is the user's code.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class BatchReader:
         replica: int,
         generator: BorrowedGenerator,
         first: Callable[[str], None] | None = None,
+        draws: Callable[[], None] = lambda: None,
     ) -> None:
         self._batches = batches
         self._iterator: Any = None
@@ -45,7 +47,7 @@ class BatchReader:
         self._replica = replica
         self._told = range(job.replicas) if job.trains else (replica,)
         self._generator = generator
-        self._first = first
+        self._first, self._draws = first, draws
 
     def __call__(self, number: int) -> Read | None:
         """Read one microbatch.
@@ -79,6 +81,7 @@ class BatchReader:
         Raises:
             DataError: the batches are None, or an item is no pair.
         """
+        self._draws()
         item = self._generator.lent_back(self._draw)
         if item is _EXHAUSTED:
             return None

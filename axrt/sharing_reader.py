@@ -98,8 +98,7 @@ class SharingReader:
     def _read(self, slot: int, index: int | None, item: Any) -> Read:
         """The messages for a slot that has this microbatch. The next one is asked for now, so that
         the answer is here when there is room."""
-        is_last = self._job.ends_a_step(slot)
-        if not is_last and self._hand.choice() is Choice.ASK:
+        if self._hand.asks_ahead(is_last=self._job.ends_a_step(slot)):
             self._ask()
         number = None if index is None else self._step * self._job.microbatches_in_all + index
         messages = has_read(self._job.placement, self._replica, slot)

@@ -30,11 +30,11 @@ from axrt.shard_exchange import ShardExchange
 from axrt.sharing_reader import SharingReader
 from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
-from axrt.workers.dealt import Dealt
 from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
 from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
+from axrt.workers.slot_numbers import SlotNumbers
 from axrt.workers.stages import StageWorker
 from axrt.workers.stash import StashWorker
 from axrt.workers.stepping import SteppingWorker
@@ -175,8 +175,8 @@ class Trainer:
             expectation,
         )
         may_skip = model.loss_scale is not None
-        dealt = Dealt(self._job.microbatches if self._job.drawn else 0)
-        stages = StageWorker(self._job, model.stages, mail, gradients, dealt, may_skip)
+        slots = SlotNumbers(self._job.microbatches if self._job.drawn else 0)
+        stages = StageWorker(self._job, model.stages, mail, gradients, slots, may_skip)
         hears = {
             Meaning.LOSS: stepping.hear_losses,
             Meaning.VOTE: stepping.hear_vote,
@@ -185,7 +185,7 @@ class Trainer:
         offload = OffloadWorker(model.buckets, expectation)
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
         if model.stash is not None:
-            every.append(StashWorker(model.stages, model.stash, dealt))
+            every.append(StashWorker(model.stages, model.stash, slots))
         workers = Workers(mail, every, hears)
         state = RankState(
             self._job,
@@ -277,7 +277,9 @@ class Trainer:
         self, job: Job, batches: Iterable[Any] | None, first: Callable[[str], None] | None = None
     ) -> BatchReader:
         rank = self._rank
-        return BatchReader(batches, job, rank.mesh.data_rank, rank.generator, first)
+        return BatchReader(
+            batches, job, rank.mesh.data_rank, rank.generator, first, rank.loop.moves
+        )
 
     def _shared(self) -> SharingReader:
         """The reader of a replica that shares microbatches with others."""

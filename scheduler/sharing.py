@@ -20,6 +20,9 @@ from .policies import FIXED
 # Slots for a microbatch of a replica's own: so many times as many as the others it may compute. An
 # empty slot costs a message to and fro on each edge of the pipeline.
 SLOTS = 1.5
+# Microbatches that a replica never gives away: who asks ahead has room for the last one no sooner
+# than its owner, and even replicas would take it from each other.
+KEPT = 1
 
 
 def with_sharing(job: Job, in_tree: bool = False) -> Job:
@@ -42,10 +45,10 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
             f"{job.policy.name} runs two pipes, whose reader is a whole step ahead; expected a "
             "policy of one pipe, such as '1f1b'"
         )
-    elif bounds.in_flight >= min(slots, job.placement.chunks * job.microbatches):
+    elif bounds.in_flight + KEPT >= job.microbatches:
         why = (
-            f"under {job.policy.name} a rank takes all that it can get at once, however slow it "
-            f"is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
+            f"under {job.policy.name} a rank may take all that it can get at once, however slow "
+            f"it is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
             "expected more microbatches, or a policy with a lower bound, such as '1f1b'"
         )
     elif in_tree and job.splits:
@@ -56,10 +59,6 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
     if why:
         raise ValueError(f"share: {why}")
     return replace(job, microbatches=slots, drawn=job.microbatches, in_tree=in_tree)
-
-
-# A replica that asks ahead would begin with the last one no sooner than its owner.
-KEPT = 1
 
 
 class Choice(Enum):
@@ -128,6 +127,14 @@ class Hand:
         most = max(others, key=self.left.__getitem__)
         return most if self.left[most] else None
 
+    def asks_ahead(self, is_last: bool) -> bool:
+        """To ask for the next slot now, so that an answer is here when there is room.
+
+        Args:
+            is_last: the slot that was filled is the last one.
+        """
+        return not is_last and self.choice() is Choice.ASK
+
     def ask(self) -> int:
         """Note that the replica with most to give is asked. Returns it."""
         self.asked = self.whom()
@@ -152,16 +159,24 @@ class Hand:
         return self.given.pop(0)
 
 
-def dealt(hands: list[Hand], replica: int) -> int | None:
-    """The index over all replicas of the microbatch for a replica's next slot, where answers take
-    no time; None: the slot is empty. As in a reader, the one for the slot after it is asked for."""
+def microbatch_for_slot(hands: list[Hand], replica: int, is_last: bool) -> int | None:
+    """The microbatch that a replica's next slot gets where answers take no time.
+
+    Args:
+        hands: hands of all replicas, which are told.
+        replica: index of the replica.
+        is_last: the slot is the last one of the step.
+    Returns:
+        Its index over all replicas; None: the slot is empty.
+    """
     hand = hands[replica]
     _ask_all(hands, hand)
     choice = hand.choice()
     if choice is Choice.LEAVE_EMPTY:
         return None
     index = hand.draw() if choice is Choice.DRAW else hand.take()
-    _ask_all(hands, hand)
+    if hand.asks_ahead(is_last):
+        _ask_all(hands, hand)
     return index
 
 

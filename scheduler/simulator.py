@@ -24,7 +24,7 @@ from .order import Order
 from .placement import Placement
 from .reader_messages import has_ended, has_read
 from .rules import Feature, OnDevice, Queue
-from .sharing import Hand, dealt
+from .sharing import Hand, microbatch_for_slot
 from .state import END, RankState
 from .task import AnyKind, Kind, Task
 from .timeline import Pause, Span, Timeline
@@ -177,7 +177,7 @@ class _Durations:
         self._factors: dict[tuple[AnyKind, int], float] = {}
         self._varies = costs.jitter > 0 or costs.hiccups[0] > 0
         self._base: dict[tuple[AnyKind, int], float] = {}
-        self.dealt: dict[int, int | None] = {}
+        self.numbers: dict[int, int | None] = {}
         self._on_buckets = {
             Kind.STEP: costs.step,
             Kind.REDUCE: costs.reduce,
@@ -214,7 +214,7 @@ class _Durations:
 
     def _length(self, slot: int) -> float:
         """The factor on what the microbatch of a slot takes; 0 where the slot is empty."""
-        number = self.dealt[slot]
+        number = self.numbers[slot]
         if number is None:
             return 0.0
         if not self._costs.lengths:
@@ -342,7 +342,7 @@ class _Simulation:
             while (number := first.microbatch_to_read()) is not None:
                 ended = number == self.end
                 pipe = first.replica * self._placement.pipes + number % self._placement.pipes
-                self._durations[pipe].dealt[number] = self._microbatch(first.replica, number)
+                self._durations[pipe].numbers[number] = self._microbatch(first.replica, number)
                 said = (
                     has_ended(self._placement, [first.replica], number)
                     if ended
@@ -359,7 +359,8 @@ class _Simulation:
         if job.drawn:
             if step not in self._hands:
                 self._hands[step] = [Hand.of(job, replica) for replica in range(job.replicas)]
-            index = dealt(self._hands[step], replica)
+            is_last = job.ends_a_step(number)
+            index = microbatch_for_slot(self._hands[step], replica, is_last)
         return None if index is None else step * job.microbatches_in_all + index
 
     def _start(self, place: int, queue: Queue, now: float) -> None:

@@ -316,11 +316,12 @@ class Bucket:
         return own
 
     def add_up_kept(self, parts: Sequence[tuple[Kept, Used]]) -> Shards:
-        """The same of what copies have put aside: a tree for each stage that has copies, and stages
-        in their order."""
-        trees: dict[int, list[Kept]] = {stage: [] for stage in sorted({c.stage for c in self.near})}
+        """The same of what copies have put aside: a tree for each layer that has copies, in the
+        order of layers."""
+        layers = sorted({(copy.stage, copy.bucket) for copy in self.near})
+        trees: dict[tuple[int, int], list[Kept]] = {layer: [] for layer in layers}
         for copy, (kept, _) in zip(self.near, parts, strict=True):
-            trees[copy.stage].append(kept)
+            trees[copy.stage, copy.bucket].append(kept)
         me = self.near.index(self.me)
         own = self._gradient.add_up_kept(list(trees.values()), me, len(parts))
         self.set_used(used_by_any([used for _, used in parts]))

@@ -110,22 +110,22 @@ class Gradient:
         """Sum what copies have put aside of the shards that this copy owns.
 
         Args:
-            parts: `kept` of each copy, those of a stage together; a stage's come first.
+            parts: `kept` of each copy, those of a layer together.
             me: index of this copy.
             copies: number of copies.
         Returns:
             The sums, which are views of the total.
         """
-        own, stages = self.shards(me, copies), []
-        for of_stage in parts:
+        own, layers = self.shards(me, copies), []
+        for of_layer in parts:
             tree = GradientTree()
-            for node, tensors in (pair for kept in of_stage for pair in kept):
+            for node, tensors in (pair for kept in of_layer for pair in kept):
                 tree.add(Node(*node), tensors)
-            stages.append(tuple(tree.total()))
-        if len(stages) > 1:
-            self.sum_into(own, stages)
+            layers.append(tuple(tree.total()))
+        if len(layers) > 1:
+            self.sum_into(own, layers)
         else:
-            for total, found in zip(own, *stages, strict=True):
+            for total, found in zip(own, *layers, strict=True):
                 total.copy_(found)
         return own
 

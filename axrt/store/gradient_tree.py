@@ -29,6 +29,8 @@ class GradientTree:
 
     def add(self, node: Node, tensors: Sequence[Tensor]) -> None:
         """Take in a node, whose tensors are this tree's to write to."""
+        if node in self._nodes:
+            raise ValueError(f"{node} is in the tree; expected each microbatch once")
         found = list(tensors)
         while other := self._nodes.pop(Node(node.level, node.place ^ 1), None):
             # A sum of two has the same bits in either order.

@@ -8,9 +8,9 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.task import Kind, Task
 
-from .dealt import Dealt
 from .gradients import GradientWorker
 from .losses import LossReader
+from .slot_numbers import SlotNumbers
 from .worker import WHOLE, Made, Mail, Piece, Worker, nothing
 
 
@@ -22,7 +22,7 @@ class StageWorker(Worker):
         stages: stages of this rank, by number.
         mail: payloads of the session.
         gradients: worker whose buckets the backwards add to.
-        dealt: which microbatch a slot has.
+        slots: which microbatch a slot has.
         may_skip: True where an overflow skips a step (loss scaling), which then leaves buffers as
             they were before it.
     """
@@ -35,12 +35,12 @@ class StageWorker(Worker):
         stages: Mapping[int, Stage],
         mail: Mail,
         gradients: GradientWorker,
-        dealt: Dealt,
+        slots: SlotNumbers,
         may_skip: bool = False,
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
-        self._dealt, self._forwards = dealt, 0  # of the last stage, in this step
+        self._slots, self._forwards = slots, 0  # of the last stage, in this step
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -84,7 +84,7 @@ class StageWorker(Worker):
 
     def _number_of(self, task: Task) -> int | None:
         """The running number of a task's microbatch; None: its slot is empty."""
-        return self._dealt.number(task.stage, task.microbatch)
+        return self._slots.number(task.stage, task.microbatch)
 
     def _place_of(self, task: Task, number: int) -> str:
         shares = self._job.drawn > 0
@@ -106,21 +106,21 @@ class StageWorker(Worker):
             self._stages[stage].remember_buffers()
         number = self._number_of(task)
         if number is None:
-            return lambda message: self._dealt.pack(stage, slot, None)
+            return lambda message: self._slots.pack(stage, slot, None)
         in_pieces = self._leaves_in_parts(task) and not self._job.splits
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
         if stage == self._last:
             self._losses.start(number, *outputs)
-        return lambda message: self._dealt.pack(stage, slot, outputs)
+        return lambda message: self._slots.pack(stage, slot, outputs)
 
     def _inputs(self, task: Task) -> tuple[Any, Any]:
         """What has come for a forward: its inputs, and on the last stage its target."""
         _, stage, slot, _ = task
         came = self._mail.take(Meaning.ACTIVATION, stage, slot)
-        inputs = self._dealt.unpack(stage, slot, came)
+        inputs = self._slots.unpack(stage, slot, came)
         if stage != self._last:
             return inputs, None
-        return inputs, self._dealt.unpack(stage, slot, self._mail.take(Meaning.TARGET, stage, slot))
+        return inputs, self._slots.unpack(stage, slot, self._mail.take(Meaning.TARGET, stage, slot))
 
     def _recompute(self, task: Task) -> Made:
         number = self._number_of(task)

@@ -6,7 +6,7 @@ from axrt.model.stage import Stage
 from axrt.scheduler.task import Kind, Task
 from axrt.store.stash import ScratchStash
 
-from .dealt import Dealt
+from .slot_numbers import SlotNumbers
 from .worker import Made, Worker, nothing
 
 
@@ -16,17 +16,19 @@ class StashWorker(Worker):
     Args:
         stages: stages of this rank, by number.
         stash: stashes of this rank in scratch.
-        dealt: which microbatch a slot has.
+        slots: which microbatch a slot has.
     """
 
     kinds = (Kind.OFFLOAD, Kind.RELOAD)
 
-    def __init__(self, stages: Mapping[int, Stage], stash: ScratchStash, dealt: Dealt) -> None:
-        self._stages, self._stash, self._dealt = stages, stash, dealt
+    def __init__(
+        self, stages: Mapping[int, Stage], stash: ScratchStash, slots: SlotNumbers
+    ) -> None:
+        self._stages, self._stash, self._slots = stages, stash, slots
 
     def run(self, task: Task) -> Made:
         kind, stage, slot, _ = task
-        number = self._dealt.number(stage, slot)
+        number = self._slots.number(stage, slot)
         if number is None:
             return nothing
         if kind is Kind.OFFLOAD:
@@ -37,7 +39,7 @@ class StashWorker(Worker):
 
     def complete(self, task: Task, made: Made) -> Made:
         kind, stage, slot, _ = task
-        number = self._dealt.number(stage, slot)
+        number = self._slots.number(stage, slot)
         if number is None:
             return made
         saved = self._stages[stage].saved(number)

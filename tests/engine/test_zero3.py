@@ -25,6 +25,8 @@ from ..sweeps import swept
 from .models import perceptron
 from .reference import Outcome, adamw, configured, random_batches, together, train_on_a_rank
 from .test_offload import TYPES
+from .test_ties import MICROBATCHES as TIED_MICROBATCHES
+from .test_ties import tied
 from .test_zero2 import SMALL, num_bytes, squares
 
 MICROBATCHES, STEPS = 8, 2
@@ -340,3 +342,18 @@ def test_a_layer_that_writes_to_its_weights_is_refused(layer: type[nn.Linear], k
 
     with pytest.raises(axrt.ModelError, match=r"was written to.*expected memory\.zero = 2"):
         LocalWorld(2).run(on_a_rank)
+
+
+def test_ties_whose_stages_would_wait_for_each_others_stays_are_refused() -> None:
+    config = configured(
+        TIED_MICROBATCHES,
+        schedule={"policy": "breadth-first", "chunks": 3},
+        parallel={"data": 2},
+        memory={"zero": 3, "reductions": 3, "gathered": 2},
+    )
+
+    def rank_main(transport: Transport) -> None:
+        with pytest.raises(axrt.ConfigError, match="would wait for each other"):
+            axrt.initialize(tied(), config=config, transport=transport)
+
+    LocalWorld(2).run(rank_main)

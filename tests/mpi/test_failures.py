@@ -184,6 +184,14 @@ def test_a_rank_that_shows_no_sign_of_life_ends_the_job_and_is_named(name: str, 
     assert is_open_mpi() or ended.code == 69
 
 
+def test_a_rank_that_waits_for_a_microbatch_of_a_stopped_one_names_it() -> None:
+    ended = victim("a_rank_that_is_asked_to_share_is_stopped")
+    assert ended.code != 0
+    assert re.search(
+        r"rank 1 has waited \d+ s for rank 0, which has shown no sign of life for \d+ s", ended.err
+    ), ended.err
+
+
 # as between nodes
 OVER_THE_NETWORK = {
     "OMPI_MCA_btl": "self,tcp",

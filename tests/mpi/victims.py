@@ -194,6 +194,18 @@ def a_reader_is_slow_after_an_evaluation() -> None:
         e.eval_batch(slowly(1) if e.rank == 0 else None)
 
 
+def a_rank_that_is_asked_to_share_is_stopped() -> None:
+    """Rank 1 has none left when rank 0 stops."""
+    shares = {"schedule": {"policy": "1f1b", "microbatches": 8, "share": True}}
+    act = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if my_rank() == 0 else lambda: None
+    layers = model(axrt.LayerSpec(DoesAt, 6, act))
+    config = configured(8, **shares, parallel={"data": 2}, run={"patience_s": 2.0})
+    batches = random_batches((4, 8), classes=3, microbatches=8)
+    with axrt.initialize(layers, config=config) as e:
+        for step in range(3):
+            e.train_batch(iter(batches(step)))
+
+
 def the_batches_end() -> None:
     with engine() as e:
         batches = iter(BATCHES(0) + BATCHES(1)[:2])

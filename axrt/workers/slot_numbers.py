@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class Dealt:
+class SlotNumbers:
     """The numbers of the microbatches that the slots of this rank's stages have.
 
     A payload of the schedule is a pair (number, payload) then; an empty slot's number is None.
