@@ -574,6 +574,11 @@ class Run(_Section):
     transport: str = _key(
         "auto", "auto = mpi under a launcher, none alone", choices=("auto", "mpi", "local")
     )
+    survive: bool = _key(
+        False,
+        "axrt train: ranks that are left when one is lost go on in the same job, from their newest "
+        "copies or checkpoint; under Open MPI's mpirun --with-ft ulfm",
+    )
     start_patience_s: float = _key(
         300.0,
         "seconds that ranks wait for each other before MPI is up; 0 = for ever",

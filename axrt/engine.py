@@ -786,8 +786,11 @@ class Engine:
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
         error = as_failure(error)
-        if isinstance(error, PeerLostError):
+        if isinstance(error, PeerLostError) and not self._world.survives:
             self._tell_what_all_wait_for()
+        self._rank.inspection.stop()
+        if self._world.survives:
+            self._checkpoints.close()  # this process may go on with another engine
         if not isinstance(error, AxrtError):  # ours say where by themselves
             error.add_note(f"on rank {self.rank}, {self._world.where()}")
         try:
@@ -806,6 +809,7 @@ def initialize(
     transport: Transport | None = None,
     observers: Sequence[Observer] = (),
     sample: Any = None,
+    world: World | None = None,
     **unknown: Never,
 ) -> Engine:
     """Make the engine of this rank; every rank calls it alike.
@@ -826,6 +830,7 @@ def initialize(
         sample: a microbatch, (inputs, targets), like those of the training, on the main rank:
             policy "auto" measures the layers with it, `run.compile` compiles them; ignored
             elsewhere.
+        world: the job as its ranks are now, where some were lost; None: as the launcher started it.
         **unknown: refused arguments; for those of DeepSpeed's initialize the error says what axrt
             takes instead.
     Raises:
@@ -840,9 +845,9 @@ def initialize(
         settings = Config.read(config)
         check_backend(settings.run.compile)
     except ConfigError as error:
-        world = World(CPU) if transport else join()
+        world = world or (World(CPU) if transport else join())
         world.fail(error)
-    world = (
+    world = world or (
         World(choose(settings.run.device, None))
         if transport
         else join(settings.run.transport, settings.run.device, settings.run.start_patience_s)

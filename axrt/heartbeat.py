@@ -107,6 +107,10 @@ class Heartbeat(Silence):
         self._stopped.set()
         self._thread.join()
 
+    def revoke(self) -> None:
+        """Let calls of all ranks on this communicator raise."""
+        self._comm.Revoke()
+
     def free(self) -> None:
         self.stop()
         with suppress(self._mpi.Exception):

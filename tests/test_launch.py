@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from axrt import ConfigError, LaunchError
 from axrt.device import CPU, agreed, identity
 from axrt.launch import Told, check_world, told
 from axrt.mpi_library import check_knows_launcher
+from axrt.survivors import can_survive
 
 
 @pytest.mark.parametrize(
@@ -159,3 +161,14 @@ def test_a_library_that_may_touch_devices_is_asked_by_its_file(tmp_path: Path) -
         [sys.executable, "-c", script, library], check=True, capture_output=True, text=True
     )
     assert told.stdout.split() == ["False", "True", "False", "False"]
+
+
+def test_lost_ranks_are_survived_where_the_launcher_says_so() -> None:
+    class Comm:
+        def Shrink(self) -> None: ...  # noqa: N802 - as MPI calls it
+
+    able, unable = SimpleNamespace(Comm=Comm), SimpleNamespace(Comm=object)
+    told = {"OMPI_MCA_mpi_ft_enable": "1"}
+    assert can_survive(able, told)
+    assert not can_survive(unable, told)
+    assert not can_survive(able, {})

@@ -22,7 +22,7 @@ from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
-from axrt.launch import join, told
+from axrt.launch import MpiWorld, join, told
 from axrt.ledger.prediction import Predictor
 from axrt.models.registry import model_of
 from axrt.observe.metrics import RunFiles, stays
@@ -30,6 +30,7 @@ from axrt.observe.progress import progress_for
 from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
 
+from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
 from .record import Record
 from .sample import sample_of
@@ -71,7 +72,7 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     said = told()
     try:
         with witnessed(said.rank if said else 0):
-            code = _train(file, overrides)
+            code = _until_done(Attempt(file, overrides))
         sys.exit(code)
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
@@ -87,28 +88,50 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
         sys.exit(exit_code_of(error))
 
 
-def _train(file: str, overrides: tuple[str, ...]) -> Exit:
+def _until_done(attempt: Attempt) -> Exit:
+    """Train, and go on without ranks that are lost where that is asked for."""
+    try:
+        config = Config.read(attempt.file, attempt.overrides)
+    except ConfigError:
+        return _train(attempt)  # which says so
+    if not config.run.survive:
+        return _train(attempt)
+    run = config.run
+    world = join(run.transport, run.device, run.start_patience_s)
+    code, left = train_with_survivors(config, attempt, world, _train)
+    code = Exit.DONE if code is None else code
+    if isinstance(left, MpiWorld) and left.has_lost:
+        left.leave_at_once(code)
+    return code
+
+
+def _train(attempt: Attempt) -> Exit:
     """Train to the end, or until it is interrupted.
 
+    Args:
+        attempt: what to begin with; it is told the directory of the run.
     Returns:
         The exit code of this rank. The main rank alone says that the run was interrupted: Open
         MPI's mpirun ends all ranks when one leaves with a code, and it would lose the main rank's
         last words.
     """
     try:
-        config = _of_this_run(file, Config.read(file, overrides))
+        read = Config.read(attempt.file, attempt.overrides)
+        config = _of_this_run(attempt.file, read)
         model = model_of(config)
     except ConfigError as error:
-        join().fail(error)
+        (attempt.world or join()).fail(error)
     _settle_allocator(config)
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
     predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
     with (
         Interrupt() as interrupt,
-        initialize(model, config=config, sample=sample) as engine,
+        initialize(model, config=config, sample=sample, world=attempt.world) as engine,
     ):
         files = _on_main(engine, lambda: RunFiles(config))
+        if files:
+            attempt.when_lost = files.let_go
         resumed_from = _resume(engine)
         _on_main(engine, files.begin if files else None)
         show = progress_for(
@@ -118,6 +141,7 @@ def _train(file: str, overrides: tuple[str, ...]) -> Exit:
         record = Record(engine, show, files) if files else None
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
+        attempt.directory = directory
         engine.answer_in(directory)
         saves = _Saves(engine, record, directory)
         if record:

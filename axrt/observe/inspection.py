@@ -79,6 +79,7 @@ class Inspection(Observer):
         self._answered = threading.Event()
         self._folder = Path()
         self._main = threading.get_ident()
+        self._stopped = threading.Event()
 
     def begin(self, run: Path) -> None:
         """Answer from now on.
@@ -88,6 +89,10 @@ class Inspection(Observer):
         """
         self._folder = run / FOLDER
         threading.Thread(target=self._look, name=_THREAD, daemon=True).start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        self._stopped.set()
 
     # What the loop tells.
 
@@ -129,8 +134,7 @@ class Inspection(Observer):
 
     def _look(self) -> None:
         heard: set[Path] = set()
-        while True:
-            time.sleep(_LOOK_S)
+        while not self._stopped.wait(_LOOK_S):
             asked = set(self._folder.glob(f"*/{QUESTION}"))
             for file in asked - heard:
                 with suppress(OSError, ValueError):  # whoever has asked may have gone

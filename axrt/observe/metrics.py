@@ -36,6 +36,7 @@ class RunFiles:
         self._config = config
         self.directory = Path(config.run.out)
         self._stays = stays(config, self.directory)
+        self._lock: DirectoryLock | None = None
         if self._stays:
             self._take()
         self._began = time.monotonic()
@@ -59,6 +60,11 @@ class RunFiles:
             _cut_off_half_a_line(self.directory / _METRICS)
         except OSError as error:
             raise _refusal(self.directory, error) from None
+
+    def let_go(self) -> None:
+        """Let another rank, or this one anew, write to the directory."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _take(self) -> None:
         try:

@@ -258,6 +258,10 @@ class MpiTransport:
         if self._progress is not None:
             self._progress.stop()
 
+    def revoke(self) -> None:
+        """Let calls of all ranks on this communicator raise."""
+        self._comm.Revoke()
+
     def close(self) -> None:
         self.flush()
         self.stop()

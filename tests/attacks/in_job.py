@@ -1,0 +1,187 @@
+"""A training whose ranks are killed one after the other, in one job that goes on without them.
+
+python -m tests.attacks.in_job [--kills 200] [--hasty 0.3] [--ranks 6] [--seed 0]
+
+It takes the mpirun of this environment, which must be Open MPI's. Each job has two replicas of two
+stages and spares. Ranks are killed at moments that the seed draws until one is left; that one gets
+further and ends by SIGUSR1, and the next job goes on. At last the run is trained to its end in
+peace. The loss of every step must be that of a quiet run, but for the order of sums; no job may
+stand still, and none may end with another code than 75. Hasty kills, while others recover, may end
+a job: Open MPI 5.0.11 can crash where a rank dies while a communicator is made.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import click
+import psutil
+
+from tests.mpi.mpirun import environment, launcher
+
+from .storm import CONFIG
+
+LAYOUT = ("parallel.pipe=2", "parallel.data=2", "schedule.policy=1f1b", "schedule.microbatches=2")
+_STANDS_STILL_S, _PEACE_STEPS = 60.0, 20
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The losses by step; of a step that ran again the last."""
+    try:
+        text = (run / "metrics.jsonl").read_text()
+    except OSError:
+        return {}
+    whole = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return {line["step"]: line["loss"] for line in whole if "loss" in line}
+
+
+class Job:
+    """A job that goes on with the run in `folder / "out"`."""
+
+    def __init__(self, folder: Path, ranks: int, *settings: str, run: str = "out") -> None:
+        self._run = folder / run
+        config = self._run / "config.toml"
+        file = config if config.exists() else folder / "storm.toml"
+        train = ["-m", "axrt", "train", str(file), f"run.out={run}", "checkpoint.resume=auto"]
+        command = [launcher(), "--with-ft", "ulfm", "-n", str(ranks), sys.executable, *train]
+        self.log = folder / "log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *LAYOUT, *settings],
+                cwd=folder,
+                env=environment(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def step(self) -> int:
+        return max(losses(self._run), default=0)
+
+    def ranks(self) -> list[psutil.Process]:
+        try:
+            return list(psutil.Process(self._process.pid).children())
+        except psutil.Error:
+            return []
+
+    def gets_to(self, step: int) -> bool:
+        """Wait for a step, which must come while the job runs. Returns False where it has ended."""
+        since, before = time.monotonic(), self.step
+        while self.step < step:
+            if self.step != before:
+                since, before = time.monotonic(), self.step
+            if self._process.poll() is not None:
+                return False
+            if time.monotonic() - since > _STANDS_STILL_S:
+                raise AssertionError(f"the job stands still at step {self.step}:\n{self.said()}")
+            time.sleep(0.02)
+        return True
+
+    def interrupt(self) -> int:
+        self._process.send_signal(signal.SIGUSR1)
+        return self.end()
+
+    def end(self) -> int:
+        try:
+            return self._process.wait(timeout=_STANDS_STILL_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the job does not end:\n{self.said()}") from None
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+@dataclass
+class Storm:
+    """What has happened.
+
+    Args:
+        kills: ranks killed while the job trained.
+        hasty: ranks killed while the others recovered from the one before.
+        jobs: jobs that were started.
+        ended: jobs that ended after a hasty kill, and did not go on.
+    """
+
+    kills: int = 0
+    hasty: int = 0
+    jobs: int = 0
+    ended: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills and {self.hasty} while others recovered, in {self.jobs} jobs, of "
+            f"which {self.ended} ended after such a one"
+        )
+
+
+def strike(job: Job, kills: int, hasty: float, random: Random, storm: Storm) -> None:
+    """Kill ranks of a job, one after the other, and end it."""
+    goes_on = job.gets_to(job.step + 2)
+    while goes_on and kills:
+        now = random.random() < hasty
+        if not now:
+            goes_on = job.gets_to(job.step + random.randrange(2, 8))
+        ranks = job.ranks()
+        if not goes_on or len(ranks) < 2:
+            break
+        time.sleep(random.random() * 0.5)
+        with suppress(ProcessLookupError):
+            os.kill(random.choice(ranks).pid, signal.SIGKILL)
+        storm.hasty, storm.kills, kills = storm.hasty + now, storm.kills + (not now), kills - 1
+    if not (goes_on and job.gets_to(job.step + 3)):
+        if not storm.hasty:
+            raise AssertionError(f"the job has ended:\n{job.said()}")
+        storm.ended += 1
+    elif (code := job.interrupt()) != 75:
+        raise AssertionError(f"code {code}, and 75 was expected:\n{job.said()}")
+
+
+@click.command()
+@click.option("--kills", default=200, show_default=True, type=click.IntRange(1))
+@click.option("--ranks", default=6, show_default=True, type=click.IntRange(4))
+@click.option(
+    "--hasty",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="share of the kills while others recover from the one before",
+)
+@click.option("--seed", default=0, show_default=True)
+def main(kills: int, ranks: int, hasty: float, seed: int) -> None:
+    """Kill ranks of jobs that go on, and compare with a quiet run."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "text.txt").write_text("all work and no play makes a dull toy. " * 60)
+        (folder / "storm.toml").write_text(CONFIG)
+        began_s = time.monotonic()
+        storm, random = Storm(), Random(seed)
+        while storm.kills + storm.hasty < kills:
+            storm.jobs += 1
+            job = Job(folder, ranks, "run.survive=true")
+            strike(job, ranks - 1, hasty, random, storm)
+            click.echo(f"{storm}, step {job.step}", err=True)
+        took_s = time.monotonic() - began_s
+        last = max(losses(folder / "out")) + _PEACE_STEPS
+        for run in ("out", "quiet"):
+            code = Job(folder, 4, f"run.steps={last}", run=run).end()
+            assert code == 0, code
+        found, expected = losses(folder / "out"), losses(folder / "quiet")
+        assert sorted(found) == sorted(expected) == list(range(1, last + 1))
+        worst = max(abs(found[step] - loss) / loss for step, loss in expected.items())
+        click.echo(
+            f"{storm}; {took_s:.0f} s: {last} steps, each with the loss of a quiet run within "
+            f"{worst:.1e}"
+        )
+        sys.exit(worst > 1e-5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Ranks are killed, and those that are left go on in the same job (ULFM)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ..cli.test_train import TINY
+from .mpirun import environment, is_open_mpi, launcher, mpirun
+from .test_runs import lines
+
+STEPS, EVERY = 90, 4
+SETTINGS = (
+    *("model.layers=4", "parallel.pipe=2", "parallel.data=2", "schedule.policy=1f1b"),
+    *("schedule.microbatches=2", "data.held_out=0", "run.log_every=1", f"run.steps={STEPS}"),
+)
+TRAIN = ("-m", "axrt", "train", "tiny.toml", *SETTINGS)
+GOING_ON = ("run.survive=true", f"checkpoint.every={EVERY}", "run.out=out")
+
+
+def losses(run: Path) -> dict[int, float]:
+    """The losses by step; of a step that ran again the last."""
+    return {int(line["step"]): line["loss"] for line in lines(run) if "loss" in line}
+
+
+def newest(run: Path) -> int:
+    return max(losses(run), default=0)
+
+
+def wait_for(step: int, job: "subprocess.Popen[bytes]", run: Path, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while newest(run) < step:
+        assert job.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+
+
+def ranks_of(job: "subprocess.Popen[bytes]") -> list[int]:
+    return sorted(child.pid for child in psutil.Process(job.pid).children())
+
+
+@pytest.fixture(autouse=True)
+def needs_open_mpi(tmp_path: Path) -> None:
+    if not is_open_mpi():
+        pytest.skip("MPICH's mpirun ends all ranks when one is lost")
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 40)
+
+
+def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path) -> None:
+    """Two replicas of two stages, and a spare. The spare takes the first lost place. After the
+    second loss one replica computes the whole batch, and after the fourth one rank does."""
+    log = tmp_path / "log"
+    command = [launcher(), "--with-ft", "ulfm", "-n", "5", sys.executable, *TRAIN, *GOING_ON]
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=file, stderr=subprocess.STDOUT
+        )
+        for number, victim in enumerate((1, 0, 1, 0)):  # the first rank, too
+            wait_for(15 * (number + 1), job, tmp_path / "out", log)
+            os.kill(ranks_of(job)[victim], signal.SIGKILL)
+        assert job.wait(timeout=180) == 0, log.read_text()
+    said = log.read_text()
+    assert "4 ranks are left and go on: ranks in the pipeline: 2, replicas: 2" in said
+    assert "3 ranks are left and go on: ranks in the pipeline: 2, replicas: 1, spares: 1" in said
+    assert "1 ranks are left and go on: ranks in the pipeline: 1, replicas: 1" in said
+    quiet = mpirun(4, [*TRAIN, "run.out=quiet"], cwd=tmp_path)
+    assert quiet.code == 0, quiet.err
+    found, expected = losses(tmp_path / "out"), losses(tmp_path / "quiet")
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
+
+
+def test_under_a_launcher_that_ends_all_ranks_it_is_said(tmp_path: Path) -> None:
+    ended = mpirun(4, [*TRAIN, *GOING_ON, "run.steps=2"], cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    assert "run.survive: here the job ends when a rank is lost" in ended.err
