@@ -171,8 +171,9 @@ def main(kills: int, ranks: int, hasty: float, seed: int) -> None:
         took_s = time.monotonic() - began_s
         last = max(losses(folder / "out")) + _PEACE_STEPS
         for run in ("out", "quiet"):
-            code = Job(folder, 4, f"run.steps={last}", run=run).end()
-            assert code == 0, code
+            job = Job(folder, 4, f"run.steps={last}", run=run)
+            job.gets_to(last)
+            assert job.end() == 0, job.said()
         found, expected = losses(folder / "out"), losses(folder / "quiet")
         assert sorted(found) == sorted(expected) == list(range(1, last + 1))
         worst = max(abs(found[step] - loss) / loss for step, loss in expected.items())
