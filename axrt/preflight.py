@@ -211,17 +211,13 @@ def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
 def refuse_ties_across_runs(model: PipelineModule, job: Job) -> None:
     """Check that tied layers do not wait for each other's stays.
 
-    A third reduction waits for the sums of the first, so for all copies of a tied weight. A stage
-    that keeps its whole weights until then may have the room that another copy's stage waits for.
-
     Args:
         model: layers of the whole model.
         job: schedule of the run.
     Raises:
         ConfigError: they may.
     """
-    stays = job.stays
-    if stays is None or job.reductions < 3 or stays.room >= job.placement.chunks:
+    if job.stays is None or not job.ties_may_wait_in_a_circle:
         return
     stages: dict[str, set[int]] = {}
     for stage, (first, end) in enumerate(pairwise(job.cuts)):
@@ -232,8 +228,8 @@ def refuse_ties_across_runs(model: PipelineModule, job: Job) -> None:
         if len(found) > 1:
             raise ConfigError(
                 f"layers tied as {key!r} are on stages {sorted(found)}, with {job.reductions} "
-                f"reductions a step and memory.gathered = {stays.room} of {job.placement.chunks} "
-                "stages of a rank: they would wait for each other; expected memory.reductions of "
+                f"reductions a step and memory.gathered = {job.stays.room} of "
+                f"{job.placement.chunks} stages of a rank: they would wait for each other; expected memory.reductions of "
                 f"at most 2, or memory.gathered = {job.placement.chunks}"
             )
 

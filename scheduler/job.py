@@ -190,6 +190,17 @@ class Job:
         """Number of microbatches that each replica's reader draws in a step."""
         return self.drawn or self.microbatches
 
+    @property
+    def ties_may_wait_in_a_circle(self) -> bool:
+        """Copies of a bucket on several stages of a pipe may wait for each other for ever.
+
+        The third reduction of a bucket waits for the sums of the first, so for the backward of
+        every copy. A stage that has its whole weights until then may have the room that the stay of
+        another copy's stage waits for.
+        """
+        stays = self.stays
+        return stays is not None and self.reductions > 2 and stays.room < self.placement.chunks
+
     def held_on(self, rank: int) -> int:
         """The largest number of microbatches, each of one stage, that the policy lets a rank
         hold."""
