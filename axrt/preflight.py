@@ -229,8 +229,9 @@ def refuse_ties_across_runs(model: PipelineModule, job: Job) -> None:
             raise ConfigError(
                 f"layers tied as {key!r} are on stages {sorted(found)}, with {job.reductions} "
                 f"reductions a step and memory.gathered = {job.stays.room} of "
-                f"{job.placement.chunks} stages of a rank: they would wait for each other; expected memory.reductions of "
-                f"at most 2, or memory.gathered = {job.placement.chunks}"
+                f"{job.placement.chunks} stages of a rank: they would wait for each other; "
+                "expected memory.reductions of at most 2, or memory.gathered = "
+                f"{job.placement.chunks}"
             )
 
 
