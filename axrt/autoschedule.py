@@ -26,7 +26,7 @@ from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
-from axrt.preflight import checked_sample, refuse_shared_parameters, refuse_ties_across_runs
+from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
 from axrt.scheduler.job import Job
@@ -112,7 +112,7 @@ def resolve(
     schedule, job = _of(
         replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
     )
-    return schedule, _with_replicas(job, mesh, config, model), candidates
+    return schedule, _with_replicas(job, mesh, config), candidates
 
 
 def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:
@@ -130,7 +130,7 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
         if config.schedule.policy == ""
         else _of(config.schedule, config, model, mesh.pipe)
     )
-    return schedule, _with_replicas(job, mesh, config, model)
+    return schedule, _with_replicas(job, mesh, config)
 
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
@@ -233,7 +233,7 @@ def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found
                 yield found
 
 
-def _with_replicas(job: Job, mesh: Mesh, config: Config, model: PipelineModule) -> Job:
+def _with_replicas(job: Job, mesh: Mesh, config: Config) -> Job:
     of = config.memory
     group = of.shard if of.zero else config.parallel.group or usual_group(mesh.data, job.ranks)
     group = 0 if group == 1 or job.by_library else group
@@ -246,7 +246,6 @@ def _with_replicas(job: Job, mesh: Mesh, config: Config, model: PipelineModule) 
         job = with_shards(job, of.zero, of.reductions, of.gathered, group, of.offload_parameters)
     except ValueError as error:
         raise ConfigError(f"memory.{error}{_unnamed(job, config)}") from None
-    refuse_ties_across_runs(model, job)
     return job
 
 

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from axrt.errors import AxrtError, ConfigError
-from axrt.model.layers import TiedLayerSpec
 from axrt.model.module import PipelineModule
-from axrt.scheduler.job import Job
 
 
 def refuse_in_a_worker() -> None:
@@ -206,33 +204,6 @@ def warn_of_equal_readers(digests: Mapping[int, str], new: int) -> None:
             "see",
             stacklevel=2,
         )
-
-
-def refuse_ties_across_runs(model: PipelineModule, job: Job) -> None:
-    """Check that tied layers do not wait for each other's stays.
-
-    Args:
-        model: layers of the whole model.
-        job: schedule of the run.
-    Raises:
-        ConfigError: they may.
-    """
-    if job.stays is None or not job.ties_may_wait_in_a_circle:
-        return
-    stages: dict[str, set[int]] = {}
-    for stage, (first, end) in enumerate(pairwise(job.cuts)):
-        for layer in model.layers[first:end]:
-            if isinstance(layer, TiedLayerSpec):
-                stages.setdefault(layer.key, set()).add(stage)
-    for key, found in sorted(stages.items()):
-        if len(found) > 1:
-            raise ConfigError(
-                f"layers tied as {key!r} are on stages {sorted(found)}, with {job.reductions} "
-                f"reductions a step and memory.gathered = {job.stays.room} of "
-                f"{job.placement.chunks} stages of a rank: they would wait for each other; "
-                "expected memory.reductions of at most 2, or memory.gathered = "
-                f"{job.placement.chunks}"
-            )
 
 
 def refuse_shared_parameters(model: PipelineModule, cuts: list[int]) -> None:

@@ -192,11 +192,12 @@ class Job:
 
     @property
     def ties_may_wait_in_a_circle(self) -> bool:
-        """Copies of a bucket on several stages of a pipe may wait for each other for ever.
+        """Copies of a bucket on several stages of a pipe could wait for each other for ever if
+        their runs waited for each other's reductions.
 
-        The third reduction of a bucket waits for the sums of the first, so for the backward of
-        every copy. A stage that has its whole weights until then may have the room that the stay of
-        another copy's stage waits for.
+        The third run of a stage waits for the sums of the first, so for the backward of every copy.
+        A stage that has its whole weights until then may have the room that the stay of another
+        copy's stage waits for.
         """
         stays = self.stays
         return stays is not None and self.reductions > 2 and stays.room < self.placement.chunks

@@ -58,8 +58,8 @@ for them whatever the copies do.
 *Stays.* Weights that are whole for a time, gathered or brought from scratch, keep back what reads
 them until its stay has begun. `rules/stays.py` argues why each begins, and is released: stays
 follow one order in which the schedule has run to its end. Copies of one bucket on several stages
-are not in that order: `Job.ties_may_wait_in_a_circle` says where they could get stuck, which is
-refused.
+are not in that order, and keep no run back where they could get stuck
+(`Job.ties_may_wait_in_a_circle`).
 
 *Stashes.* Where the device has room for fewer than a rank holds, forwards wait for copies that end,
 and backwards for stashes that come back. `rules/stash.py` argues that neither keeps back what the

@@ -17,7 +17,9 @@ the step has started. The losses give the divisor of the gradient, and say that 
 
 Where a step has several reductions, backwards of a run wait for the reduction of the run before
 last. That needs parts of all copies of the stage, whose runs before last have begun. So nobody
-waits in a circle: of all runs that wait, take one of the least number.
+waits in a circle: of all runs that wait, take one of the least number. Copies of a tied bucket are
+on several stages, and the run of another stage may wait for the room that this one has for whole
+weights. Where that may be, tied buckets keep no run back.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +40,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
             parts_of_all = Need(Meaning.PART, seats_of(near(here, bucket)), bucket)
             then = nothing if here.job.shards else sums(here)
             then = subtotals(here) if here.job.is_grouped else then
-            opens = (run_after_next(here),) if here.job.reductions > 1 else ()
+            opens = (run_after_next(here),) if holds_back(here, copies) else ()
             yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
         if here.job.steps_on_host(copies):
             continue
@@ -78,10 +80,17 @@ def run_after_next(here: StageHere) -> Opening:
     return Opening(Gate.REDUCED, lambda runs: here.job.first_of_run(runs + 2))
 
 
+def holds_back(here: StageHere, copies: Copies) -> bool:
+    """Backwards of a run wait for the reduction of the run before last of a bucket."""
+    is_tied = any(copy.stage != here.seat.stage for copy in copies)
+    return here.job.reductions > 1 and not (is_tied and here.job.ties_may_wait_in_a_circle)
+
+
 def reduced(here: StageHere) -> tuple[Need, ...]:
     """Of the stage's gradients no more than that of the run before is on its way; needed only
     where they are let go within a step."""
-    return (Need(Gate.REDUCED),) if here.job.reductions > 1 and here.buckets else ()
+    holds = any(holds_back(here, copies) for copies in here.buckets)
+    return (Need(Gate.REDUCED),) if holds else ()
 
 
 def new_weights(here: StageHere, tried: bool = False) -> Callable[[Task], list[Message]]:

@@ -26,7 +26,7 @@ from .models import perceptron
 from .reference import Outcome, adamw, configured, random_batches, together, train_on_a_rank
 from .test_offload import TYPES
 from .test_ties import MICROBATCHES as TIED_MICROBATCHES
-from .test_ties import tied
+from .test_ties import on_ranks, tied
 from .test_zero2 import SMALL, num_bytes, squares
 
 MICROBATCHES, STEPS = 8, 2
@@ -65,6 +65,21 @@ def test_stages_that_come_and_go_change_no_bit(
     assert (found.losses, found.norms) == (plain.losses, plain.norms)
     for name, value in plain.parameters.items():
         assert torch.equal(found.parameters[name], value), name
+
+
+@pytest.mark.parametrize("microbatches_a_run", [1, 2])
+@pytest.mark.parametrize("gathered", [1, 2])
+def test_tied_stages_that_come_and_go_within_a_step_change_no_bit(
+    gathered: int, microbatches_a_run: int
+) -> None:
+    reductions = TIED_MICROBATCHES // microbatches_a_run
+    schedule = {"policy": "breadth-first", "chunks": 4}
+    memory = {"zero": 2, "reductions": reductions}
+    plain = on_ranks(1, 2, tied(), schedule=schedule, memory=memory)
+    for pipe in (1, 2):
+        schedule["chunks"] = 4 // pipe
+        memory = {"zero": 3, "reductions": reductions, "gathered": gathered}
+        assert on_ranks(pipe, 2, tied(), schedule=schedule, memory=memory) == plain
 
 
 # Bytes and what is sent, of four layers of 4096 parameters, each a bucket, on one rank a replica.
@@ -342,18 +357,3 @@ def test_a_layer_that_writes_to_its_weights_is_refused(layer: type[nn.Linear], k
 
     with pytest.raises(axrt.ModelError, match=r"was written to.*expected memory\.zero = 2"):
         LocalWorld(2).run(on_a_rank)
-
-
-def test_ties_whose_stages_would_wait_for_each_others_stays_are_refused() -> None:
-    config = configured(
-        TIED_MICROBATCHES,
-        schedule={"policy": "breadth-first", "chunks": 3},
-        parallel={"data": 2},
-        memory={"zero": 3, "reductions": 3, "gathered": 2},
-    )
-
-    def rank_main(transport: Transport) -> None:
-        with pytest.raises(axrt.ConfigError, match="would wait for each other"):
-            axrt.initialize(tied(), config=config, transport=transport)
-
-    LocalWorld(2).run(rank_main)

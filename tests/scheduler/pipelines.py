@@ -371,9 +371,13 @@ class SlotWatch:
         return self._job.votes or any(len(stages) > 1 for stages in of_stage)
 
     def _check_on_its_way(self, backward: Task) -> None:
-        """When a run begins, no more than one before it has not been added up."""
+        """When a run begins, no more than one before it has not been added up, but for gradients of
+        tied weights where stages would wait for each other."""
         stage, runs = backward.stage, self._job.run_of(backward.microbatch)
-        assert self._of_all_buckets(self._started, Kind.REDUCE, stage) >= runs - 1, backward
+        for bucket, copies in enumerate(self._buckets[stage]):
+            if len({copy.stage for copy in copies}) > 1 and self._job.ties_may_wait_in_a_circle:
+                continue
+            assert self._started[Kind.REDUCE, stage, bucket] >= runs - 1, backward
 
     def _check_run(self, reduce: Task) -> None:
         """Every backward whose gradient goes into the reduction has begun here."""

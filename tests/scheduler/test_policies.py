@@ -221,9 +221,22 @@ def fitting(policy: Policy, ranks: int, microbatches: int, chunks: int) -> tuple
 
 
 @pytest.mark.parametrize(("reductions", "room"), [(3, 1), (3, 2), (2, 1), (2, 2), (3, 3)])
-def test_what_is_refused_for_ties_does_get_stuck(reductions: int, room: int) -> None:
+def test_ties_keep_no_run_back_where_they_would_wait_in_a_circle(
+    reductions: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = tied_with_stays(reductions, room)
+    may_wait = pipeline.job.ties_may_wait_in_a_circle
+    run_in_random_order(pipeline, 0)
+    assert pipeline.finished
+    monkeypatch.setattr(Job, "ties_may_wait_in_a_circle", False)
+    pipeline = tied_with_stays(reductions, room)
+    run_in_random_order(pipeline, 0)
+    assert pipeline.finished is not may_wait
+
+
+def tied_with_stays(reductions: int, room: int) -> Pipeline:
     placement, microbatches = fitting(policy := policy_by_name("breadth-first"), 1, 6, 3)
-    pipeline = Pipeline(
+    return Pipeline(
         policy,
         placement.ranks,
         microbatches,
@@ -234,8 +247,6 @@ def test_what_is_refused_for_ties_does_get_stuck(reductions: int, room: int) -> 
         reductions=reductions,
         room=room,
     )
-    run_in_random_order(pipeline, 0)
-    assert pipeline.finished is not pipeline.job.ties_may_wait_in_a_circle
 
 
 COPIES = (Kind.OFFLOAD, Kind.RELOAD)
@@ -320,8 +331,6 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         room=seed % 11 % 4,
         spare=spare,
     )
-    if tied and pipeline.job.ties_may_wait_in_a_circle:
-        return  # refused, see `test_what_is_refused_for_ties_does_get_stuck`
     run_in_random_order(pipeline, seed)
     assert pipeline.finished, [
         str(lack) for state in pipeline.states for lack in state.waiting_for()
