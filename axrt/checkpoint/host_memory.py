@@ -4,8 +4,9 @@ memory.
     /dev/shm/axrt-7d31c6f09a44/      one run, by a name that is drawn
       node-3/                        one host: there may be several on one machine, in tests
         step-00000040/
-          rank-2/                    manifest.json and the files of rank 2's layers
-          rank-6.partial/            being written, or left over
+          rank-2-of-8/               manifest.json and the files of rank 2's layers
+          rank-6-of-8.partial/       being written, or left over
+          joined-0/                  what rank 0 of a job with another layout takes
 
 A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
 manifest has the digest of each file.
@@ -31,10 +32,26 @@ class Part(NamedTuple):
     Args:
         step: number of steps that were done.
         rank: rank in the job whose state it is.
+        size: number of ranks of that job.
     """
 
     step: int
     rank: int
+    size: int
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return f"rank-{self.rank}-of-{self.size}"
+
+    @classmethod
+    def at(cls, path: Path) -> "Part | None":
+        """The part that has such a path; None: none has."""
+        of_step = re.fullmatch(r"step-(\d+)", path.parent.name)
+        of_rank = re.fullmatch(r"rank-(\d+)-of-(\d+)", path.name)
+        if of_step is None or of_rank is None:
+            return None
+        return cls(int(of_step[1]), int(of_rank[1]), int(of_rank[2]))
 
 
 class HostMemory:
@@ -52,7 +69,11 @@ class HostMemory:
 
     def path_of(self, part: Part) -> Path:
         """The directory of a part, once it is whole."""
-        return self._root / f"step-{part.step:08}" / f"rank-{part.rank}"
+        return self._root / f"step-{part.step:08}" / part.name
+
+    def joined(self, step: int, rank: int) -> Path:
+        """A directory for what a rank of this job takes of several parts."""
+        return self._root / f"step-{step:08}" / f"joined-{rank}"
 
     def begin(self, part: Part) -> Path:
         """Make an empty directory in which a part is written.
@@ -60,7 +81,7 @@ class HostMemory:
         Raises:
             OSError: it cannot be made.
         """
-        path = self.path_of(part).with_name(f"rank-{part.rank}{_PARTIAL}")
+        path = self.path_of(part).with_name(part.name + _PARTIAL)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
@@ -83,8 +104,9 @@ class HostMemory:
             share, of: index of the share of this rank, and number of ranks that share the look.
         """
         for number, path in enumerate(sorted(self._root.glob("step-*/rank-*"))):
-            if number % of == share and path.suffix != _PARTIAL and not _fault_in(path):
-                yield Part(int(path.parent.name[5:]), int(path.name[5:]))
+            part = Part.at(path)
+            if number % of == share and part is not None and not _fault_in(path):
+                yield part
 
     def drop_older(self, step: int) -> None:
         """Remove the parts of earlier steps; another rank may be writing one of a later step."""

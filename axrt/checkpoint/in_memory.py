@@ -4,7 +4,7 @@ started again goes on from, without a disk.
     keep     each rank writes its part into the memory of its host, and sends it to its keeper
     whole    when every part is on two hosts, the parts of earlier steps are removed
     recall   a new job looks at what its hosts have, and each rank takes its own part; what a host
-             has lost comes from the keeper
+             has lost comes from the keeper, and another layout takes parts of several ranks
 
 A file in the folder of checkpoints names the run, so nothing of another one is taken. It is void
 once a run goes back to an older checkpoint.
@@ -13,32 +13,42 @@ once a run goes back to an older checkpoint.
 import os
 import secrets
 import sys
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple
 
 from axrt.errand import Errand, Steps, run_on
-from axrt.errors import ConfigError, SaveError
+from axrt.errors import ConfigError
 from axrt.exchange import Exchange
+from axrt.local_model import LocalModel
 from axrt.note import MAIN, Note, Topic
 from axrt.queues import NOW
 from axrt.thread_queue import ThreadQueue
 
-from .durable import digits_of
 from .host_memory import HostMemory, Part
 from .keepers import keepers_of
-from .manifest import MANIFEST, Manifest
+from .layers import place_of
+from .manifest import Manifest
 from .memory_run import NAME, MemoryRun
+from .pieces import is_of_pieces
+from .recall_plan import Offer, Plan, Wanted, plan_recall, transfers
+from .transfer import Transfer, fault_of
 from .writing import Records
 
-_MANY = 1 << 20  # files of a part
+
+class Recalled(NamedTuple):
+    """What a rank goes on from.
+
+    Args:
+        parts: directories of the parts, on this host; () where there is nothing.
+        joined: directory for what the parts come to together; None: there is one part, which is
+            the rank's own.
+    """
+
+    parts: tuple[Path, ...] = ()
+    joined: Path | None = None
 
 
 class JobMemory:
@@ -70,6 +80,7 @@ class JobMemory:
         self._under_way: Errand[str] | None = None
         self._run = ""  # of the copies that this job keeps
         self._recalled = ""  # the run whose copies were recalled last
+        self._transfer = Transfer(exchange, rank, lambda: self._queue)
 
     def _hosts(self) -> list[str]:
         """The host of each rank; every rank calls it."""
@@ -137,8 +148,9 @@ class JobMemory:
         manifest, here = make_manifest(), self._on_host(self._run)
         for source in range(self._size):
             if keepers[source] == self._rank:
-                self._exchange.begin(self._receiving(self._keeps, source, here))
-        steps = self._writing(Part(manifest.step, self._rank), manifest, write, here)
+                self._exchange.begin(self._transfer.receiving(self._keeps, source, here, source))
+        part = self._own_part(manifest.step)
+        steps = self._writing(part, manifest, write, here)
         self._under_way = self._exchange.begin(
             self._keeping(self._keeps, folder, manifest.step, steps, keepers[self._rank], here)
         )
@@ -189,11 +201,10 @@ class JobMemory:
         keeper: int,
         here: HostMemory,
     ) -> Steps[str]:
-        fault = yield from _fault_of(steps)
-        path = here.path_of(Part(step, self._rank))
-        fault = (
-            yield from self._sending(number, self._rank, keeper, step, None if fault else path)
-        ) or fault
+        fault = yield from fault_of(steps)
+        part = self._own_part(step)
+        path = None if fault else here.path_of(part)
+        fault = (yield from self._transfer.sending(number, part, keeper, path)) or fault
         self._exchange.tell(MAIN, Note(Topic.KEPT, self._rank, number), fault)
         if self._rank == MAIN:
             kept = self._exchange.claim(Topic.KEPT, number, range(self._size))
@@ -219,50 +230,10 @@ class JobMemory:
             folder.mkdir(parents=True, exist_ok=True)
             MemoryRun(self._run, step).write(folder)
 
-        return (yield from _fault_of(run_on(self._queue.put, note)))
+        return (yield from fault_of(run_on(self._queue.put, note)))
 
-    def _sending(self, number: int, of: int, to: int, step: int, path: Path | None) -> Steps[str]:
-        """Send a part, file by file; the next one leaves when the one before is written there.
-
-        Returns:
-            What has gone wrong there; "" where nothing has.
-        """
-        names = _names(path) if path else []
-        self._exchange.tell(to, Note(Topic.PART, of, _key(number, of, 0)), (step, names))
-        fault = ""
-        for index, name in enumerate(names, 1):
-            assert path is not None
-            data = yield from run_on(self._queue.put, partial(_read, path / name))
-            key = _key(number, of, index)
-            self._exchange.tell(to, Note(Topic.PART, of, key), data)
-            taken = self._exchange.claim(Topic.PART_TAKEN, key, [to])
-            yield taken
-            fault = fault or str(taken.in_order()[0])
-        return fault
-
-    def _receiving(
-        self, number: int, of: int, here: HostMemory, sender: int | None = None
-    ) -> Steps[None]:
-        """Take a part of another rank, and keep it on this host if it is whole.
-
-        Args:
-            number: number of the exchange.
-            of: rank whose state it is.
-            here: memory of this host.
-            sender: rank that sends it; None: that rank itself.
-        """
-        sender = of if sender is None else sender
-        head = self._exchange.claim(Topic.PART, _key(number, of, 0), [sender])
-        yield head
-        step, names = head.in_order()[0]
-        taking = _Taking(here, Part(step, of))
-        for index, name in enumerate(names, 1):
-            key = _key(number, of, index)
-            come = self._exchange.claim(Topic.PART, key, [sender])
-            yield come
-            take = partial(taking.take, name, come.in_order()[0])
-            fault = yield from _fault_of(run_on(self._queue.put, take))
-            self._exchange.tell(sender, Note(Topic.PART_TAKEN, self._rank, key), fault)
+    def _own_part(self, step: int) -> Part:
+        return Part(step, self._rank, self._size)
 
     def finish(self) -> None:
         """Wait for the end of what is under way; every rank calls it."""
@@ -272,45 +243,65 @@ class JobMemory:
 
     # Recalling.
 
-    def recall(self, folder: Path, newer_than: int) -> Path | None:
-        """Have the newest copies of which every rank's is somewhere, each on the rank's own host.
+    def recall(self, folder: Path, newer_than: int, model: LocalModel, own: bool) -> Recalled:
+        """Have the newest copies of which there is enough for every rank, on the rank's own host.
 
         Args:
             folder: folder of the checkpoints of the run.
             newer_than: step of the newest checkpoint on the disk; older copies are left.
-        Returns:
-            This rank's part; None where there are none.
+            model: part of the model that this rank holds.
+            own: True where ranks may take their own part as it is.
         """
         self.finish()
         run = self._exchange.agreed(lambda: _run_of(folder))
         if not run:
-            return None
-        here, hosts = self._on_host(run), self._hosts()
-        on_host = [rank for rank, host in enumerate(hosts) if host == self._host]
-        mine = list(here.whole(on_host.index(self._rank), len(on_host)))
-        offered = self._exchange.gathered([tuple(part) for part in mine])
-        plan = _plan(offered, hosts, newer_than) if offered is not None else None
-        step, holders, text = self._exchange.broadcast(plan)
-        if self._rank == MAIN and text:
-            self._say(text)
-        if not holders:
-            return None
+            return Recalled()
         self._recalled = run
-        self._keeps += 1
-        errands = [
-            self._exchange.begin(
-                self._sending(self._keeps, of, of, step, here.path_of(Part(step, of)))
-            )
-            for of, holder in enumerate(holders)
-            if holder == self._rank and hosts[of] != self._host
+        here, hosts = self._on_host(run), self._hosts()
+        plan = self._plan(here, hosts, newer_than, model, own)
+        if self._rank == MAIN and plan.text:
+            self._say(plan.text)
+        self._bring(transfers(plan, hosts), here)
+        if not plan.taken:
+            return Recalled()
+        mine = [one.part for one in plan.taken[self._rank]]
+        return Recalled(
+            tuple(here.path_of(part) for part in mine),
+            here.joined(mine[0].step, self._rank) if not plan.are_own else None,
+        )
+
+    def _plan(
+        self, here: HostMemory, hosts: list[str], newer_than: int, model: LocalModel, own: bool
+    ) -> Plan:
+        """What ranks take, which every rank plans from what all of them have."""
+        on_host = [rank for rank, host in enumerate(hosts) if host == self._host]
+        offers = _offers(here, on_host.index(self._rank), len(on_host))
+        mine = [(*offer.part, list(offer.places), offer.is_shard) for offer in offers]
+        places = sorted(place for place, _ in model.layers())
+        found = self._exchange.broadcast(self._exchange.gathered((places, mine)))
+        offered = [
+            [Offer(Part(*part), tuple(of), is_shard) for *part, of, is_shard in of_rank]
+            for _, of_rank in found
         ]
-        own = Part(step, self._rank)
-        if hosts[holders[self._rank]] != self._host:
-            coming = self._receiving(self._keeps, self._rank, here, holders[self._rank])
-            self._exchange.finish(self._exchange.begin(coming), "the own part from its keeper")
+        return plan_recall(offered, Wanted([of for of, _ in found], hosts, newer_than, own))
+
+    def _bring(self, moves: Sequence[tuple[Part, int, int]], here: HostMemory) -> None:
+        """Have parts where they are taken; every rank calls it."""
+        errands: list[Errand[Any]] = []
+        for part, sender, to in moves:
+            self._keeps += 1
+            if self._rank == sender:
+                path = here.path_of(part)
+                errands.append(
+                    self._exchange.begin(self._transfer.sending(self._keeps, part, to, path))
+                )
+            if self._rank == to:
+                coming = self._transfer.receiving(self._keeps, part.rank, here, sender)
+                errands.append(self._exchange.begin(coming))
         for errand in errands:
-            self._exchange.finish(errand, "the end of a part that another rank lacks")
-        return here.path_of(own)
+            self._exchange.finish(errand, "parts in memory of other hosts")
+        if moves:  # a rank may take what has come to another one of its host
+            self._exchange.broadcast(self._exchange.gathered(None) is not None)
 
     def go_on(self) -> None:
         """Note that this job goes on from what was recalled, and keeps its copies beside that."""
@@ -336,53 +327,9 @@ class JobMemory:
                 (folder / NAME).unlink(missing_ok=True)
 
 
-class _Taking:
-    """A part on its way in.
-
-    Args:
-        here: memory of this host.
-        of: rank whose state it is.
-        step: number of steps that were done.
-    """
-
-    def __init__(self, here: HostMemory, part: Part) -> None:
-        self._here, self._part = here, part
-        self._directory: Path | None = None
-        self._crcs: dict[str, str] = {}
-
-    def take(self, name: str, data: Tensor) -> None:
-        """Write a file; with the last one, the manifest, the part is whole.
-
-        Raises:
-            SaveError: something cannot be written, or is not what was sent.
-        """
-        directory = self._directory = self._directory or self._here.begin(self._part)
-        memory = data.numpy().data
-        (directory / name).write_bytes(memory)
-        self._crcs[name] = digits_of(zlib.crc32(memory))
-        if name == MANIFEST:
-            said = Manifest.read(directory).files
-            if any(self._crcs.get(file) != of["crc32"] for file, of in said.items()):
-                raise SaveError(f"the state of rank {self._part.rank} has changed on its way")
-            self._here.end(directory, self._part)
-
-
 def to_stderr(text: str) -> None:
     """Print a line for a person."""
     print(f"axrt: {text}", file=sys.stderr, flush=True)
-
-
-def _names(part: Path) -> list[str]:
-    """The files of a part, the manifest last."""
-    return [*sorted(file.name for file in part.glob("*") if file.name != MANIFEST), MANIFEST]
-
-
-def _read(file: Path) -> Tensor:
-    """The bytes of a file, uint8; none if it cannot be read, so that the manifest does not fit."""
-    try:
-        return torch.from_numpy(np.fromfile(file, dtype=np.uint8))
-    except OSError:
-        return torch.empty(0, dtype=torch.uint8)
 
 
 def _failed(error: OSError) -> Steps[None]:
@@ -391,58 +338,13 @@ def _failed(error: OSError) -> Steps[None]:
     raise error
 
 
-def _key(number: int, of: int, index: int) -> int:
-    return (number * _MANY + of) * _MANY + index
-
-
-def _fault_of(steps: Steps[Any]) -> Steps[str]:
-    """The text of what has gone wrong; "" where nothing has."""
-    try:
-        yield from steps
-    except (SaveError, ConfigError, OSError) as error:
-        return str(error)
-    return ""
-
-
 def _run_of(folder: Path, void_too: bool = False) -> str:
     said = MemoryRun.read(folder)
     return said.run if said and (void_too or not said.is_void) else ""
 
 
-def _plan(
-    offered: Sequence[Any], hosts: Sequence[str], newer_than: int
-) -> tuple[int, list[int], str]:
-    """The newest step of which every rank's part is somewhere, and a rank on whose host it is, for
-    each; no ranks where there is no such step. And a text for a person."""
-    found: dict[int, dict[int, list[int]]] = {}  # by step and by rank whose part it is
-    for holder, parts in enumerate(offered):
-        for step, of in parts:
-            found.setdefault(step, {}).setdefault(of, []).append(holder)
-    ranks = range(len(hosts))
-    for step in sorted(found, reverse=True):
-        if step <= newer_than:
-            break
-        if all(of in found[step] for of in ranks):
-            holders = [_nearest(found[step][of], of, hosts) for of in ranks]
-            lacking = [of for of in ranks if hosts[holders[of]] != hosts[of]]
-            who = f", those of ranks {_listed(lacking)} from their keepers" if lacking else ""
-            return step, holders, f"taken from memory: the copies of step {step}{who}"
-    newest = max(found, default=-1)
-    if newest <= newer_than:
-        return 0, [], ""
-    lost = [of for of in ranks if of not in found[newest]]
-    return (
-        0,
-        [],
-        f"not taken from memory: of step {newest} both copies of ranks {_listed(lost)} are gone or "
-        "damaged. Taken is the newest checkpoint on the disk",
-    )
-
-
-def _nearest(holders: Sequence[int], of: int, hosts: Sequence[str]) -> int:
-    """A rank on the host of the rank whose part it is, if there is one."""
-    return next((one for one in holders if hosts[one] == hosts[of]), holders[0])
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _offers(here: HostMemory, share: int, of: int) -> Iterator[Offer]:
+    """What is on a host, of one share of it."""
+    for part in here.whole(share, of):
+        names = Manifest.read(here.path_of(part)).files
+        yield Offer(part, tuple(sorted(set(map(place_of, names)))), any(map(is_of_pieces, names)))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 from axrt.errand import Errand, Put, Steps, at_once, run_on
@@ -29,7 +30,8 @@ from .folder import (
     set_aside,
     under_way,
 )
-from .in_memory import JobMemory, to_stderr
+from .in_memory import JobMemory, Recalled, to_stderr
+from .joined import join
 from .layers import check_layers, fault_in, files_of, take_layers
 from .lock import DirectoryLock
 from .manifest import FileRecord, Manifest
@@ -334,29 +336,45 @@ class JobCheckpoints:
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
 
     def _recalled(self, folder: Path, newer_than: int, model: LocalModel) -> Manifest | None:
-        """Take what memory has of every rank, if that is newer than a step."""
-        part = self._memory.recall(folder, newer_than) if self._memory else None
-        if self._memory is None or part is None:
+        """Take what memory has, if that is newer than a step: each rank its own part, or what parts
+        of several ranks come to."""
+        if self._memory is None:
             return None
+        for own in (True, False):
+            recalled = self._memory.recall(folder, newer_than, model, own)
+            if not recalled.parts:
+                return None
+            manifest = self._taken_from_memory(recalled, model)
+            if isinstance(manifest, Manifest):
+                self._memory.go_on()
+                self.loaded = recalled.parts[0]
+                self._went_back[folder.resolve()] = _WentBack(manifest.step)
+                return manifest
+            if recalled.joined or not model.is_sharded:
+                break  # else shards of another cut come together
+        if self._rank == MAIN:
+            self._say(f"not taken from memory: {manifest}")
+        return None
+
+    def _taken_from_memory(self, recalled: Recalled, model: LocalModel) -> Manifest | str:
+        """What has been taken, or what is wrong."""
+        parts, joined = recalled
 
         def check() -> Checked:
-            manifest = Manifest.read(part)
-            if model.is_sharded:
-                return manifest, CheckedPieces(part, manifest, model).take
-            return manifest, partial(take_layers, check_layers(part, manifest, model), model)
+            if joined is None and model.is_sharded:
+                manifest = Manifest.read(parts[0])
+                return manifest, CheckedPieces(parts[0], manifest, model).take
+            where = joined or parts[0]
+            manifest = join(joined, parts, model) if joined else Manifest.read(where)
+            return manifest, partial(take_layers, check_layers(where, manifest, model), model)
 
         try:
-            manifest = self._taken(check)
-        except ConfigError as error:  # of another layout; the disk's checkpoints are of any
-            manifest = str(error)
-        if not isinstance(manifest, Manifest):
-            if self._rank == MAIN:
-                self._say(f"not taken from memory: {manifest}")
-            return None
-        self._memory.go_on()
-        self.loaded = part
-        self._went_back[folder.resolve()] = _WentBack(manifest.step)
-        return manifest
+            return self._taken(check)
+        except ConfigError as error:  # of another model or optimizer: the disk says what is wrong
+            return str(error)
+        finally:
+            if joined:
+                rmtree(joined, ignore_errors=True)
 
     def _try(self, checkpoint: Path, model: LocalModel) -> Manifest | str:
         """Take a checkpoint if every rank finds its part undamaged; else return what is wrong, and
@@ -375,7 +393,7 @@ class JobCheckpoints:
         checked, damage, refusal = None, None, None
         try:
             checked = check()
-        except DamagedError as error:
+        except (DamagedError, SaveError) as error:
             damage = str(error)
         except ConfigError as error:
             refusal = str(error)

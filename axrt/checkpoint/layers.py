@@ -103,6 +103,11 @@ def optimizer_file(place: int) -> str:
     return f"optimizer-{place:04}.safetensors"
 
 
+def place_of(name: str) -> int:
+    """The index of the layer that a file is of."""
+    return int(Path(name).stem.rpartition("-")[2])
+
+
 def files_of(layers: int) -> set[str]:
     """The names of all files with tensors of a model with that number of layers."""
     return {name(place) for place in range(layers) for name in (weights_file, optimizer_file)}

@@ -1,9 +1,11 @@
 """The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO): for copies
 in memory, which a rank of the same layout takes back as they are.
 
-    layer-0003.safetensors       weights and buffers of layer 3 that are whole on this rank, in the
-                                 types that layers have
-    optimizer-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
+    layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank, in the
+                              types that layers have
+    pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
+
+Ranks of another layout put whole layers together from the pieces of all ranks.
 """
 
 import json
@@ -18,12 +20,25 @@ from axrt.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, itself
 from axrt.store.state import ParameterState
 
-from .layers import File, Live, LiveTensors, checked_file, optimizer_file, weights_file, weights_of
+from .layers import File, Live, LiveTensors, checked_file, weights_file, weights_of
 from .manifest import Manifest
 from .slices import SliceReader
 from .tensor_file import CheckedFile, copy_all
 
 Told = dict[str, Any]  # of a piece: all that is no tensor
+
+
+_PIECES = "pieces-"
+
+
+def pieces_file(place: int) -> str:
+    """The name of the file with a rank's pieces of a layer."""
+    return f"{_PIECES}{place:04}.safetensors"
+
+
+def is_of_pieces(name: str) -> bool:
+    """A file of that name has pieces."""
+    return name.startswith(_PIECES)
 
 
 def piece_files(model: LocalModel) -> Iterator[File]:
@@ -42,7 +57,7 @@ def piece_files(model: LocalModel) -> Iterator[File]:
                 tensors.update(
                     {f"{piece.name}/{key}": Live(one, bucket) for key, one in piece.tensors}
                 )
-        yield File(optimizer_file(place), {"pieces": json.dumps(told, sort_keys=True)}, tensors)
+        yield File(pieces_file(place), {"pieces": json.dumps(told, sort_keys=True)}, tensors)
 
 
 def _whole_here(model: LocalModel, place: int, layer: nn.Module) -> LiveTensors:
@@ -82,12 +97,12 @@ class CheckedPieces:
         places = [place for place, _ in model.layers()]
         self._weights, self._pieces = (
             {place: checked_file(directory / name(place), manifest, reader) for place in places}
-            for name in (weights_file, optimizer_file)
+            for name in (weights_file, pieces_file)
         )
         self._told = {
             name: (file, told)
             for file in self._pieces.values()
-            for name, told in _told_in(file).items()
+            for name, told in told_in(file).items()
         }
         self._check()
 
@@ -150,7 +165,12 @@ class CheckedPieces:
         self._model.publish()
 
 
-def _told_in(file: CheckedFile) -> dict[str, Told]:
+def told_in(file: CheckedFile) -> dict[str, Told]:
+    """What a file tells of each piece, by the name of its parameter.
+
+    Raises:
+        DamagedError: it does not tell that.
+    """
     try:
         return dict(json.loads(file.metadata["pieces"]))
     except (KeyError, TypeError, ValueError) as error:

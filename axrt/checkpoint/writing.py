@@ -62,10 +62,10 @@ def save_layers(
             that no file can hold; raised by the steps where there is no snapshot.
     """
     if snapshot is None:
-        return run_on(put, lambda: _write(directory, _files(model)))
+        return run_on(put, lambda: write_files(directory, _files(model)))
     files = [_copied(file, snapshot) for file in _files(model)]
     snapshot.begin()
-    return _after(snapshot, run_on(put, lambda: _write(directory, files)))
+    return _after(snapshot, run_on(put, lambda: write_files(directory, files)))
 
 
 def save_shards(
@@ -157,7 +157,7 @@ def _save_shards(
             try:
                 wholes = wholes_of(shapes, parts)
                 files = _whole_files(place, layer, weights[place], wholes)
-                records.update((yield from run_on(put, partial(_write, directory, files))))
+                records.update((yield from run_on(put, partial(write_files, directory, files))))
             except (SaveError, DataError) as error:
                 faults.append(error)
         yield from shards.written(stage, place)
@@ -204,7 +204,7 @@ def keep_layers(directory: Path, model: LocalModel, queue: Queue) -> Steps[Recor
     lent = Lent([live for file in files for live in file.tensors.values()])
     return _until_returned(
         lent,
-        begin_on(partial(lent.until, queue), lambda: _write(directory, files, _at_rest)),
+        begin_on(partial(lent.until, queue), lambda: write_files(directory, files, _at_rest)),
     )
 
 
@@ -226,7 +226,17 @@ def _with_what_changes(file: File) -> File:
     return file._replace(tensors=kept)
 
 
-def _write(directory: Path, files: Iterable[File], values: Values | None = None) -> Records:
+def write_files(directory: Path, files: Iterable[File], values: Values | None = None) -> Records:
+    """Write files.
+
+    Args:
+        directory: their directory; it is made where there is none.
+        files: the files.
+        values: function that gives the values of a file's tensors; None: each bucket is present for
+            its own.
+    Raises:
+        SaveError: a file cannot be written.
+    """
     records = {}
     with _Presence() as presence:
         for name, metadata, tensors in files:
@@ -284,7 +294,7 @@ def _files(model: LocalModel) -> Iterator[File]:
     }
     for place, layer in model.layers():
         of_layer = {name: of for name, of in states.items() if layer_of(name) == place}
-        yield from _files_of(place, layer, weights[place], of_layer)
+        yield from layer_files(place, layer, weights[place], of_layer)
 
 
 def _whole_files(
@@ -297,15 +307,23 @@ def _whole_files(
     here = {name: one.as_written(wholes) for name, one in weights.items()}
     mine = {name: of for name, of in wholes.items() if layer_of(name) == place}
     states = {name: (of.state, None) for name, of in mine.items()}
-    yield from _files_of(place, layer, here, states)
+    yield from layer_files(place, layer, here, states)
 
 
-def _files_of(
+def layer_files(
     place: int,
     layer: nn.Module,
     weights: LiveTensors,
     states: Mapping[str, tuple[ParameterState, Bucket | None]],
 ) -> Iterator[File]:
+    """The two files of a layer.
+
+    Args:
+        place: index of the layer in the model.
+        layer: the layer, whose parameters are listed.
+        weights: its weights and buffers.
+        states: the optimizer's state of each parameter, with the bucket that must be present.
+    """
     parameters = [name for name, _ in layer.named_parameters(prefix=str(place))]
     yield File(weights_file(place), {"parameters": json.dumps(parameters)}, weights)
     frozen = [name for name in parameters if name not in states]

@@ -1,7 +1,6 @@
 """Copies in memory: a job that is started again goes on without a disk, whichever host is lost."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from random import Random
@@ -61,6 +60,7 @@ def run(
     disk: tuple[int, ...] = (),
     hosts: str = HOSTS,
     end: Path | None = None,
+    ranks: int = 4,
     **sections: Any,
 ) -> list[Trained]:
     """Go on, train, keep; and end without a word, as a job that is killed."""
@@ -87,7 +87,7 @@ def run(
         engine.close()
         return began, losses, trained
 
-    return LocalWorld(4, seed=until).run(rank_main)
+    return LocalWorld(ranks, seed=until).run(rank_main)
 
 
 def memory_of(places: tuple[Path, Path]) -> Path:
@@ -169,8 +169,8 @@ def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(places, 4, keeps=(4,), disk=(KEPT,))
-    shutil.rmtree(memory_of(places) / "node-0" / "step-00000004" / "rank-1")
-    shutil.rmtree(memory_of(places) / "node-1" / "step-00000004" / "rank-1")
+    shutil.rmtree(memory_of(places) / "node-0" / "step-00000004" / "rank-1-of-4")
+    shutil.rmtree(memory_of(places) / "node-1" / "step-00000004" / "rank-1-of-4")
     check_went_on(run(places, STEPS))
     told = capfd.readouterr().err
     assert "of step 4 both copies of ranks 1 are gone or damaged" in told
@@ -183,7 +183,7 @@ def test_what_is_damaged_is_not_taken(
     run(places, KEPT, keeps=(KEPT,))
     random = Random(3)
     for rank in range(4):  # one of the two copies of each
-        part = memory_of(places) / f"node-{rank % 2}" / f"step-{KEPT:08}" / f"rank-{rank}"
+        part = memory_of(places) / f"node-{rank % 2}" / f"step-{KEPT:08}" / f"rank-{rank}-of-4"
         damage(random.choice(sorted(part.iterdir())), random)
     check_went_on(run(places, STEPS))
     assert "ranks 0, 3 from their keepers" in capfd.readouterr().err
@@ -288,7 +288,7 @@ def test_a_copy_that_was_cut_off_is_no_copy(places: tuple[Path, Path]) -> None:
     """A job that ends while it keeps leaves what it had kept before."""
     run(places, KEPT, keeps=(KEPT,))
     host = HostMemory(places[1], memory_of(places).name[5:], "node-0")
-    (host.begin(Part(5, 0)) / "layer-0000.safetensors").write_bytes(b"half of it")
+    (host.begin(Part(5, 0, 4)) / "layer-0000.safetensors").write_bytes(b"half of it")
     check_went_on(run(places, STEPS))
 
 
@@ -317,24 +317,89 @@ def test_what_another_run_has_kept_is_not_taken(places: tuple[Path, Path], tmp_p
     assert run((other, places[1]), 2)[0][0] == 0
 
 
-def test_another_number_of_stages_takes_the_disk(
-    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    run(places, 4, keeps=(4,), disk=(KEPT,))
-    found = run(places, STEPS, data=2)
-    assert {one[0] for one in found} == {KEPT}
-    assert "not taken from memory" in capfd.readouterr().err
+AS_KEPT = [SHARDED[0], SHARDED[1], SHARDED[3], SHARDED[5]]
+LAYOUTS = [(4, 1), (2, 2), (1, 4), (3, 1), (2, 1), (1, 2), (1, 1)]  # ranks of a pipe, replicas
 
 
-def test_shards_of_another_cut_take_the_disk(
-    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+@swept(
+    ("before", [(4, 1), (2, 2), (1, 4)]),
+    ("after", LAYOUTS),
+    ("memory", AS_KEPT),
+    ("then", AS_KEPT),
+    ("weights", ["float32", "bfloat16"]),
+    ("lost", ["node-0", "node-1", ""]),
+    quick=8,
+)
+def test_any_layout_takes_what_another_one_has_kept(
+    places: tuple[Path, Path],
+    before: tuple[int, int],
+    after: tuple[int, int],
+    memory: dict[str, Any],
+    then: dict[str, Any],
+    weights: str,
+    lost: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    """What goes on is, to the byte, what was kept, as checkpoints of both say."""
+    sections: dict[str, Any] = {"precision": {"weights": weights}, "optimizer": {"clip": 0.5}}
+    ends = places[0].with_name("kept") / "a", places[0].with_name("taken") / "a"
+
+    def of(layout: tuple[int, int], memory: dict[str, Any]) -> dict[str, Any]:
+        ranks, data = layout
+        memory = memory if data > 1 else {k: v for k, v in memory.items() if k != "zero"}
+        size = ranks * data
+        hosts = ",".join(str(rank * 2 // size) for rank in range(size))
+        if size == 1 and lost == "node-0":  # what is there is on the other one
+            hosts = "1"
+        return {"ranks": size, "data": data, "hosts": hosts, "memory": memory, **sections}
+
+    run(places, KEPT, keeps=(KEPT,), end=ends[0], **of(before, memory))
+    if lost:
+        shutil.rmtree(memory_of(places) / lost)
+    found = run(places, KEPT, end=ends[1], **of(after, then))
+    assert {began for began, *_ in found} == {KEPT}
+    assert f"taken from memory: the copies of step {KEPT}" in capfd.readouterr().err
+    expected, there = (
+        {file.name: file.read_bytes() for file in end.glob("*.safetensors")} for end in ends
+    )
+    assert len(expected) > 2
+    assert there == expected
+    assert not list(memory_of(places).glob("*/*/joined-*"))
+
+
+def test_shards_of_another_cut_are_put_together(places: tuple[Path, Path]) -> None:
     memory = {"zero": 1}
     run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory=memory)
     found = run(places, STEPS, data=2, memory={**memory, "bucket_mb": 25.0})
-    assert {one[0] for one in found} == {KEPT}
-    told = capfd.readouterr().err
-    assert re.search(r"not taken from memory: .* has another .* expected the same layout", told)
+    assert {one[0] for one in found} == {4}
+
+
+def test_where_some_shards_are_lost_the_disk_is_taken(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory={"zero": 1})
+    for part in memory_of(places).glob("*/step-00000004/rank-3-of-4"):
+        shutil.rmtree(part)
+    assert {one[0] for one in run(places, STEPS)} == {KEPT}
+    assert "both copies of ranks 3 are gone" in capfd.readouterr().err
+
+
+def test_another_optimizer_takes_nothing(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 4, keeps=(4,))
+
+    def other(transport: Transport) -> int:
+        def sgd(named: Any) -> torch.optim.Optimizer:
+            return torch.optim.SGD(named, lr=0.1)
+
+        config = config_of(places[1], 1)
+        with axrt.initialize(perceptron(), sgd, config=config, transport=transport) as engine:
+            engine.load_checkpoint(places[0], missing_ok=True)
+            return engine.step
+
+    assert LocalWorld(4).run(other) == [0] * 4
+    assert "not taken from memory: " in capfd.readouterr().err
 
 
 def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:

@@ -1,0 +1,138 @@
+"""A part of what a rank keeps in memory goes to another host, file by file, while both train."""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from axrt.errand import Steps, run_on
+from axrt.errors import ConfigError, SaveError
+from axrt.exchange import Exchange
+from axrt.note import Note, Topic
+from axrt.thread_queue import ThreadQueue
+
+from .durable import digits_of
+from .host_memory import HostMemory, Part
+from .manifest import MANIFEST, Manifest
+
+_MANY = 1 << 20  # files of a part
+
+
+class Transfer:
+    """Sends parts to ranks of other hosts, and takes theirs.
+
+    Args:
+        exchange: exchange of notes with the other ranks.
+        rank: rank of this process in the job.
+        queue: function that gives the queue on which files are read and written.
+    """
+
+    def __init__(self, exchange: Exchange, rank: int, queue: Callable[[], ThreadQueue]) -> None:
+        self._exchange, self._rank, self._queue = exchange, rank, queue
+
+    def sending(self, number: int, part: Part, to: int, path: Path | None) -> Steps[str]:
+        """Send a part; the next file leaves when the one before is written there.
+
+        Args:
+            number: number of the exchange.
+            part: what it is.
+            to: rank that takes it.
+            path: its directory; None: there is none, which that rank is told.
+        Returns:
+            What has gone wrong there; "" where nothing has.
+        """
+        names = _names(path) if path else []
+        head = Note(Topic.PART, part.rank, _key(number, part.rank, 0))
+        self._exchange.tell(to, head, (tuple(part), names))
+        fault = ""
+        for index, name in enumerate(names, 1):
+            assert path is not None
+            data = yield from run_on(self._queue().put, partial(_read, path / name))
+            key = _key(number, part.rank, index)
+            self._exchange.tell(to, Note(Topic.PART, part.rank, key), data)
+            taken = self._exchange.claim(Topic.PART_TAKEN, key, [to])
+            yield taken
+            fault = fault or str(taken.in_order()[0])
+        return fault
+
+    def receiving(self, number: int, of: int, here: HostMemory, sender: int) -> Steps[None]:
+        """Take a part, and keep it on this host if it is whole.
+
+        Args:
+            number: number of the exchange.
+            of: rank whose state it is.
+            here: memory of this host.
+            sender: rank that sends it.
+        """
+        head = self._exchange.claim(Topic.PART, _key(number, of, 0), [sender])
+        yield head
+        part, names = head.in_order()[0]
+        taking = _Taking(here, Part(*part))
+        for index, name in enumerate(names, 1):
+            key = _key(number, of, index)
+            come = self._exchange.claim(Topic.PART, key, [sender])
+            yield come
+            take = partial(taking.take, name, come.in_order()[0])
+            fault = yield from fault_of(run_on(self._queue().put, take))
+            self._exchange.tell(sender, Note(Topic.PART_TAKEN, self._rank, key), fault)
+
+
+class _Taking:
+    """A part on its way in.
+
+    Args:
+        here: memory of this host.
+        part: what it is.
+    """
+
+    def __init__(self, here: HostMemory, part: Part) -> None:
+        self._here, self._part = here, part
+        self._directory: Path | None = None
+        self._crcs: dict[str, str] = {}
+
+    def take(self, name: str, data: Tensor) -> None:
+        """Write a file; with the last one, the manifest, the part is whole.
+
+        Raises:
+            SaveError: something cannot be written, or is not what was sent.
+        """
+        directory = self._directory = self._directory or self._here.begin(self._part)
+        memory = data.numpy().data
+        (directory / name).write_bytes(memory)
+        self._crcs[name] = digits_of(zlib.crc32(memory))
+        if name == MANIFEST:
+            said = Manifest.read(directory).files
+            if any(self._crcs.get(file) != of["crc32"] for file, of in said.items()):
+                raise SaveError(f"the state of rank {self._part.rank} has changed on its way")
+            self._here.end(directory, self._part)
+
+
+def fault_of(steps: Steps[Any]) -> Steps[str]:
+    """The text of what has gone wrong; "" where nothing has."""
+    try:
+        yield from steps
+    except (SaveError, ConfigError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _names(part: Path) -> list[str]:
+    """The files of a part, the manifest last."""
+    return [*sorted(file.name for file in part.glob("*") if file.name != MANIFEST), MANIFEST]
+
+
+def _read(file: Path) -> Tensor:
+    """The bytes of a file, uint8; none if it cannot be read, so that the manifest does not fit."""
+    try:
+        return torch.from_numpy(np.fromfile(file, dtype=np.uint8))
+    except OSError:
+        return torch.empty(0, dtype=torch.uint8)
+
+
+def _key(number: int, of: int, index: int) -> int:
+    return (number * _MANY + of) * _MANY + index
