@@ -126,11 +126,11 @@ class Engine:
             self._exchange,
             self.rank,
             self._rank.size,
-            host_name(config.run, self.rank),
+            host_name(config.run, world.launched_as(self.rank)),
             Path(config.checkpoint.memory_dir),
         )
         if config.checkpoint.memory_every:
-            self._memory.check()
+            self._memory.check(must=not world.has_lost)
         self._checkpoints = JobCheckpoints(
             self._exchange, self.rank, self._layers, memory=self._memory
         )
@@ -475,9 +475,9 @@ class Engine:
                 raise SaveError(fault)
 
     @one_at_a_time
-    def keep_in_memory(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> bool:
+    def keep_in_memory(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> None:
         """Keep a copy of each rank's state in the memory of its host and of another one, while
-        later calls train; every rank calls it.
+        later calls train; every rank calls it. It waits for the end of the copy before.
 
         The copies outlive the job. A job that is started again on the same hosts, and loads
         `folder`, goes on from them where they are newer than every checkpoint there. Where a host
@@ -486,8 +486,6 @@ class Engine:
         Args:
             folder: folder of the run's checkpoints, which all ranks share.
             extra: those of `save_checkpoint`.
-        Returns:
-            True; False where the copy before is still under way. Then nothing is kept.
         Raises:
             ConfigError: all ranks are on one host, or `extra` is not JSON; raised on every rank.
             SaveError: memory cannot be written to.
@@ -496,7 +494,7 @@ class Engine:
             self._trainer.settle()
             self._publish()
             make = self._manifest(extra)
-            return self._memory.keep(
+            self._memory.keep(
                 Path(folder), make, lambda path, queue: keep_layers(path, self._model, queue)
             )
 

@@ -17,7 +17,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
@@ -29,7 +28,6 @@ from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchErro
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
 from axrt.mpi_library import FITTING, check_knows_launcher, is_device_aware, loaded
-from axrt.survivors import RankLostError, all_are_lost, can_survive, is_loss
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -42,7 +40,6 @@ _EXIT = os._exit  # before `install_hooks`
 _PR_SET_PDEATHSIG = 1
 _START_S = 300.0
 _ALL_AGREE_S = 5.0
-_DONE, _SPARE_LOOKS_S = 1, 0.02  # the tag of the last word to spares
 _LAST_WORDS_S = 0.3  # Open MPI drops what a rank has printed when another one ends first
 _NO_MPI = """no MPI library could be loaded ({reason}). Install one into this environment, either of
     pip install mpich
@@ -141,9 +138,22 @@ class World:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rank, self.size, self.node_rank = 0, 1, 0
-        self.survives = False
         # what this rank is at, for a failure's text
         self.where: Callable[[], str] = lambda: "the start, before any step"
+
+    @property
+    def survives(self) -> bool:
+        """A lost rank is an error after which the others may go on."""
+        return False
+
+    @property
+    def has_lost(self) -> bool:
+        """Some ranks that the launcher started are lost."""
+        return False
+
+    def launched_as(self, rank: int) -> int:
+        """The number that the launcher gave this process, which is `rank` of the job now."""
+        return rank
 
     def gathered_on_node(self, mine: T) -> list[T]:
         """The values of all ranks of this node, in the order of their ranks there."""
@@ -190,18 +200,8 @@ class World:
         """
         raise error
 
-    def go_on_without(self) -> bool:
-        """Let a lost rank be an error that the others may survive, where the MPI library and the
-        launcher can. Returns False where they cannot."""
-        return False
 
-    @property
-    def is_spare(self) -> bool:
-        """This rank does not train, and waits for the place of a lost one."""
-        return False
-
-
-class _Thread(Protocol):
+class CallsMpi(Protocol):
     """A thread that calls MPI, and must not when MPI has ended."""
 
     def stop(self) -> None: ...
@@ -212,6 +212,14 @@ class _Thread(Protocol):
 
 def _exit(code: int) -> NoReturn:
     _EXIT(code)
+
+
+def leave_at_once(code: int) -> NoReturn:
+    """End this process without the end of MPI, which may wait for ranks that are lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(_LAST_WORDS_S)
+    _exit(code)
 
 
 def _warn_of_fork() -> None:
@@ -229,35 +237,22 @@ class MpiWorld(World):
     Args:
         mpi: the module `mpi4py.MPI`, started.
         device: device that this process has chosen.
-        everyone: communicator of all ranks that are left; None: those that the launcher started.
-        workers: number of its first ranks that train, the others being spares; 0: all.
-        before: the job as it was before a rank was lost. It is kept, since MPI may still write to
-            memory that belongs to it.
+        comm: communicator of its ranks; None: those that the launcher started.
     """
 
     def __init__(
-        self,
-        mpi: Any,
-        device: torch.device = CPU,
-        everyone: "MPI.Comm | None" = None,
-        workers: int = 0,
-        before: "MpiWorld | None" = None,
+        self, mpi: Any, device: torch.device = CPU, comm: "MPI.Comm | None" = None
     ) -> None:
         super().__init__(device)
-        self._mpi, self._before = mpi, before
-        self.everyone: MPI.Comm = everyone or mpi.COMM_WORLD
-        workers = workers or self.everyone.size
-        self.spares = range(workers, self.everyone.size)
-        is_spare = self.everyone.rank in self.spares
-        self.comm = self.everyone.Split(is_spare) if self.spares else self.everyone
+        self.mpi = mpi
+        self.comm: MPI.Comm = comm or mpi.COMM_WORLD
         self.rank, self.size = self.comm.rank, self.comm.size
         self._node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.node_rank = self._node.rank
         self._pid = os.getpid()
         self._failed: threading.Thread | None = None  # in which thread
         self._closes: set[Callable[[], None]] = set()
-        self._threads = WeakSet[_Thread]()  # that call MPI
-        self._keeps = list[_Thread]()  # what MPI may write to
+        self._threads = WeakSet[CallsMpi]()
         self._has_left = False  # the mark of an orderly end
 
     def gathered_on_node(self, mine: T) -> list[T]:
@@ -270,20 +265,19 @@ class MpiWorld(World):
 
         aware = cuda_aware == "true" or (cuda_aware == "auto" and is_device_aware(device.type))
         transport = MpiTransport(self.comm, staging_for(device, aware))
-        self._keep(transport)
+        self.keep(transport)
         return transport
 
     def heartbeat(self, patience_s: float) -> Silence:
-        if not patience_s or self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+        if not patience_s or self.mpi.Query_thread() < self.mpi.THREAD_MULTIPLE:
             return Silence()
         heartbeat = Heartbeat(self.comm.Dup(), patience_s)
-        self._keep(heartbeat)
+        self.keep(heartbeat)
         return heartbeat
 
-    def _keep(self, thread: _Thread) -> None:
+    def keep(self, thread: CallsMpi) -> None:
+        """Note a thread that calls MPI."""
         self._threads.add(thread)
-        if self.survives:
-            self._keeps.append(thread)
 
     def check_alike(self, settings: Mapping[str, Mapping[Any, Any]]) -> None:
         flat = {
@@ -314,90 +308,6 @@ class MpiWorld(World):
     def left(self) -> None:
         self._has_left = not self._closes
 
-    def go_on_without(self) -> bool:
-        self.survives = can_survive(self._mpi)
-        return self.survives
-
-    @property
-    def is_spare(self) -> bool:
-        return self.everyone.rank in self.spares
-
-    def survivors(self, workers: Callable[[int], int]) -> "MpiWorld":
-        """The job without the ranks that are lost; every other rank calls it.
-
-        Args:
-            workers: function that says how many of so many ranks train.
-        """
-        everyone = self.everyone
-        while True:
-            everyone = everyone.Shrink()
-            try:
-                made = self._with(everyone, workers(everyone.size))
-                # All ranks have come so far, or all begin again: another one may be lost meanwhile.
-                if everyone.Agree(1):
-                    return made
-            except self._mpi.Exception:
-                with suppress(self._mpi.Exception):
-                    everyone.Agree(0)
-
-    def with_spares(self, workers: int) -> "MpiWorld":
-        """The same ranks, of which the last ones are spares; every rank calls it."""
-        return self._with(self.everyone, workers)
-
-    def _with(self, everyone: "MPI.Comm", workers: int) -> "MpiWorld":
-        world = MpiWorld(self._mpi, self.device, everyone, workers, before=self)
-        world.go_on_without()
-        world.install_hooks()
-        return world
-
-    def wait_as_a_spare(self) -> None:
-        """Wait until the others have done everything.
-
-        Raises:
-            RankLostError: a rank that trains is lost.
-        """
-        mpi, everyone, status = self._mpi, self.everyone, self._mpi.Status()
-        while True:
-            try:
-                if everyone.Iprobe(mpi.ANY_SOURCE, _DONE, status):
-                    everyone.Recv([bytearray(1), mpi.BYTE], status.Get_source(), _DONE)
-                    return
-            except mpi.Exception as error:
-                revoked = error.Get_error_class() == mpi.ERR_REVOKED
-                if revoked or all_are_lost(mpi, everyone, range(self.spares.start)):
-                    self.fail(error)
-                everyone.Ack_failed()  # a spare is lost, and nobody waits for it
-            time.sleep(_SPARE_LOOKS_S)
-
-    @property
-    def has_lost(self) -> bool:
-        """Some ranks that the launcher started are lost."""
-        return bool(self.everyone.size < self._mpi.COMM_WORLD.size)
-
-    def leave_at_once(self, code: int) -> NoReturn:
-        """End this process without the end of MPI, which may wait for ranks that are lost."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        time.sleep(_LAST_WORDS_S)
-        _exit(code)
-
-    def dismiss_spares(self) -> None:
-        """Tell spares that everything is done; the first rank calls it."""
-        for spare in self.spares:
-            with suppress(self._mpi.Exception):  # it is lost
-                self.everyone.Send([bytearray(1), self._mpi.BYTE], spare, _DONE)
-
-    def _let_go(self) -> None:
-        """Let every rank that is left find out, and leave everything as it is."""
-        for of in self._keeps:
-            of.stop()
-        for comm in (self.comm, self.everyone):
-            with suppress(self._mpi.Exception):
-                comm.Revoke()
-        for of in self._keeps:
-            with suppress(self._mpi.Exception):
-                of.revoke()
-
     def install_hooks(self) -> None:
         """Make an exception that nobody catches, in any thread, end the job instead of leaving
         others to wait.
@@ -427,9 +337,6 @@ class MpiWorld(World):
             self.fail(arguments.exc_value or RuntimeError(f"thread {arguments.thread} has failed"))
 
     def fail(self, error: BaseException) -> NoReturn:
-        if self.survives and is_loss(self._mpi, error):
-            self._let_go()
-            raise RankLostError(str(error)) from None
         if self._failed not in (None, threading.current_thread()):
             # another thread has failed before and is ending the job, with its code
             time.sleep(_ALL_AGREE_S)
@@ -464,7 +371,7 @@ class MpiWorld(World):
         time.sleep(_LAST_WORDS_S)
         for thread in self._threads:
             thread.stop()
-        self._mpi.Finalize()
+        self.mpi.Finalize()
         _exit(code)
 
     def _here(self) -> str:

@@ -1,27 +1,164 @@
-"""What the MPI library knows of lost ranks, where it goes on without them (ULFM).
+"""The job of the ranks that are left when others are lost, where the MPI library goes on without
+them (ULFM).
 
 Open MPI does under `mpirun --with-ft ulfm`: the other ranks live on, calls that need the lost one
 raise, and a communicator without it is made. Elsewhere the launcher ends every rank.
 """
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from axrt.errors import PeerLostError
+from axrt.launch import CallsMpi, MpiWorld
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 _ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's mpirun
+_DONE, _SPARE_LOOKS_S = 1, 0.02  # the tag of the last word to spares
 HOW = "Open MPI's mpirun --with-ft ulfm"
 
 
 class RankLostError(PeerLostError):
-    """A rank is lost, and the others may go on: `World.survivors` has the job without it.
+    """A rank is lost, and the others may go on: `SurvivingWorld.survivors` has the job without it.
 
     The engine of every rank that is left raises it, sooner or later.
     """
+
+
+class SurvivingWorld(MpiWorld):
+    """A job that may go on without ranks that are lost, seen from a rank that is left.
+
+    Args:
+        mpi: the module `mpi4py.MPI`, started.
+        device: device that this process has chosen.
+        everyone: communicator of all ranks that are left.
+        workers: number of its first ranks that train, the others being spares; 0: all.
+        before: the job as it was. It is kept, since MPI may still write to memory that belongs to
+            it.
+    """
+
+    def __init__(
+        self,
+        mpi: Any,
+        device: torch.device,
+        everyone: "MPI.Comm",
+        workers: int = 0,
+        before: MpiWorld | None = None,
+    ) -> None:
+        self.everyone, self._before = everyone, before
+        self._workers = workers or everyone.size
+        self.spares = range(self._workers, everyone.size)
+        comm = everyone.Split(self.is_spare) if self.spares else everyone
+        super().__init__(mpi, device, comm)
+        self._keeps = list[CallsMpi]()  # what MPI may write to
+        self.install_hooks()
+
+    @classmethod
+    def begun(cls, world: MpiWorld) -> "SurvivingWorld | None":
+        """A job that the launcher has started; None where it ends all ranks when one is lost."""
+        if not can_survive(world.mpi):
+            return None
+        return cls(world.mpi, world.device, world.comm, before=world)
+
+    @property
+    def survives(self) -> bool:
+        return True
+
+    def launched_as(self, rank: int) -> int:
+        return int(self.mpi.COMM_WORLD.rank)
+
+    @property
+    def is_spare(self) -> bool:
+        """This rank does not train, and waits for the place of a lost one."""
+        return self.everyone.rank in self.spares
+
+    @property
+    def has_lost(self) -> bool:
+        return bool(self.everyone.size < self.mpi.COMM_WORLD.size)
+
+    def keep(self, thread: CallsMpi) -> None:
+        super().keep(thread)
+        self._keeps.append(thread)
+
+    def with_spares(self, workers: int) -> "SurvivingWorld":
+        """The same ranks, of which the last ones are spares; every rank calls it."""
+        return self._with(self.everyone, workers)
+
+    def survivors(self, workers: Callable[[int], int]) -> "SurvivingWorld":
+        """The job without the ranks that are lost; every other rank calls it.
+
+        Args:
+            workers: function that says how many of so many ranks train.
+        """
+        left = self.everyone
+        while True:
+            left = left.Shrink()
+            try:
+                now = workers(left.size)
+                order = in_places(self._numbers_of(left), self._workers, now)
+                made = self._with(left.Split(0, order.index(self.everyone.rank)), now)
+                # All ranks have come so far, or all begin again: another one may be lost meanwhile.
+                if left.Agree(1):
+                    return made
+            except self.mpi.Exception:
+                with suppress(self.mpi.Exception):
+                    left.Agree(0)
+
+    def _numbers_of(self, left: "MPI.Comm") -> list[int]:
+        """The ranks that are left, by their numbers before."""
+        group, before = left.Get_group(), self.everyone.Get_group()
+        return list(self.mpi.Group.Translate_ranks(group, list(range(left.size)), before))
+
+    def _with(self, everyone: "MPI.Comm", workers: int) -> "SurvivingWorld":
+        return SurvivingWorld(self.mpi, self.device, everyone, workers, before=self)
+
+    def wait_as_a_spare(self) -> None:
+        """Wait until the others have done everything.
+
+        Raises:
+            RankLostError: a rank that trains is lost.
+        """
+        mpi, everyone, status = self.mpi, self.everyone, self.mpi.Status()
+        while True:
+            try:
+                if everyone.Iprobe(mpi.ANY_SOURCE, _DONE, status):
+                    everyone.Recv([bytearray(1), mpi.BYTE], status.Get_source(), _DONE)
+                    return
+            except mpi.Exception as error:
+                revoked = error.Get_error_class() == mpi.ERR_REVOKED
+                if revoked or all_are_lost(mpi, everyone, range(self._workers)):
+                    self.fail(error)
+                everyone.Ack_failed()  # a spare is lost, and nobody waits for it
+            time.sleep(_SPARE_LOOKS_S)
+
+    def dismiss_spares(self) -> None:
+        """Tell spares that everything is done; the first rank calls it."""
+        for spare in self.spares:
+            with suppress(self.mpi.Exception):  # it is lost
+                self.everyone.Send([bytearray(1), self.mpi.BYTE], spare, _DONE)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        if not is_loss(self.mpi, error):
+            super().fail(error)
+        self._let_go()
+        raise RankLostError(str(error)) from None
+
+    def _let_go(self) -> None:
+        """Let every rank that is left find out, and leave everything as it is."""
+        for of in self._keeps:
+            of.stop()
+        for comm in (self.comm, self.everyone):
+            with suppress(self.mpi.Exception):
+                comm.Revoke()
+        for of in self._keeps:
+            with suppress(self.mpi.Exception):
+                of.revoke()
 
 
 def can_survive(mpi: Any, environment: Mapping[str, str] = os.environ) -> bool:
@@ -47,3 +184,19 @@ def all_are_lost(mpi: Any, comm: "MPI.Comm", ranks: range) -> bool:
     everyone, failed = comm.Get_group(), comm.Get_failed()
     places = mpi.Group.Translate_ranks(everyone, list(ranks), failed)
     return all(place != mpi.UNDEFINED for place in places)
+
+
+def in_places(left: Sequence[int], before: int, now: int) -> list[int]:
+    """The order of the ranks that are left: where as many train as before, spares take the places
+    of those that are lost, and all others keep theirs; else the order stays.
+
+    Args:
+        left: their numbers before, in order.
+        before: number of ranks that trained before, the first ones.
+        now: number of ranks that train now.
+    """
+    if now != before:
+        return list(left)
+    spares = iter([rank for rank in left if rank >= before])
+    workers = [rank if rank in left else next(spares) for rank in range(now)]
+    return [*workers, *spares]

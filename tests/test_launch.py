@@ -13,7 +13,7 @@ from axrt import ConfigError, LaunchError
 from axrt.device import CPU, agreed, identity
 from axrt.launch import Told, check_world, told
 from axrt.mpi_library import check_knows_launcher
-from axrt.survivors import can_survive
+from axrt.survivors import can_survive, in_places
 
 
 @pytest.mark.parametrize(
@@ -172,3 +172,10 @@ def test_lost_ranks_are_survived_where_the_launcher_says_so() -> None:
     assert can_survive(able, told)
     assert not can_survive(unable, told)
     assert not can_survive(able, {})
+
+
+def test_spares_take_the_places_of_those_that_are_lost() -> None:
+    assert in_places([0, 2, 3, 4, 5], before=4, now=4) == [0, 4, 2, 3, 5]
+    assert in_places([1, 3, 5, 4], before=4, now=4) == [5, 1, 4, 3]
+    assert in_places([0, 1, 2, 3], before=4, now=4) == [0, 1, 2, 3]
+    assert in_places([0, 2, 4], before=4, now=2) == [0, 2, 4]

@@ -78,6 +78,7 @@ class JobMemory:
         self._known_hosts: list[str] = []
         self._keeps = 0
         self._under_way: Errand[str] | None = None
+        self._is_alone = False  # all ranks that are left are on one host
         self._run = ""  # of the copies that this job keeps
         self._recalled = ""  # the run whose copies were recalled last
         self._transfer = Transfer(exchange, rank, lambda: self._queue)
@@ -95,14 +96,24 @@ class JobMemory:
     def _on_host(self, run: str) -> HostMemory:
         return HostMemory(self._directory, run, self._host)
 
-    def check(self) -> None:
+    def check(self, must: bool = True) -> None:
         """Check that copies can be kept; every rank calls it.
 
+        Args:
+            must: False where other ranks are lost: if those that are left are on one host, nothing
+                is kept from now on, and a line says so.
         Raises:
             ConfigError: all ranks are on one host, or some host has no such directory; raised on
                 every rank.
         """
-        keepers_of(self._hosts())
+        try:
+            keepers_of(self._hosts())
+        except ConfigError as error:
+            if must:
+                raise
+            self._is_alone = True
+            if self._rank == MAIN:
+                self._say(f"no copies are kept in memory from here on: {error}")
         self._exchange.made_by_all(self._check_directory)
 
     def _check_directory(self) -> None:
@@ -119,31 +130,31 @@ class JobMemory:
         folder: Path,
         make_manifest: Callable[[], Manifest],
         write: Callable[[Path, ThreadQueue], Steps[Records]],
-    ) -> bool:
-        """Begin to keep the state of now, which goes on beside what comes.
+    ) -> None:
+        """Begin to keep the state of now, which goes on beside what comes; after the end of the
+        copy before, so that no more than two intervals are ever lost. Where `check` has found the
+        ranks that are left on one host, nothing is kept.
 
         Args:
             folder: folder of the checkpoints of the run.
             make_manifest: function that makes the manifest of a part, without files.
             write: function that begins to write the layers of this rank into a directory on a
                 queue; its steps come to the records of the files.
-        Returns:
-            False where the copy before is still under way. Then nothing is kept.
         Raises:
             ConfigError: all ranks are on one host; raised on every rank.
         """
+        if self._is_alone:
+            return
+        self.finish()
         keepers = keepers_of(self._hosts())
 
-        def begun() -> tuple[bool, str, str]:
-            may = self._under_way is None or self._under_way.done
+        def begun() -> tuple[str, str]:
             said = None if self._run else MemoryRun.read(folder)
-            return may, self._run or secrets.token_hex(6), said.run if said else ""
+            return self._run or secrets.token_hex(6), said.run if said else ""
 
-        goes, self._run, left = self._exchange.agreed(begun)
+        self._run, left = self._exchange.agreed(begun)
         if left:  # this job has not gone on from there
             self._on_host(left).drop()
-        if not goes:
-            return False
         self._keeps += 1
         manifest, here = make_manifest(), self._on_host(self._run)
         for source in range(self._size):
@@ -154,7 +165,6 @@ class JobMemory:
         self._under_way = self._exchange.begin(
             self._keeping(self._keeps, folder, manifest.step, steps, keepers[self._rank], here)
         )
-        return True
 
     def _writing(
         self,

@@ -15,7 +15,7 @@ from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.launch import MpiWorld, World
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
-from axrt.survivors import HOW, RankLostError
+from axrt.survivors import HOW, RankLostError, SurvivingWorld
 
 T = TypeVar("T")
 
@@ -52,46 +52,47 @@ def train_with_survivors(
     Returns:
         The result of `train`, None on a spare that nobody has needed; and the job as it is then.
     """
-    if not isinstance(world, MpiWorld) or not _may_go_on(world):
+    surviving = _may_go_on(world)
+    if surviving is None:
         return train(replace(attempt, world=world)), world
     of = config.parallel
     wanted = of.pipe * of.data if of.pipe else world.size
     whole = whole_layout(config, min(wanted, world.size))
     if whole.ranks < world.size:
-        world = world.with_spares(whole.ranks)
+        surviving = surviving.with_spares(whole.ranks)
     begun = attempt
     while True:
-        begun = replace(begun, world=world)
+        begun = replace(begun, world=surviving)
         try:
             done = None
-            if world.is_spare:
-                world.wait_as_a_spare()
+            if surviving.is_spare:
+                surviving.wait_as_a_spare()
             else:
                 done = train(begun)
         except RankLostError as lost:
             begun.when_lost()
-            world, layout = _left(config, whole, world, lost)
+            surviving, layout = _left(config, whole, surviving, lost)
             begun = _again(attempt, begun.directory, layout)
         else:
-            if world.rank == 0 and not world.is_spare:
-                world.dismiss_spares()
-            return done, world
+            if surviving.rank == 0 and not surviving.is_spare:
+                surviving.dismiss_spares()
+            return done, surviving
 
 
-def _may_go_on(world: MpiWorld) -> bool:
-    may = world.go_on_without()
-    if not may and world.rank == 0:
+def _may_go_on(world: World) -> SurvivingWorld | None:
+    surviving = SurvivingWorld.begun(world) if isinstance(world, MpiWorld) else None
+    if isinstance(world, MpiWorld) and surviving is None and world.rank == 0:
         click.echo(
             f"axrt: run.survive: here the job ends when a rank is lost; it would go on under {HOW}."
             " `axrt launch` starts it again",
             err=True,
         )
-    return may
+    return surviving
 
 
 def _left(
-    config: Config, whole: Layout, world: MpiWorld, lost: RankLostError
-) -> tuple[MpiWorld, Layout]:
+    config: Config, whole: Layout, world: SurvivingWorld, lost: RankLostError
+) -> tuple[SurvivingWorld, Layout]:
     """The job of the ranks that are left, and the layout that they take."""
     left = world.survivors(lambda ranks: _fitting(config, whole, ranks).ranks)
     layout = _fitting(config, whole, left.everyone.size)

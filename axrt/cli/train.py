@@ -22,13 +22,14 @@ from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
-from axrt.launch import MpiWorld, join, told
+from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
 from axrt.models.registry import model_of
 from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.progress import progress_for
 from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
+from axrt.survivors import SurvivingWorld
 
 from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
@@ -100,8 +101,8 @@ def _until_done(attempt: Attempt) -> Exit:
     world = join(run.transport, run.device, run.start_patience_s)
     code, left = train_with_survivors(config, attempt, world, _train)
     code = Exit.DONE if code is None else code
-    if isinstance(left, MpiWorld) and left.has_lost:
-        left.leave_at_once(code)
+    if isinstance(left, SurvivingWorld) and left.has_lost:
+        leave_at_once(code)
     return code
 
 

@@ -20,6 +20,7 @@ SETTINGS = (
     *("schedule.microbatches=2", "data.held_out=0", "run.log_every=1", f"run.steps={STEPS}"),
 )
 TRAIN = ("-m", "axrt", "train", "tiny.toml", *SETTINGS)
+MOST_LOST = 2  # steps, besides the one under way: those since the newest copy that is whole
 GOING_ON = ("run.survive=true", f"checkpoint.every={EVERY}", "run.out=out")
 
 
@@ -52,28 +53,55 @@ def needs_open_mpi(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("all work and no play " * 40)
 
 
-def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path) -> None:
-    """Two replicas of two stages, and a spare. The spare takes the first lost place. After the
-    second loss one replica computes the whole batch, and after the fourth one rank does."""
-    log = tmp_path / "log"
-    command = [launcher(), "--with-ft", "ulfm", "-n", "5", sys.executable, *TRAIN, *GOING_ON]
+def run_with_losses(folder: Path, victims: tuple[int, ...], *settings: str) -> str:
+    """Train on two replicas of two stages and a spare, and kill ranks on the way. Returns what the
+    job has printed."""
+    log = folder / "log"
+    command = [launcher(), "--with-ft", "ulfm", "-n", "5", sys.executable, *TRAIN, *settings]
     with log.open("wb") as file:
         job = subprocess.Popen(
-            command, cwd=tmp_path, env=environment(), stdout=file, stderr=subprocess.STDOUT
+            command, cwd=folder, env=environment(), stdout=file, stderr=subprocess.STDOUT
         )
-        for number, victim in enumerate((1, 0, 1, 0)):  # the first rank, too
-            wait_for(15 * (number + 1), job, tmp_path / "out", log)
+        for number, victim in enumerate(victims):
+            wait_for(15 * (number + 1), job, folder / "out", log)
             os.kill(ranks_of(job)[victim], signal.SIGKILL)
         assert job.wait(timeout=180) == 0, log.read_text()
-    said = log.read_text()
+    return log.read_text()
+
+
+def check_as_quiet(folder: Path, *settings: str) -> None:
+    """Every step has the loss of a quiet run."""
+    quiet = mpirun(4, [*TRAIN, "run.out=quiet", *settings], cwd=folder)
+    assert quiet.code == 0, quiet.err
+    found, expected = losses(folder / "out"), losses(folder / "quiet")
+    assert sorted(found) == list(range(1, STEPS + 1))
+    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
+
+
+def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path) -> None:
+    """The spare takes the first lost place. After the second loss one replica computes the whole
+    batch, and after the fourth one rank does."""
+    said = run_with_losses(tmp_path, (1, 0, 1, 0), *GOING_ON)  # the first rank, too
     assert "4 ranks are left and go on: ranks in the pipeline: 2, replicas: 2" in said
     assert "3 ranks are left and go on: ranks in the pipeline: 2, replicas: 1, spares: 1" in said
     assert "1 ranks are left and go on: ranks in the pipeline: 1, replicas: 1" in said
-    quiet = mpirun(4, [*TRAIN, "run.out=quiet"], cwd=tmp_path)
-    assert quiet.code == 0, quiet.err
-    found, expected = losses(tmp_path / "out"), losses(tmp_path / "quiet")
-    assert sorted(found) == list(range(1, STEPS + 1))
-    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
+    check_as_quiet(tmp_path)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, zero: int) -> None:
+    """Nothing is saved on a disk. A spare takes a lost place; then one replica is left, and that is
+    on one host."""
+    shm = tmp_path / "shm"
+    shm.mkdir()
+    kept = ("checkpoint.memory_every=1", f"checkpoint.memory_dir={shm}", "run.host_of=0,0,1,1,0")
+    settings = ("run.survive=true", "checkpoint.every=0", "run.out=out", f"memory.zero={zero}")
+    said = run_with_losses(tmp_path, (1, 1), *settings, *kept)
+    assert said.count("taken from memory: the copies of step") == 2, said
+    assert "no copies are kept in memory from here on: " in said
+    ran = [line["step"] for line in lines(tmp_path / "out") if "loss" in line]
+    assert len(ran) - STEPS <= 2 * MOST_LOST, ran
+    check_as_quiet(tmp_path, f"memory.zero={zero}")
 
 
 def test_under_a_launcher_that_ends_all_ranks_it_is_said(tmp_path: Path) -> None:
