@@ -11,7 +11,8 @@ When every rank polls with nothing to do and nothing is under way, no rank can e
 is raised as `Stuck` rather than waited for.
 
 A network may also deliver a parcel twice, or never (`Chaos`). The second one is dropped, as TCP
-does by numbers; what is lost stays lost, and the ranks must say what they wait for.
+does by numbers; what is lost stays lost, and the ranks must say what they wait for. A rank may die
+at any of its looks for mail. The others find out sooner or later, as under MPI with ULFM.
 """
 
 import threading
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 
 from axrt.device import CPU
+from axrt.errors import PeerLostError
 from axrt.note import Topic
 from axrt.queues import NOW, Moment, moment_of, wait_on_device
 from axrt.scheduler.task import Vocabulary
@@ -53,14 +55,17 @@ class Chaos(NamedTuple):
         duplicated: share of parcels that arrive twice.
         lost: number of the parcel that never arrives, in the order in which all ranks send; -1:
             none.
+        dies: a rank, and the number of its look for mail at which it dies; None: none does.
     """
 
     delayed: float = 0.3
     duplicated: float = 0.0
     lost: int = -1
+    dies: tuple[int, int] | None = None
 
 
 _USUAL = Chaos()
+_FINDS_OUT = 0.3  # share of its looks at which a rank finds out that another one has died
 
 
 class Lost(NamedTuple):
@@ -93,12 +98,14 @@ class LocalWorld:
     Attributes:
         sent: number of parcels that ranks have sent.
         lost: the parcel that has been lost; None: none has.
+        dead: ranks that have died.
     """
 
     def __init__(self, size: int, seed: int = 0, chaos: Chaos = _USUAL) -> None:
         self.size, self.chaos = size, chaos
         self.sent = 0
         self.lost: Lost | None = None
+        self.dead: set[int] = set()
         self.random = Random(seed)
         self.mail: list[list[_UnderWay]] = [[] for _ in range(size)]
         self.meetings: dict[tuple[tuple[int, ...], int], Meeting] = {}
@@ -112,7 +119,7 @@ class LocalWorld:
         """Call `rank_main` once a rank.
 
         Returns:
-            The result of each rank, in order.
+            The result of each rank, in order, but for ranks that have died.
         Raises:
             BaseException: the first failure of a rank, as it was raised there.
         """
@@ -141,7 +148,7 @@ class LocalWorld:
             thread.join()
         if failures:
             raise failures[0]
-        return [results[rank] for rank in range(self.size)]
+        return [results[rank] for rank in range(self.size) if rank not in self.dead]
 
     def alone(self) -> "LocalTransport":
         """The transport of the only rank, to be used without `run`."""
@@ -195,12 +202,15 @@ class LocalTransport:
         self.size = world.size
         self._landings = Landings()
         self._heard: set[int] = set()  # numbers of parcels that may come once more
+        self._looks = 0  # for mail
         self.expect = self._landings.expect
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         wait_on_device(after)
         head, tensors = pack(parcel)
         world, says = self._world, parcel.message[0]
+        if self.rank in world.dead:
+            return
         number, world.sent = world.sent, world.sent + 1
         if number == world.chaos.lost:
             world.lost = Lost(says, self.rank, rank)
@@ -213,7 +223,12 @@ class LocalTransport:
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         world, block = self._world, wait_s == inf
         world.blocked[self.rank] = block and not world.mail[self.rank]
-        world.pass_on(self.rank)
+        self._die_or_find_out()
+        try:
+            world.pass_on(self.rank)
+        except Stuck:
+            self._find_out()
+            raise
         mail = world.mail[self.rank]
         if not mail:
             return []
@@ -227,6 +242,20 @@ class LocalTransport:
         arrived = [(one.source, _received(one, self._landings)) for one in coming]
         world.mail[self.rank] = [item for place, item in enumerate(mail) if place not in places]
         return arrived
+
+    def _die_or_find_out(self) -> None:
+        world, self._looks = self._world, self._looks + 1
+        if (self.rank, self._looks) == world.chaos.dies:
+            world.dead.add(self.rank)
+        if self.rank in world.dead:
+            raise Stopped
+        if world.dead and world.random.random() < _FINDS_OUT:
+            self._find_out()
+
+    def _find_out(self) -> None:
+        """Raise an error if a rank has died."""
+        if self._world.dead:
+            raise PeerLostError(f"rank {min(self._world.dead)} has died")
 
     def _came_before(self, one: _UnderWay) -> bool:
         """The parcel has come once."""

@@ -1,6 +1,6 @@
 """A training whose ranks are killed one after the other, in one job that goes on without them.
 
-python -m tests.attacks.in_job [--kills 200] [--hasty 0.3] [--ranks 6] [--seed 0]
+python -m tests.attacks.in_job [--kills 200] [--hasty 0.3] [--memory] [--ranks 6] [--seed 0]
 
 It takes the mpirun of this environment, which must be Open MPI's. Each job has two replicas of two
 stages and spares. Ranks are killed at moments that the seed draws until one is left; that one gets
@@ -154,8 +154,9 @@ def strike(job: Job, kills: int, hasty: float, random: Random, storm: Storm) -> 
     type=click.FloatRange(0, 1),
     help="share of the kills while others recover from the one before",
 )
+@click.option("--memory", is_flag=True, help="keep a copy of every step on two hosts in memory")
 @click.option("--seed", default=0, show_default=True)
-def main(kills: int, ranks: int, hasty: float, seed: int) -> None:
+def main(kills: int, ranks: int, hasty: float, memory: bool, seed: int) -> None:
     """Kill ranks of jobs that go on, and compare with a quiet run."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -163,9 +164,15 @@ def main(kills: int, ranks: int, hasty: float, seed: int) -> None:
         (folder / "storm.toml").write_text(CONFIG)
         began_s = time.monotonic()
         storm, random = Storm(), Random(seed)
+        settings = ["run.survive=true"]
+        if memory:
+            (shm := folder / "shm").mkdir()
+            hosts = ",".join(str(rank % 2) for rank in range(ranks))
+            settings += ["checkpoint.memory_every=1", f"checkpoint.memory_dir={shm}"]
+            settings += [f"run.host_of={hosts}"]
         while storm.kills + storm.hasty < kills:
             storm.jobs += 1
-            job = Job(folder, ranks, "run.survive=true")
+            job = Job(folder, ranks, *settings)
             strike(job, ranks - 1, hasty, random, storm)
             click.echo(f"{storm}, step {job.step}", err=True)
         took_s = time.monotonic() - began_s
