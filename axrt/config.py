@@ -122,7 +122,11 @@ class Data(_Section):
         "source of Python's own standard library; paths are relative to where the command runs",
     )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
-    tokenizer: str = _key("bytes", "how text becomes tokens", choices=("bytes",))
+    tokenizer: str = _key(
+        "auto",
+        "how text has become tokens, for axrt generate: 'auto' = text as bytes, and token files as "
+        "axrt prepare says beside them; else the path of a tokenizer.json, or 'tiktoken:NAME'",
+    )
     held_out: float = _key(
         0.05,
         "share of the files (of one file: of its end) kept for validation; 0 = none",
@@ -1010,12 +1014,14 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or "
             "change model.heads"
         )
-    if (
-        config.data.tokenizer == "bytes"
-        and not config.data.source.endswith(".bin")
-        and model.vocab < 256
-    ):
+    of_text = not config.data.source.endswith(".bin")
+    if of_text and model.vocab < 256:
         yield (
-            f"model.vocab = {model.vocab}, but data.tokenizer = 'bytes' has tokens up to 255; set "
+            f"model.vocab = {model.vocab}, but text as bytes has tokens up to 255; set "
             "model.vocab = 256"
+        )
+    if of_text and config.data.tokenizer not in ("auto", "bytes"):
+        yield (
+            f"data.tokenizer = {config.data.tokenizer!r} with text as data.source: text is read as "
+            "bytes; expected a token file, which axrt prepare --tokenizer makes of it"
         )

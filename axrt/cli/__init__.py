@@ -7,6 +7,7 @@ import click
 
 # Each command with its module, its name there, and what --help says of it.
 _COMMANDS = {
+    "prepare": ("prepare", "prepare_command", "Turn text into a token file to train on."),
     "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
     "launch": ("launch", "launch", "Start a job, and start it again when it is lost."),
     "generate": ("generate", "generate", "Let a trained model go on from a prompt."),

@@ -1,11 +1,9 @@
 """`axrt generate`: let a trained model go on from a prompt, in one process."""
 
-import codecs
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import click
 import torch
@@ -16,10 +14,13 @@ from axrt.checkpoint.layers import check_weights, take_weights, weights_of
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.slices import SliceReader
 from axrt.config import Config
+from axrt.data.prepared import tokenizer_name
+from axrt.data.tokenizer import Tokenizer, tokenizer_of
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.launch import told
 from axrt.models.registry import model_of
+from axrt.observe.metrics import TOKENIZER, is_run
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")
@@ -64,9 +65,10 @@ def generate(
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
         config, model = _loaded(run)
-        codec = _codec_for(config)
+        codec = _codec_for(config, run)
         given = codec.encode(prompt)
         _check(given, config.model.vocab)
+        decode = codec.decoder()
         click.echo(prompt, nl=False)
         for token in sample(
             model,
@@ -77,7 +79,7 @@ def generate(
             top_k,
             torch.Generator().manual_seed(seed),
         ):
-            click.echo(codec.decode(token), nl=False)
+            click.echo(decode(token), nl=False)
             sys.stdout.flush()
         click.echo()
     except AxrtError as error:
@@ -85,40 +87,8 @@ def generate(
         sys.exit(exit_code_of(error))
 
 
-class Codec(Protocol):
-    """The map between text and tokens."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a prompt.
-
-        Raises:
-            DataError: the prompt has none.
-        """
-        ...
-
-    def decode(self, token: int) -> str:
-        """The text to show for the next token; "" where a character is not whole yet."""
-        ...
-
-
-class Bytes:
-    """A token is a byte of UTF-8; a character is shown when its last byte has come."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def encode(self, text: str) -> list[int]:
-        if not text:
-            raise DataError("--prompt is empty; expected at least one character to go on from")
-        return list(text.encode())
-
-    def decode(self, token: int) -> str:
-        # a vocabulary larger than bytes
-        return self._decoder.decode(bytes([token])) if token < 256 else "\N{REPLACEMENT CHARACTER}"
-
-
 class Numbers:
-    """Tokens as numbers, for models whose tokenizer is not ours."""
+    """Tokens as numbers, for models whose tokenizer nobody says."""
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -132,12 +102,31 @@ class Numbers:
             )
         return numbers
 
-    def decode(self, token: int) -> str:
-        return f" {token}"
+    def decoder(self) -> Callable[[int], str]:
+        return lambda token: f" {token}"
 
 
-def _codec_for(config: Config) -> Codec:
-    return Numbers() if config.data.source.endswith(".bin") else Bytes()
+class Text:
+    """Text by a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.decoder = tokenizer.decoder
+
+    def encode(self, text: str) -> list[int]:
+        found = [int(token) for token in self._tokenizer.encode([text])[0]]
+        if not found:
+            raise DataError("--prompt is empty; expected at least one character to go on from")
+        return found
+
+
+def _codec_for(config: Config, run: Path) -> Numbers | Text:
+    """The map between text and tokens: that of the file in the directory of the run, or of the data
+    that the run was trained on."""
+    folders = [folder for folder in (run, *run.absolute().parents[:2]) if is_run(folder)]
+    kept = [str(folder / TOKENIZER) for folder in folders if (folder / TOKENIZER).is_file()]
+    name = kept[0] if kept else tokenizer_name(config.data)
+    return Text(tokenizer_of(name)) if name else Numbers()
 
 
 def _check(tokens: list[int], vocab: int) -> None:

@@ -15,12 +15,12 @@ from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
-from axrt.data.corpus import load
+from axrt.data.corpus import check_vocab, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Windows
 from axrt.engine import Engine, initialize
-from axrt.errors import AxrtError, ConfigError, NonFiniteLossError, SaveError
+from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
@@ -120,7 +120,8 @@ def _train(attempt: Attempt) -> Exit:
         read = Config.read(attempt.file, attempt.overrides)
         config = _of_this_run(attempt.file, read)
         model = model_of(config)
-    except ConfigError as error:
+        check_vocab(config.data, config.model.vocab)
+    except (ConfigError, DataError) as error:
         (attempt.world or join()).fail(error)
     _settle_allocator(config)
     sample = sample_of(config)

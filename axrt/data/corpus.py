@@ -13,6 +13,7 @@ import numpy as np
 from axrt.config import Data
 from axrt.errors import DataError
 
+from .prepared import Prepared
 from .tokens import Tokens, is_token_file, map_tokens, unknown_in_row
 
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -52,6 +53,7 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
         DataError: there is no data, too little of it, or it has tokens that the model does not
             know.
     """
+    check_vocab(config, vocab)
     source, validation = (
         _Source(key, name, config.files)
         for key, name in (("data.source", config.source), ("data.validation", config.validation))
@@ -65,6 +67,21 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
             validation if config.validation else source, corpus.held_out, "held out", context, vocab
         )
     return corpus
+
+
+def check_vocab(config: Data, vocab: int) -> None:
+    """Check that a model knows all tokens of the data's tokenizer, where `axrt prepare` says which.
+
+    Raises:
+        DataError: it knows fewer.
+    """
+    for key, name in (("data.source", config.source), ("data.validation", config.validation)):
+        prepared = Prepared.beside(Path(name)) if is_token_file(Path(name)) else None
+        if prepared and prepared.vocab > vocab:
+            raise DataError(
+                f"{key} = {name!r} has a tokenizer of {prepared.vocab} tokens, and model.vocab is "
+                f"{vocab}; expected model.vocab = {prepared.vocab}"
+            )
 
 
 def _split(source: _Source, held_out: float) -> Corpus:

@@ -113,6 +113,32 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
     return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
 
 
+def index_of(dtype: np.dtype[Any], lengths: NDArray[np.int64]) -> bytes:
+    """Megatron's index of a row of documents, each of which is one sequence.
+
+    Args:
+        dtype: type of the tokens.
+        lengths: number of tokens of each document, shape (documents,).
+    Raises:
+        DataError: a document has 2**31 tokens or more.
+    """
+    if len(lengths) and lengths.max() >= 1 << 31:
+        raise DataError(f"a document has {lengths.max()} tokens; expected fewer than 2**31")
+    code = next(code for code, of in _TYPES.items() if of == dtype)
+    ends = np.cumsum(lengths) * dtype.itemsize
+    head = _HEAD.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1)
+    pointers = np.concatenate([[0], ends[:-1]]) if len(lengths) else ends
+    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    return b"".join(
+        (
+            head,
+            lengths.astype(np.int32).tobytes(),
+            pointers.astype(np.int64).tobytes(),
+            documents.tobytes(),
+        )
+    )
+
+
 def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
     """The type of the tokens and their number, from a Megatron index."""
     data = index.read_bytes()

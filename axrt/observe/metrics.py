@@ -12,9 +12,10 @@ import tomli_w
 from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import Config
+from axrt.data.prepared import tokenizer_name
 from axrt.errors import ConfigError, SaveError
 
-_METRICS = "metrics.jsonl"
+_METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.json"
 
 
 class RunFiles:
@@ -57,9 +58,16 @@ class RunFiles:
             resolved["checkpoint"]["resume"] = "auto"
         try:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
+            self._keep_tokenizer()
             _cut_off_half_a_line(self.directory / _METRICS)
         except OSError as error:
             raise _refusal(self.directory, error) from None
+
+    def _keep_tokenizer(self) -> None:
+        """Have a copy of the tokenizer's file, so that the model can be talked to anywhere."""
+        name, path = tokenizer_name(self._config.data), self.directory / TOKENIZER
+        if Path(name).is_file() and not path.exists():
+            write_durably(path, Path(name).read_bytes())
 
     def let_go(self) -> None:
         """Let another rank, or this one anew, write to the directory."""
@@ -119,6 +127,11 @@ def _refusal(directory: Path, error: OSError) -> ConfigError:
         f"{directory}: {error.strerror}; expected a place where the files of a run can be written "
         "(run.out)"
     )
+
+
+def is_run(directory: Path) -> bool:
+    """A directory is that of a run."""
+    return (directory / "config.toml").is_file()
 
 
 def stays(config: Config, directory: Path) -> bool:

@@ -1,0 +1,79 @@
+"""What `axrt prepare` tells of a token file, beside it."""
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from axrt.checkpoint.durable import write_durably
+from axrt.config import Data
+from axrt.errors import DataError
+
+from .tokenizer import BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A token file and its tokenizer.
+
+    Args:
+        tokenizer: name of the tokenizer, see `tokenizer_of`; the path of a file is relative to that
+            of the tokens.
+        vocab: number of different tokens.
+        end: token behind each document; None: there is none.
+        tokens, documents: number of each.
+        made_of: what decided the tokens: sources, and how they were read.
+    """
+
+    tokenizer: str
+    vocab: int
+    end: int | None
+    tokens: int
+    documents: int
+    made_of: dict[str, Any]
+
+    def write(self, tokens: Path) -> None:
+        """Write it beside a token file.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_durably(_beside(tokens), json.dumps(asdict(self), indent=1).encode() + b"\n")
+
+    @classmethod
+    def beside(cls, tokens: Path) -> Self | None:
+        """What is told of a token file, with the whole path of its tokenizer; None: nothing is.
+
+        Raises:
+            DataError: the file beside it says something else.
+        """
+        path = _beside(tokens)
+        if not path.exists():
+            return None
+        try:
+            found = cls(**json.loads(path.read_text()))
+            vocab, end = int(found.vocab), found.end
+            if vocab < 1 or not (end is None or 0 <= end < vocab):
+                raise ValueError(f"token {end} of {vocab}")
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{path}: {error}; expected what `axrt prepare` writes, or no such file"
+            ) from None
+        if found.tokenizer.endswith(".json"):
+            return replace(found, tokenizer=str(path.with_name(found.tokenizer)))
+        return found
+
+
+def _beside(tokens: Path) -> Path:
+    return tokens.with_suffix(".json")
+
+
+def tokenizer_name(data: Data) -> str:
+    """The name of the tokenizer that the data of a run was made with, see `tokenizer_of`; "" where
+    nobody says."""
+    if not data.source.endswith(".bin"):
+        return BYTES
+    if data.tokenizer != "auto":
+        return "" if data.tokenizer == BYTES else data.tokenizer
+    prepared = Prepared.beside(Path(data.source))
+    return prepared.tokenizer if prepared else ""

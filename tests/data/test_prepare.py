@@ -1,0 +1,271 @@
+"""Text of every kind becomes token files, whatever is killed on the way."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tokenizers
+from click.testing import CliRunner
+
+from axrt.cli import main
+from axrt.data.documents import files_of, parts_of, pieces_of
+from axrt.data.prepare import Order, prepare
+from axrt.data.prepared import Prepared
+from axrt.data.tokenizer import train_tokenizer
+from axrt.data.tokens import map_tokens
+from axrt.errors import ConfigError, DataError
+
+TEXTS = [
+    f"document {number}: " + "words and wörds, " * (number % 7) + "ä€\n" for number in range(300)
+]
+
+
+def json_lines(path: Path, texts: list[str] = TEXTS) -> Path:
+    path.write_text("".join(json.dumps({"id": n, "text": t}) + "\n" for n, t in enumerate(texts)))
+    return path
+
+
+def documents_of(tokens: Path) -> list[list[int]]:
+    """The documents of a token file, by Megatron's definition of its index."""
+    data = tokens.with_suffix(".idx").read_bytes()
+    number = int(np.frombuffer(data, np.int64, 1, 18)[0])
+    lengths = np.frombuffer(data, np.int32, number, 34)
+    pointers = np.frombuffer(data, np.int64, number, 34 + 4 * number)
+    ends = np.frombuffer(data, np.int64, number + 1, 34 + 12 * number)
+    row = map_tokens(tokens)
+    assert list(ends) == list(range(number + 1))
+    assert lengths.sum() == len(row)
+    begins = pointers // row.dtype.itemsize
+    return [row[b : b + n].tolist() for b, n in zip(begins, lengths, strict=True)]
+
+
+def as_bytes(texts: list[str]) -> list[list[int]]:
+    return [[*text.encode(), 0] for text in texts]
+
+
+@pytest.mark.parametrize("piece_bytes", [700, 1 << 20])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "dataset", "arrow file"])
+def test_every_row_is_a_document(tmp_path: Path, kind: str, piece_bytes: int) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    table = pyarrow.table({"text": TEXTS, "other": list(range(len(TEXTS)))})
+    if kind == "jsonl":
+        json_lines(source / "a.jsonl")
+    elif kind == "parquet":
+        pyarrow.parquet.write_table(table, source / "a.parquet", row_group_size=70)
+    elif kind == "dataset":  # as `datasets` saves one: a stream, and what is told of it
+        (source / "dataset_info.json").write_text("{}")
+        (source / "state.json").write_text("{}")
+        with pyarrow.ipc.new_stream(source / "data-00000-of-00001.arrow", table.schema) as file:
+            file.write_table(table, 70)
+    else:
+        with pyarrow.ipc.new_file(source / "a.arrow", table.schema) as file:
+            file.write_table(table, 70)
+    order = Order(tmp_path / "out", (str(source),), "bytes", piece_bytes=piece_bytes)
+    found = prepare(order, 2)
+    assert documents_of(tmp_path / "out.bin") == as_bytes(TEXTS)
+    assert found[""].documents == len(TEXTS)
+    assert not order.partial.exists()
+
+
+@pytest.mark.parametrize("end", ["\n", ""])
+@pytest.mark.parametrize("piece_bytes", [1, 97, 5000, 1 << 20])
+def test_a_text_file_is_one_document_however_it_is_cut(
+    tmp_path: Path, piece_bytes: int, end: str
+) -> None:
+    texts = ["one\n\nline ä\n" * 40 + end, "a single line" + end, "" + end * 3]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    sources = tuple(str(tmp_path / f"{number}.txt") for number in range(3))
+    if piece_bytes == 1:  # each byte is a piece of its own: without processes
+        pieces = list(pieces_of(files_of(sources), piece_bytes))
+        parts = [part for piece in pieces for part in parts_of(piece, "")]
+        assert "".join(part.text for part in parts) == "".join(texts)
+        assert sum(part.is_end for part in parts) == sum(map(bool, texts))
+        return
+    prepare(Order(tmp_path / "out", sources, "bytes", piece_bytes=piece_bytes), 1)
+    assert documents_of(tmp_path / "out.bin") == as_bytes([text for text in texts if text])
+
+
+def test_a_tokenizer_of_the_field_gives_its_own_tokens_and_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(TEXTS, 400, path)
+    theirs = tokenizers.Tokenizer.from_file(str(path))
+    end = theirs.token_to_id("<|endoftext|>")
+    order = Order(tmp_path / "out", (str(json_lines(tmp_path / "a.jsonl")),), str(path))
+    found = prepare(order, 2)[""]
+    expected = [[*theirs.encode(text).ids, end] for text in TEXTS]
+    assert documents_of(tmp_path / "out.bin") == expected
+    assert (found.vocab, found.end) == (theirs.get_vocab_size(), end)
+    beside = Prepared.beside(tmp_path / "out.bin")
+    assert beside is not None
+    assert Path(beside.tokenizer).read_bytes() == path.read_bytes()
+
+
+def test_many_tokens_take_four_bytes_each(tmp_path: Path) -> None:
+    words = {f"w{number}": number for number in range(70_000)}
+    model = tokenizers.models.WordLevel(words, unk_token="w0")
+    theirs = tokenizers.Tokenizer(model)
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    source = json_lines(tmp_path / "a.jsonl", ["w69999 w1", "w65536"])
+    prepare(Order(tmp_path / "out", (str(source),), str(tmp_path / "tokenizer.json")), 1)
+    assert documents_of(tmp_path / "out.bin") == [[69999, 1], [65536]]
+
+
+def test_documents_are_held_out_by_their_names(tmp_path: Path) -> None:
+    source = str(json_lines(tmp_path / "a.jsonl"))
+    found = [
+        prepare(Order(tmp_path / out, (source,), "bytes", held_out=0.2, piece_bytes=size), 1)
+        for out, size in (("one", 1 << 20), ("two", 900))
+    ]
+    assert [of["-held-out"].documents for of in found] == [found[0]["-held-out"].documents] * 2
+    assert 30 < found[0]["-held-out"].documents < 90
+    for part in ("", "-held-out"):
+        one, two = (documents_of(tmp_path / f"{out}{part}.bin") for out in ("one", "two"))
+        assert one == two
+    both = [d for part in ("", "-held-out") for d in documents_of(tmp_path / f"one{part}.bin")]
+    assert sorted(both) == sorted(as_bytes(TEXTS))
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "axrt", "prepare", *arguments, "--out", str(folder / "out")]
+
+
+def test_a_killed_one_goes_on_where_it_was_and_leaves_no_process(tmp_path: Path) -> None:
+    texts = [f"{number} " + "some more words " * 2000 for number in range(4000)]
+    source = str(json_lines(tmp_path / "a.jsonl", texts))
+    assert Path(source).stat().st_size > 1 << 26, "two pieces at least"
+    begun = subprocess.Popen(
+        command(tmp_path, source, "--processes", "2"), stderr=subprocess.DEVNULL
+    )
+    partial, deadline = tmp_path / "out.partial", time.monotonic() + 60
+    while not list(partial.glob("0*.json")):
+        assert begun.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    workers = psutil.Process(begun.pid).children(recursive=True)
+    begun.send_signal(signal.SIGKILL)
+    begun.wait()
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    done = {path: path.stat().st_mtime_ns for path in partial.glob("0*.json")}
+    if not (tmp_path / "out.bin").exists():
+        order = Order(tmp_path / "out", (source,), "bytes")
+        times: list[dict[Path, int]] = []
+
+        def told(progress: Any) -> None:
+            times.append({path: path.stat().st_mtime_ns for path in done})
+
+        prepare(order, 2, told)
+        assert times[-1] == done, "what was done was not done again"
+    assert documents_of(tmp_path / "out.bin") == as_bytes(texts)
+
+
+def test_what_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) -> None:
+    source = json_lines(tmp_path / "a.jsonl")
+    order = Order(tmp_path / "out", (str(source),), "bytes")
+    order.partial.mkdir()
+    (order.partial / "order.json").write_text(json.dumps(order.made_of()))
+    json_lines(source, TEXTS[:9])
+    with pytest.raises(ConfigError, match=r"out.partial was begun with other .*Remove it"):
+        prepare(order, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            "a.jsonl: the line at byte 14 is no JSON object",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{"test": "b"}\n', r"byte 14 .* with 'text' .*KeyError"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "byte 14 is no JSON object with 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', "'text' at byte 0 is int; expected text"),
+        ("a.txt", b"all \xff well\n", "a.txt: byte 4 is no UTF-8"),
+        ("a.parquet", b"PAR1 and more", "a.parquet: .*expected a table that pyarrow reads"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(
+    tmp_path: Path, name: str, data: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        prepare(Order(tmp_path / "out", (str(tmp_path / name),), "bytes"), 1)
+    assert not (tmp_path / "out.bin").exists()
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    table = pyarrow.table({"body": ["a"], "other": [1]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    order = Order(tmp_path / "out", (str(tmp_path / "a.parquet"),), "bytes")
+    with pytest.raises(DataError, match="has no column 'text'; expected one of body, other"):
+        prepare(order, 1)
+    assert (
+        prepare(Order(order.out.with_name("b"), order.sources, "bytes", "body"), 1)[""].tokens == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nowhere.txt",), "nowhere.txt: no file there"),
+        (("a.txt", "--tokenizer", "words"), "tokenizer 'words'; expected 'bytes', the path"),
+        (("a.txt", "--tokenizer", "no.json"), "no.json: .*expected a JSON file of Hugging Face's"),
+        (("a.txt", "--tokenizer", "tiktoken:nope"), "tiktoken:nope: "),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("a")
+    result = CliRunner().invoke(main, ["prepare", *arguments, "--out", "out"])
+    assert result.exit_code != 0
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert re.search(said, result.stderr), result.stderr
+    assert os.listdir() == ["a.txt"]
+
+
+def test_a_trained_model_speaks_text_wherever_its_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    json_lines(Path("a.jsonl"))
+    prepared = CliRunner().invoke(
+        main, ["prepare", "a.jsonl", "--out", "data/c", "--train-tokenizer", "300"]
+    )
+    assert prepared.exit_code == 0, prepared.output
+    vocab = Prepared.beside(Path("data/c.bin")).vocab  # type: ignore[union-attr]
+    assert f"model.vocab={vocab}" in prepared.output
+    settings = ["model.layers=1", "model.width=16", "model.heads=2", "model.context=16"]
+    settings += [
+        "data.source=data/c.bin",
+        "run.steps=3",
+        "run.out=run",
+        "schedule.microbatches=2",
+    ]
+    Path("t.toml").write_text("")
+    train = ["train", "t.toml", *settings]
+    result = CliRunner().invoke(main, train)
+    assert result.exit_code != 0
+    assert f"expected model.vocab = {vocab}" in result.output
+    assert not Path("run").exists()
+    assert CliRunner().invoke(main, [*train, f"model.vocab={vocab}"]).exit_code == 0
+    Path("run").rename("moved")
+    Path("data").rename("gone")
+    for path in ("moved", "moved/checkpoints/step-00000003"):
+        told = CliRunner().invoke(main, ["generate", path, "--prompt", "wörds", "--tokens", "5"])
+        assert told.exit_code == 0, told.output
+        assert told.output.startswith("wörds")
