@@ -16,6 +16,7 @@ from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.keepers import host_name
 from axrt.checkpoint.manifest import Manifest
+from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
 from axrt.config import AUTO, Config, Schedule
@@ -495,7 +496,10 @@ class Engine:
             self._publish()
             make = self._manifest(extra)
             self._memory.keep(
-                Path(folder), make, lambda path, queue: keep_layers(path, self._model, queue)
+                Path(folder),
+                cut_of(self._model),
+                make,
+                lambda path, queue: keep_layers(path, self._model, queue),
             )
 
     @one_at_a_time

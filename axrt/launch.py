@@ -318,7 +318,6 @@ class MpiWorld(World):
         os._exit = self._exit_hook
         sys.excepthook = lambda kind, error, trace: self.fail(error)
         threading.excepthook = self._thread_failed
-        os.register_at_fork(before=_warn_of_fork)
 
     def _exit_hook(self, status: int) -> NoReturn:
         if (
@@ -431,6 +430,7 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
     if said is None or said.local_rank is None:  # no launcher has said it
         world.device = choose(device, world.node_rank)
     world.install_hooks()
+    os.register_at_fork(before=_warn_of_fork)
     return world
 
 

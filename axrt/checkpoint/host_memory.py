@@ -3,10 +3,11 @@ memory.
 
     /dev/shm/axrt-7d31c6f09a44/      one run, by a name that is drawn
       node-3/                        one host: there may be several on one machine, in tests
-        step-00000040/
-          rank-2-of-8/               manifest.json and the files of rank 2's layers
-          rank-6-of-8.partial/       being written, or left over
-          joined-0/                  what rank 0 of a job with another layout takes
+        1f77a0c2/                    one job of the run, by a mark that is drawn
+          step-00000040/
+            rank-2-of-8/             manifest.json and the files of rank 2's layers
+            rank-6-of-8.partial/     being written, or left over
+            joined-0/                what rank 0 of a job with another layout takes
 
 A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
 manifest has the digest of each file.
@@ -14,6 +15,7 @@ manifest has the digest of each file.
 
 import re
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,39 +35,44 @@ class Part(NamedTuple):
         step: number of steps that were done.
         rank: rank in the job whose state it is.
         size: number of ranks of that job.
+        cut: digest of which shards it has of its layers, see `cut_of`; "": it has whole layers.
     """
 
     step: int
     rank: int
     size: int
+    cut: str = ""
 
     @property
     def name(self) -> str:
         """The name of its directory."""
-        return f"rank-{self.rank}-of-{self.size}"
+        return f"rank-{self.rank}-of-{self.size}" + (f"-{self.cut}" if self.cut else "")
 
     @classmethod
     def at(cls, path: Path) -> "Part | None":
         """The part that has such a path; None: none has."""
         of_step = re.fullmatch(r"step-(\d+)", path.parent.name)
-        of_rank = re.fullmatch(r"rank-(\d+)-of-(\d+)", path.name)
+        of_rank = re.fullmatch(r"rank-(\d+)-of-(\d+)(?:-([0-9a-f]{8}))?", path.name)
         if of_step is None or of_rank is None:
             return None
-        return cls(int(of_step[1]), int(of_rank[1]), int(of_rank[2]))
+        rank, size, cut = of_rank.groups(default="")
+        return cls(int(of_step[1]), int(rank), int(size), cut)
 
 
 class HostMemory:
-    """The parts that are kept on this host.
+    """The parts of one job that are kept on this host.
 
     Args:
         directory: directory in memory, such as /dev/shm.
         run: drawn name of the run.
         host: name of the host.
+        mark: drawn mark of the job.
     """
 
-    def __init__(self, directory: Path, run: str, host: str) -> None:
+    def __init__(self, directory: Path, run: str, host: str, mark: str) -> None:
         self._run = directory / f"axrt-{run}"
-        self._root = self._run / re.sub(r"[^\w.-]", "_", host)
+        self._of_host = self._run / re.sub(r"[^\w.-]", "_", host)
+        self._root = self._of_host / mark
 
     def path_of(self, part: Part) -> Path:
         """The directory of a part, once it is whole."""
@@ -103,20 +110,30 @@ class HostMemory:
         Args:
             share, of: index of the share of this rank, and number of ranks that share the look.
         """
-        for number, path in enumerate(sorted(self._root.glob("step-*/rank-*"))):
+        for path in self._root.glob("step-*/rank-*"):
             part = Part.at(path)
-            if number % of == share and part is not None and not _fault_in(path):
+            # By its name alone: another rank may see other parts, while some are removed.
+            is_mine = zlib.crc32(f"{path.parent.name}/{path.name}".encode()) % of == share
+            if is_mine and part is not None and not _fault_in(path):
                 yield part
 
     def drop_older(self, step: int) -> None:
-        """Remove the parts of earlier steps; another rank may be writing one of a later step."""
+        """Remove the parts of earlier steps, and those of other jobs; another rank may be writing
+        one of a later step."""
         for path in self._root.glob("step-*"):
             if int(path.name[5:]) < step:
                 shutil.rmtree(path, ignore_errors=True)
+        for path in self._of_host.glob("*"):
+            if path != self._root:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def drop_step(self, step: int) -> None:
+        """Remove what there is of a step, whole or not."""
+        shutil.rmtree(self._root / f"step-{step:08}", ignore_errors=True)
 
     def drop(self) -> None:
-        """Remove all parts of the run on this host."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Remove all parts of the run on this host, those of other jobs included."""
+        shutil.rmtree(self._of_host, ignore_errors=True)
         try:
             self._run.rmdir()
         except OSError:  # other hosts of a test are there

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from axrt.errand import Errand, Steps, run_on
 from axrt.errors import ConfigError
@@ -32,7 +32,7 @@ from .keepers import keepers_of
 from .layers import place_of
 from .manifest import Manifest
 from .memory_run import NAME, MemoryRun
-from .pieces import is_of_pieces
+from .pieces import cut_of
 from .recall_plan import Offer, Plan, Wanted, plan_recall, transfers
 from .transfer import Transfer, fault_of
 from .writing import Records
@@ -45,10 +45,14 @@ class Recalled(NamedTuple):
         parts: directories of the parts, on this host; () where there is nothing.
         joined: directory for what the parts come to together; None: there is one part, which is
             the rank's own.
+        text: what a person should know when that is taken, or why nothing is; "": nothing.
+        fault: what has gone wrong on its way here; "": nothing.
     """
 
     parts: tuple[Path, ...] = ()
     joined: Path | None = None
+    text: str = ""
+    fault: str = ""
 
 
 class JobMemory:
@@ -80,6 +84,7 @@ class JobMemory:
         self._under_way: Errand[str] | None = None
         self._is_alone = False  # all ranks that are left are on one host
         self._run = ""  # of the copies that this job keeps
+        self._mark = ""  # of this job
         self._recalled = ""  # the run whose copies were recalled last
         self._transfer = Transfer(exchange, rank, lambda: self._queue)
 
@@ -93,8 +98,8 @@ class JobMemory:
     def _queue(self) -> ThreadQueue:
         return ThreadQueue("axrt memory")
 
-    def _on_host(self, run: str) -> HostMemory:
-        return HostMemory(self._directory, run, self._host)
+    def _on_host(self, run: str, mark: str) -> HostMemory:
+        return HostMemory(self._directory, run, self._host, mark)
 
     def check(self, must: bool = True) -> None:
         """Check that copies can be kept; every rank calls it.
@@ -128,6 +133,7 @@ class JobMemory:
     def keep(
         self,
         folder: Path,
+        cut: str,
         make_manifest: Callable[[], Manifest],
         write: Callable[[Path, ThreadQueue], Steps[Records]],
     ) -> None:
@@ -137,6 +143,7 @@ class JobMemory:
 
         Args:
             folder: folder of the checkpoints of the run.
+            cut: digest of which shards this rank has, see `cut_of`.
             make_manifest: function that makes the manifest of a part, without files.
             write: function that begins to write the layers of this rank into a directory on a
                 queue; its steps come to the records of the files.
@@ -148,22 +155,21 @@ class JobMemory:
         self.finish()
         keepers = keepers_of(self._hosts())
 
-        def begun() -> tuple[str, str]:
+        def begun() -> tuple[str, str, str]:
             said = None if self._run else MemoryRun.read(folder)
-            return self._run or secrets.token_hex(6), said.run if said else ""
+            mark = self._mark or secrets.token_hex(4)
+            return self._run or secrets.token_hex(6), mark, said.run if said else ""
 
-        self._run, left = self._exchange.agreed(begun)
-        if left:  # this job has not gone on from there
-            self._on_host(left).drop()
+        self._run, self._mark, left = self._exchange.agreed(begun)
         self._keeps += 1
-        manifest, here = make_manifest(), self._on_host(self._run)
+        manifest, here = make_manifest(), self._on_host(self._run, self._mark)
         for source in range(self._size):
             if keepers[source] == self._rank:
                 self._exchange.begin(self._transfer.receiving(self._keeps, source, here, source))
-        part = self._own_part(manifest.step)
+        part = Part(manifest.step, self._rank, self._size, cut)
         steps = self._writing(part, manifest, write, here)
         self._under_way = self._exchange.begin(
-            self._keeping(self._keeps, folder, manifest.step, steps, keepers[self._rank], here)
+            self._keeping(self._keeps, folder, part, steps, keepers[self._rank], here, left)
         )
 
     def _writing(
@@ -206,13 +212,13 @@ class JobMemory:
         self,
         number: int,
         folder: Path,
-        step: int,
+        part: Part,
         steps: Steps[None],
         keeper: int,
         here: HostMemory,
+        left: str,
     ) -> Steps[str]:
         fault = yield from fault_of(steps)
-        part = self._own_part(step)
         path = None if fault else here.path_of(part)
         fault = (yield from self._transfer.sending(number, part, keeper, path)) or fault
         self._exchange.tell(MAIN, Note(Topic.KEPT, self._rank, number), fault)
@@ -221,29 +227,41 @@ class JobMemory:
             yield kept
             fault = next(filter(None, kept.in_order()), "")
             if not fault:
-                fault = yield from self._noted(folder, step)
+                fault = yield from self._noted(folder, part.step)
             for rank in range(self._size):
                 self._exchange.tell(rank, Note(Topic.ALL_KEPT, MAIN, number), fault)
         all_kept = self._exchange.claim(Topic.ALL_KEPT, number, [MAIN])
         yield all_kept
         fault = str(all_kept.in_order()[0])
-        if not fault:
-            yield from run_on(self._queue.put, partial(here.drop_older, step))
-        elif self._rank == MAIN:
-            self._say(f"step {step}: no copy in memory: {fault}")
+        yield from run_on(self._queue.put, partial(self._drop_rest, here, part.step, fault, left))
+        if fault and self._rank == MAIN:
+            self._say(f"step {part.step}: no copy in memory: {fault}")
         return fault
+
+    def _drop_rest(self, here: HostMemory, step: int, fault: str, left: str) -> None:
+        """Remove what a whole copy takes the place of, or what there is of one that failed.
+
+        Args:
+            here: memory of this host.
+            step: step of the copy.
+            fault: what has gone wrong; "" where the copy is whole.
+            left: a run from which this job has not gone on; "": there is none.
+        """
+        if fault:
+            here.drop_step(step)
+            return
+        here.drop_older(step)
+        if left:
+            self._on_host(left, "").drop()
 
     def _noted(self, folder: Path, step: int) -> Steps[str]:
         """Name the run in the folder of checkpoints."""
 
         def note() -> None:
             folder.mkdir(parents=True, exist_ok=True)
-            MemoryRun(self._run, step).write(folder)
+            MemoryRun(self._run, self._mark, step).write(folder)
 
         return (yield from fault_of(run_on(self._queue.put, note)))
-
-    def _own_part(self, step: int) -> Part:
-        return Part(step, self._rank, self._size)
 
     def finish(self) -> None:
         """Wait for the end of what is under way; every rank calls it."""
@@ -253,51 +271,50 @@ class JobMemory:
 
     # Recalling.
 
-    def recall(self, folder: Path, newer_than: int, model: LocalModel, own: bool) -> Recalled:
+    def recall(self, folder: Path, newer_than: int, model: LocalModel) -> Recalled:
         """Have the newest copies of which there is enough for every rank, on the rank's own host.
 
         Args:
             folder: folder of the checkpoints of the run.
             newer_than: step of the newest checkpoint on the disk; older copies are left.
             model: part of the model that this rank holds.
-            own: True where ranks may take their own part as it is.
         """
         self.finish()
-        run = self._exchange.agreed(lambda: _run_of(folder))
+        run, mark = self._exchange.agreed(lambda: _run_of(folder))
         if not run:
             return Recalled()
         self._recalled = run
-        here, hosts = self._on_host(run), self._hosts()
-        plan = self._plan(here, hosts, newer_than, model, own)
-        if self._rank == MAIN and plan.text:
-            self._say(plan.text)
-        self._bring(transfers(plan, hosts), here)
+        here, hosts = self._on_host(run, mark), self._hosts()
+        plan = self._plan(here, hosts, newer_than, model)
+        fault = self._bring(transfers(plan, hosts), here)
         if not plan.taken:
-            return Recalled()
+            return Recalled(text=plan.text)
         mine = [one.part for one in plan.taken[self._rank]]
         return Recalled(
             tuple(here.path_of(part) for part in mine),
             here.joined(mine[0].step, self._rank) if not plan.are_own else None,
+            plan.text,
+            fault,
         )
 
-    def _plan(
-        self, here: HostMemory, hosts: list[str], newer_than: int, model: LocalModel, own: bool
-    ) -> Plan:
+    def _plan(self, here: HostMemory, hosts: list[str], newer_than: int, model: LocalModel) -> Plan:
         """What ranks take, which every rank plans from what all of them have."""
         on_host = [rank for rank, host in enumerate(hosts) if host == self._host]
         offers = _offers(here, on_host.index(self._rank), len(on_host))
-        mine = [(*offer.part, list(offer.places), offer.is_shard) for offer in offers]
-        places = sorted(place for place, _ in model.layers())
-        found = self._exchange.broadcast(self._exchange.gathered((places, mine)))
-        offered = [
-            [Offer(Part(*part), tuple(of), is_shard) for *part, of, is_shard in of_rank]
-            for _, of_rank in found
-        ]
-        return plan_recall(offered, Wanted([of for of, _ in found], hosts, newer_than, own))
+        mine = [(tuple(offer.part), offer.places) for offer in offers]
+        places = tuple(sorted(place for place, _ in model.layers()))
+        found = self._exchange.broadcast(self._exchange.gathered((places, cut_of(model), mine)))
+        offered = [[Offer(Part(*part), of) for part, of in of_rank] for *_, of_rank in found]
+        wanted = Wanted([of for of, *_ in found], [cut for _, cut, _ in found], hosts, newer_than)
+        return plan_recall(offered, wanted)
 
-    def _bring(self, moves: Sequence[tuple[Part, int, int]], here: HostMemory) -> None:
-        """Have parts where they are taken; every rank calls it."""
-        errands: list[Errand[Any]] = []
+    def _bring(self, moves: Sequence[tuple[Part, int, int]], here: HostMemory) -> str:
+        """Have parts where they are taken; every rank calls it.
+
+        Returns:
+            What has gone wrong on some rank; "" where nothing has.
+        """
+        errands: list[Errand[str]] = []
         for part, sender, to in moves:
             self._keeps += 1
             if self._rank == sender:
@@ -308,10 +325,12 @@ class JobMemory:
             if self._rank == to:
                 coming = self._transfer.receiving(self._keeps, part.rank, here, sender)
                 errands.append(self._exchange.begin(coming))
-        for errand in errands:
-            self._exchange.finish(errand, "parts in memory of other hosts")
-        if moves:  # a rank may take what has come to another one of its host
-            self._exchange.broadcast(self._exchange.gathered(None) is not None)
+        faults = [
+            self._exchange.finish(errand, "parts in memory of other hosts") for errand in errands
+        ]
+        # A rank may take what has come to another one of its host, so each waits for all.
+        everyones = self._exchange.gathered("; ".join(filter(None, faults)))
+        return str(self._exchange.broadcast("; ".join(filter(None, everyones or ()))))
 
     def go_on(self) -> None:
         """Note that this job goes on from what was recalled, and keeps its copies beside that."""
@@ -330,9 +349,9 @@ class JobMemory:
     def drop(self, folder: Path) -> None:
         """Remove all copies of the run; every rank calls it."""
         self.finish()
-        run = self._exchange.agreed(lambda: _run_of(folder, void_too=True))
+        run, mark = self._exchange.agreed(lambda: _run_of(folder, void_too=True))
         if run:
-            self._on_host(run).drop()
+            self._on_host(run, mark).drop()
             if self._rank == MAIN:
                 (folder / NAME).unlink(missing_ok=True)
 
@@ -348,13 +367,14 @@ def _failed(error: OSError) -> Steps[None]:
     raise error
 
 
-def _run_of(folder: Path, void_too: bool = False) -> str:
+def _run_of(folder: Path, void_too: bool = False) -> tuple[str, str]:
+    """The run whose copies a folder names, and the mark of the job; "" where there is none."""
     said = MemoryRun.read(folder)
-    return said.run if said and (void_too or not said.is_void) else ""
+    return (said.run, said.mark) if said and (void_too or not said.is_void) else ("", "")
 
 
 def _offers(here: HostMemory, share: int, of: int) -> Iterator[Offer]:
     """What is on a host, of one share of it."""
     for part in here.whole(share, of):
         names = Manifest.read(here.path_of(part)).files
-        yield Offer(part, tuple(sorted(set(map(place_of, names)))), any(map(is_of_pieces, names)))
+        yield Offer(part, tuple(sorted(set(map(place_of, names)))))

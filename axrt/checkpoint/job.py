@@ -337,41 +337,43 @@ class JobCheckpoints:
 
     def _recalled(self, folder: Path, newer_than: int, model: LocalModel) -> Manifest | None:
         """Take what memory has, if that is newer than a step: each rank its own part, or what parts
-        of several ranks come to."""
+        of several ranks come to.
+
+        Raises:
+            ConfigError: it is of another model or optimizer; raised on every rank.
+        """
         if self._memory is None:
             return None
-        for own in (True, False):
-            recalled = self._memory.recall(folder, newer_than, model, own)
-            if not recalled.parts:
-                return None
-            manifest = self._taken_from_memory(recalled, model)
-            if isinstance(manifest, Manifest):
-                self._memory.go_on()
-                self.loaded = recalled.parts[0]
-                self._went_back[folder.resolve()] = _WentBack(manifest.step)
-                return manifest
-            if recalled.joined or not model.is_sharded:
-                break  # else shards of another cut come together
-        if self._rank == MAIN:
-            self._say(f"not taken from memory: {manifest}")
-        return None
+        recalled = self._memory.recall(folder, newer_than, model)
+        manifest = self._taken_from_memory(recalled, model) if recalled.parts else None
+        text = f"not taken from memory: {manifest}" if isinstance(manifest, str) else recalled.text
+        if self._rank == MAIN and text:
+            self._say(text)
+        if not isinstance(manifest, Manifest):
+            return None
+        self._memory.go_on()
+        self.loaded = recalled.parts[0]
+        self._went_back[folder.resolve()] = _WentBack(manifest.step)
+        return manifest
 
     def _taken_from_memory(self, recalled: Recalled, model: LocalModel) -> Manifest | str:
-        """What has been taken, or what is wrong."""
-        parts, joined = recalled
+        """What has been taken, or what is damaged."""
+        parts, joined = recalled.parts, recalled.joined
 
         def check() -> Checked:
+            if recalled.fault:
+                raise DamagedError(recalled.fault)
+            manifest = self._of_this_model(parts[0])
             if joined is None and model.is_sharded:
-                manifest = Manifest.read(parts[0])
                 return manifest, CheckedPieces(parts[0], manifest, model).take
-            where = joined or parts[0]
-            manifest = join(joined, parts, model) if joined else Manifest.read(where)
-            return manifest, partial(take_layers, check_layers(where, manifest, model), model)
+            if joined:
+                manifest = join(joined, parts, model)
+            return manifest, partial(
+                take_layers, check_layers(joined or parts[0], manifest, model), model
+            )
 
         try:
             return self._taken(check)
-        except ConfigError as error:  # of another model or optimizer: the disk says what is wrong
-            return str(error)
         finally:
             if joined:
                 rmtree(joined, ignore_errors=True)

@@ -15,11 +15,13 @@ class MemoryRun(NamedTuple):
 
     Args:
         run: drawn name of the run.
+        mark: drawn mark of the job whose copies count.
         step: newest step of which all parts were on two hosts.
         is_void: the run has gone back to an older checkpoint since.
     """
 
     run: str
+    mark: str
     step: int = 0
     is_void: bool = False
 
@@ -28,10 +30,12 @@ class MemoryRun(NamedTuple):
         """What it says; None where it cannot be read."""
         try:
             said = json.loads((folder / NAME).read_text())
-            found = cls(str(said["run"]), int(said["step"]), bool(said["is_void"]))
+            run, mark = str(said["run"]), str(said["mark"])
+            found = cls(run, mark, int(said["step"]), bool(said["is_void"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return found if re.fullmatch("[0-9a-f]{12}", found.run) else None
+        are_drawn = re.fullmatch("[0-9a-f]{12} [0-9a-f]{8}", f"{found.run} {found.mark}")
+        return found if are_drawn else None
 
     def write(self, folder: Path) -> None:
         """Write it.

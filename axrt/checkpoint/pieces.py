@@ -1,14 +1,15 @@
 """The files of a rank's own pieces, where each rank keeps a shard of the state (ZeRO): for copies
 in memory, which a rank of the same layout takes back as they are.
 
-    layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank, in the
-                              types that layers have
+    layer-0003.safetensors    weights and buffers of layer 3 that are whole on this rank: in their
+                              full types those that are not trained, else in the layers' own
     pieces-0003.safetensors   of each piece its tensors, by `SavedPiece.tensors`
 
 Ranks of another layout put whole layers together from the pieces of all ranks.
 """
 
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,13 @@ from axrt.local_model import LocalModel
 from axrt.store.saved_piece import MASTER, SavedPiece, itself
 from axrt.store.state import ParameterState
 
+from .durable import digits_of
 from .layers import File, Live, LiveTensors, checked_file, weights_file, weights_of
 from .manifest import Manifest
 from .slices import SliceReader
 from .tensor_file import CheckedFile, copy_all
 
 Told = dict[str, Any]  # of a piece: all that is no tensor
-
-
 _PIECES = "pieces-"
 
 
@@ -39,6 +39,19 @@ def pieces_file(place: int) -> str:
 def is_of_pieces(name: str) -> bool:
     """A file of that name has pieces."""
     return name.startswith(_PIECES)
+
+
+def cut_of(model: LocalModel) -> str:
+    """A digest of which shards a rank has; "" where it has whole layers."""
+    if not model.is_sharded:
+        return ""
+    cut = [
+        piece[:3]
+        for _, layer in model.layers()
+        for bucket in model.buckets_with(layer)
+        for piece in bucket.pieces_of(layer, with_state=False, copied=itself)
+    ]
+    return digits_of(zlib.crc32(repr(cut).encode()))
 
 
 def piece_files(model: LocalModel) -> Iterator[File]:
@@ -61,12 +74,14 @@ def piece_files(model: LocalModel) -> Iterator[File]:
 
 
 def _whole_here(model: LocalModel, place: int, layer: nn.Module) -> LiveTensors:
-    bucket_of = model.bucket_of()
+    bucket_of, full = model.bucket_of(), model.full()
     found: LiveTensors = {}
     for name, value in weights_of(place, layer):
         bucket = bucket_of(value)
-        if bucket is None or not bucket.has_stays:
-            found[name] = Live(value, bucket, not isinstance(value, nn.Parameter))
+        if bucket is None:  # narrow ones are published from their originals
+            found[name] = Live(full(value), None, not isinstance(value, nn.Parameter))
+        elif not bucket.has_stays:
+            found[name] = Live(value, bucket)
     return found
 
 
@@ -74,6 +89,7 @@ def _told(piece: SavedPiece) -> Told:
     return {
         "first": piece.first,
         "is_whole": piece.is_whole,
+        "moments": sorted(piece.moments),
         "optimizer": piece.optimizer,
         "plain": piece.plain,
         "group": piece.group,
@@ -177,9 +193,17 @@ def told_in(file: CheckedFile) -> dict[str, Told]:
         raise DamagedError(f"{file.path} does not tell its pieces ({error!r})") from None
 
 
-def _state(name: str, file: CheckedFile, told: Told) -> ParameterState:
+def tensors_of(name: str, file: CheckedFile) -> dict[str, Tensor]:
+    """The tensors of a parameter's piece, by the names that the piece has for them.
+
+    Raises:
+        AxrtError: the file has changed since it was checked.
+    """
     keys = [key for key in file.like if key.rpartition("/")[0] == name]
-    tensors = {
-        key.rpartition("/")[2]: file.tensor(key) for key in keys if key != f"{name}/{MASTER}"
-    }
+    return {key.rpartition("/")[2]: file.tensor(key) for key in keys}
+
+
+def _state(name: str, file: CheckedFile, told: Told) -> ParameterState:
+    tensors = tensors_of(name, file)
+    tensors.pop(MASTER, None)
     return ParameterState(told["optimizer"], tensors, told["plain"], told["group"])

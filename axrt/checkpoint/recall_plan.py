@@ -2,11 +2,11 @@
 
 A part is what a rank of an earlier job kept: whole layers, or its shards of them (ZeRO). A rank of
 the same layout takes its own. With another layout, a rank takes parts that have all of its layers,
-or the parts of all ranks that have a shard of one.
+or the parts of all ranks that have a shard of one. All parts are of one job.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .host_memory import Part
@@ -18,12 +18,10 @@ class Offer(NamedTuple):
     Args:
         part: what it is.
         places: indices of the layers of which it has something.
-        is_shard: it has shards of them, and not the whole.
     """
 
     part: Part
     places: tuple[int, ...]
-    is_shard: bool
 
 
 class Taken(NamedTuple):
@@ -31,7 +29,7 @@ class Taken(NamedTuple):
 
     Args:
         part: what it is.
-        holder: a rank on whose host it is: the rank's own one where it is there.
+        holder: a rank on whose host it is: one of the rank's own host where it is there.
     """
 
     part: Part
@@ -44,7 +42,7 @@ class Plan(NamedTuple):
     Args:
         taken: the parts of each rank; () where nothing is taken.
         are_own: each rank takes its own part, as it is.
-        text: what a person should know; "": nothing.
+        text: what a person should know when that is taken, or why nothing is; "": nothing.
     """
 
     taken: tuple[tuple[Taken, ...], ...] = ()
@@ -57,15 +55,15 @@ class Wanted(NamedTuple):
 
     Args:
         places: indices of the layers of each rank.
+        cuts: digest of which shards each rank has of them, see `Part.cut`.
         hosts: name of the host of each rank.
         newer_than: step of the newest checkpoint on the disk; older copies are left.
-        own: True where ranks may take their own part as it is.
     """
 
-    places: Sequence[Sequence[int]]
+    places: Sequence[tuple[int, ...]]
+    cuts: Sequence[str]
     hosts: Sequence[str]
     newer_than: int
-    own: bool = True
 
 
 def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
@@ -75,11 +73,13 @@ def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
         offered: what is on the host of each rank; ranks of a host offer different parts.
         wanted: what the ranks of this job need.
     """
-    kept = _kept(offered)
-    for step, size in sorted(kept, reverse=True):
-        if step <= wanted.newer_than:
-            break
-        if plan := _from(kept[step, size], size, wanted):
+    kept: dict[int, _Kept] = defaultdict(lambda: defaultdict(list))
+    for holder, offers in enumerate(offered):
+        for offer in offers:
+            if offer.part.step > wanted.newer_than:
+                kept[offer.part.step][offer].append(holder)
+    for step in sorted(kept, reverse=True):
+        if plan := _from(kept[step], wanted):
             lacking = [
                 rank
                 for rank, of_rank in enumerate(plan.taken)
@@ -87,47 +87,37 @@ def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
             ]
             who = f", those of ranks {_listed(lacking)} from their keepers" if lacking else ""
             return plan._replace(text=f"taken from memory: the copies of step {step}{who}")
-    newest, size = max(kept, default=(-1, 0))
-    if newest <= wanted.newer_than:
-        return Plan()
-    lost = sorted(set(range(size)) - {offer.part.rank for offer in kept[newest, size]})
-    what = (
-        f"both copies of ranks {_listed(lost)} are gone or damaged" if lost else "layers are gone"
+    return Plan(text=_lost(kept[max(kept)])) if kept else Plan()
+
+
+_Kept = dict[Offer, list[int]]  # the ranks on whose hosts an offered part is
+
+
+def _lost(kept: _Kept) -> str:
+    size, step = next(iter(kept)).part.size, next(iter(kept)).part.step
+    lost = sorted(set(range(size)) - {offer.part.rank for offer in kept})
+    what = f"both copies of ranks {_listed(lost)} are" if lost else "some layers are"
+    return (
+        f"not taken from memory: of step {step} {what} gone or damaged. What there is on a disk is "
+        "taken"
     )
-    return Plan(
-        text=f"not taken from memory: of step {newest} {what}. Taken is the newest checkpoint on "
-        "the disk"
-    )
 
 
-_Kept = dict[Offer, list[int]]  # the ranks that hold an offered part
-
-
-def _kept(offered: Sequence[Iterable[Offer]]) -> dict[tuple[int, int], _Kept]:
-    """What there is, by the step and the number of ranks of the job that has kept it."""
-    kept: dict[tuple[int, int], _Kept] = defaultdict(dict)
-    for holder, offers in enumerate(offered):
-        for offer in offers:
-            of_step = kept[offer.part.step, offer.part.size]
-            of_step.setdefault(offer, []).append(holder)
-    return kept
-
-
-def _from(kept: _Kept, size: int, wanted: Wanted) -> Plan | None:
+def _from(kept: _Kept, wanted: Wanted) -> Plan | None:
     """What ranks take of one step; None where there is not enough."""
     of_rank = {offer.part.rank: offer for offer in kept}
-    is_shard = any(offer.is_shard for offer in kept)
-    if is_shard and len(of_rank) < size:
+    size, is_cut = next(iter(kept)).part.size, any(offer.part.cut for offer in kept)
+    if size == len(wanted.hosts) and all(
+        rank in of_rank
+        and (of_rank[rank].places, of_rank[rank].part.cut) == (wanted.places[rank], cut)
+        for rank, cut in enumerate(wanted.cuts)
+    ):
+        own = (_nearest(kept, of_rank[rank], rank, wanted) for rank in range(size))
+        return Plan(tuple((one,) for one in own), are_own=True)
+    if is_cut and len(of_rank) < size:
         return None
-    is_same = size == len(wanted.hosts) and all(
-        rank in of_rank and tuple(places) == of_rank[rank].places
-        for rank, places in enumerate(wanted.places)
-    )
-    if wanted.own and is_same:
-        taken = [(_nearest(kept, of_rank[rank], rank, wanted),) for rank in range(size)]
-        return Plan(tuple(taken), are_own=True)
-    choose: Callable[[_Kept, int, Wanted], Iterator[Offer]] = _shards_of if is_shard else _layers_of
-    found = [list(choose(kept, rank, wanted)) for rank in range(len(wanted.hosts))]
+    choose: Callable[[_Kept, set[int]], Iterator[Offer]] = _shards_of if is_cut else _layers_of
+    found = [list(choose(kept, set(places))) for places in wanted.places]
     for offers, places in zip(found, wanted.places, strict=True):
         if not set(places) <= {place for offer in offers for place in offer.places}:
             return None
@@ -139,27 +129,22 @@ def _from(kept: _Kept, size: int, wanted: Wanted) -> Plan | None:
     )
 
 
-def _shards_of(kept: _Kept, rank: int, wanted: Wanted) -> Iterator[Offer]:
-    """All parts with a shard of a layer that a rank needs."""
-    places = set(wanted.places[rank])
+def _shards_of(kept: _Kept, places: set[int]) -> Iterator[Offer]:
+    """All parts with a shard of some layers."""
     return (offer for offer in sorted(kept) if places & set(offer.places))
 
 
-def _layers_of(kept: _Kept, rank: int, wanted: Wanted) -> Iterator[Offer]:
-    """Parts with the layers that a rank needs: those on its host first, and then its own."""
-    missing = set(wanted.places[rank])
-
-    def order(offer: Offer) -> tuple[bool, bool, Offer]:
-        is_here = _nearest(kept, offer, rank, wanted).holder
-        return wanted.hosts[is_here] != wanted.hosts[rank], offer.part.rank != rank, offer
-
-    for offer in sorted(kept, key=order):
+def _layers_of(kept: _Kept, places: set[int]) -> Iterator[Offer]:
+    """Parts with some layers: of the lowest rank that has them, as on a disk. Buffers of replicas
+    may differ, and every rank is to take the same."""
+    missing = set(places)
+    for offer in sorted(kept):
         if missing & set(offer.places):
             missing -= set(offer.places)
             yield offer
 
 
-def _nearest(kept: Mapping[Offer, Sequence[int]], offer: Offer, rank: int, wanted: Wanted) -> Taken:
+def _nearest(kept: _Kept, offer: Offer, rank: int, wanted: Wanted) -> Taken:
     holders = kept[offer]
     on_host = [one for one in holders if wanted.hosts[one] == wanted.hosts[rank]]
     return Taken(offer.part, (on_host or holders)[0])

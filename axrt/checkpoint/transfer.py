@@ -20,7 +20,7 @@ from .durable import digits_of
 from .host_memory import HostMemory, Part
 from .manifest import MANIFEST, Manifest
 
-_MANY = 1 << 20  # files of a part
+_MANY = 1 << 20  # ranks, and files of a part
 
 
 class Transfer:
@@ -60,7 +60,7 @@ class Transfer:
             fault = fault or str(taken.in_order()[0])
         return fault
 
-    def receiving(self, number: int, of: int, here: HostMemory, sender: int) -> Steps[None]:
+    def receiving(self, number: int, of: int, here: HostMemory, sender: int) -> Steps[str]:
         """Take a part, and keep it on this host if it is whole.
 
         Args:
@@ -68,7 +68,10 @@ class Transfer:
             of: rank whose state it is.
             here: memory of this host.
             sender: rank that sends it.
+        Returns:
+            What has gone wrong; "" where nothing has.
         """
+        first_fault = ""
         head = self._exchange.claim(Topic.PART, _key(number, of, 0), [sender])
         yield head
         part, names = head.in_order()[0]
@@ -80,6 +83,8 @@ class Transfer:
             take = partial(taking.take, name, come.in_order()[0])
             fault = yield from fault_of(run_on(self._queue().put, take))
             self._exchange.tell(sender, Note(Topic.PART_TAKEN, self._rank, key), fault)
+            first_fault = first_fault or fault
+        return first_fault
 
 
 class _Taking:

@@ -96,6 +96,13 @@ def memory_of(places: tuple[Path, Path]) -> Path:
     return places[1] / f"axrt-{said.run}"
 
 
+def step_of(places: tuple[Path, Path], host: int, step: int) -> Path:
+    """The directory of a step's copies on a host."""
+    said = MemoryRun.read(places[0])
+    assert said is not None
+    return memory_of(places) / f"node-{host}" / said.mark / f"step-{step:08}"
+
+
 def check_went_on(found: list[Trained], data: int = 1, began: int = KEPT) -> None:
     assert {one[0] for one in found} == {began}
     if data == 1:
@@ -169,8 +176,8 @@ def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(places, 4, keeps=(4,), disk=(KEPT,))
-    shutil.rmtree(memory_of(places) / "node-0" / "step-00000004" / "rank-1-of-4")
-    shutil.rmtree(memory_of(places) / "node-1" / "step-00000004" / "rank-1-of-4")
+    for host in range(2):
+        shutil.rmtree(step_of(places, host, 4) / "rank-1-of-4")
     check_went_on(run(places, STEPS))
     told = capfd.readouterr().err
     assert "of step 4 both copies of ranks 1 are gone or damaged" in told
@@ -183,7 +190,7 @@ def test_what_is_damaged_is_not_taken(
     run(places, KEPT, keeps=(KEPT,))
     random = Random(3)
     for rank in range(4):  # one of the two copies of each
-        part = memory_of(places) / f"node-{rank % 2}" / f"step-{KEPT:08}" / f"rank-{rank}-of-4"
+        part = step_of(places, rank % 2, KEPT) / f"rank-{rank}-of-4"
         damage(random.choice(sorted(part.iterdir())), random)
     check_went_on(run(places, STEPS))
     assert "ranks 0, 3 from their keepers" in capfd.readouterr().err
@@ -287,7 +294,8 @@ def test_a_directory_that_is_none_is_refused_at_the_start(places: tuple[Path, Pa
 def test_a_copy_that_was_cut_off_is_no_copy(places: tuple[Path, Path]) -> None:
     """A job that ends while it keeps leaves what it had kept before."""
     run(places, KEPT, keeps=(KEPT,))
-    host = HostMemory(places[1], memory_of(places).name[5:], "node-0")
+    mark = step_of(places, 0, KEPT).parent.name
+    host = HostMemory(places[1], memory_of(places).name[5:], "node-0", mark)
     (host.begin(Part(5, 0, 4)) / "layer-0000.safetensors").write_bytes(b"half of it")
     check_went_on(run(places, STEPS))
 
@@ -313,7 +321,8 @@ def test_what_another_run_has_kept_is_not_taken(places: tuple[Path, Path], tmp_p
     other = tmp_path / "other"
     assert run((other, places[1]), 2)[0][0] == 0
     other.mkdir(exist_ok=True)
-    (other / NAME).write_text(json.dumps({"run": "../x", "step": 5, "is_void": False}))
+    wrong = {"run": "../x", "mark": "0" * 8, "step": 5, "is_void": False}
+    (other / NAME).write_text(json.dumps(wrong))
     assert run((other, places[1]), 2)[0][0] == 0
 
 
@@ -364,7 +373,7 @@ def test_any_layout_takes_what_another_one_has_kept(
     )
     assert len(expected) > 2
     assert there == expected
-    assert not list(memory_of(places).glob("*/*/joined-*"))
+    assert not list(memory_of(places).glob("*/*/*/joined-*"))
 
 
 def test_shards_of_another_cut_are_put_together(places: tuple[Path, Path]) -> None:
@@ -378,28 +387,83 @@ def test_where_some_shards_are_lost_the_disk_is_taken(
     places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     run(places, 4, keeps=(4,), disk=(KEPT,), data=2, memory={"zero": 1})
-    for part in memory_of(places).glob("*/step-00000004/rank-3-of-4"):
+    for part in memory_of(places).glob("*/*/step-00000004/rank-3-of-4-*"):
         shutil.rmtree(part)
     assert {one[0] for one in run(places, STEPS)} == {KEPT}
     assert "both copies of ranks 3 are gone" in capfd.readouterr().err
 
 
-def test_another_optimizer_takes_nothing(
-    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
+    places: tuple[Path, Path],
 ) -> None:
+    """Beginning anew instead would lose them, where nothing is on a disk."""
     run(places, 4, keeps=(4,))
 
-    def other(transport: Transport) -> int:
-        def sgd(named: Any) -> torch.optim.Optimizer:
-            return torch.optim.SGD(named, lr=0.1)
-
+    def begun(transport: Transport, model: axrt.PipelineModule, factory: Any) -> None:
         config = config_of(places[1], 1)
-        with axrt.initialize(perceptron(), sgd, config=config, transport=transport) as engine:
+        with axrt.initialize(model, factory, config=config, transport=transport) as engine:
             engine.load_checkpoint(places[0], missing_ok=True)
-            return engine.step
 
-    assert LocalWorld(4).run(other) == [0] * 4
-    assert "not taken from memory: " in capfd.readouterr().err
+    def sgd(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(named, lr=0.1)
+
+    with pytest.raises(axrt.ConfigError, match=r"the optimizer of .* was AdamW, and is SGD here"):
+        LocalWorld(4).run(lambda t: begun(t, perceptron(), sgd))
+    shorter = axrt.PipelineModule(perceptron().layers[:-1], perceptron().loss_fn)
+    with pytest.raises(axrt.ConfigError, match="expected a checkpoint of the same model"):
+        LocalWorld(4).run(lambda t: begun(t, shorter, adamw))
+    check_went_on(run(places, STEPS), began=4)
+
+
+@pytest.mark.parametrize("memory", [{}, {"zero": 1}])
+def test_parts_of_two_jobs_never_go_together(
+    places: tuple[Path, Path], memory: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two jobs are killed while they keep the same step, one after the other."""
+    run(places, KEPT, keeps=(1, KEPT), data=2, memory=memory)
+    first = places[1].with_name("first")
+    shutil.copytree(places[1], first)
+    shutil.rmtree(places[1])
+    places[1].mkdir()
+    (places[0] / NAME).unlink()
+    run(places, KEPT, keeps=(1, KEPT), data=2, memory=memory)
+    for rank in (0, 1):
+        for host in (0, 1):
+            (mine,) = step_of(places, host, KEPT).glob(f"rank-{rank}-of-4*")
+            shutil.rmtree(mine)
+            (other,) = first.glob(f"*/node-{host}/*/step-{KEPT:08}/{mine.name}")
+            beside = mine.parents[1].with_name(other.parents[1].name) / mine.parent.name
+            beside.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(other, beside / mine.name)
+    found = run(places, KEPT, data=2, memory=memory)
+    both = memory == {}  # a replica that is whole has all layers
+    assert {began for began, *_ in found} == {KEPT if both else 0}
+    assert ("gone or damaged" in capfd.readouterr().err) != both
+
+
+def test_a_copy_that_failed_leaves_nothing(
+    places: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What it had taken is free for the next one."""
+    with small_disk(tmp_path / "small", "800k") as small:
+
+        def on_a_rank(transport: Transport) -> None:
+            config = config_of(small, 1)
+            with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+                for step in range(1, STEPS):
+                    if step == 2 and engine.is_main:
+                        (small / "large").write_bytes(b"x" * (300 << 10))
+                    if step == 3 and engine.is_main:
+                        (small / "large").unlink()
+                    engine.broadcast(None)
+                    engine.train_batch(iter(BATCHES(step)))
+                    engine.keep_in_memory(places[0])
+                    engine.finish_saving()
+
+        LocalWorld(4).run(on_a_rank)
+    told = capfd.readouterr().err
+    assert "step 2: no copy in memory" in told
+    assert told.count("no copy in memory") == 1, told
 
 
 def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:

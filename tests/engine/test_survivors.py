@@ -28,7 +28,7 @@ LAYOUTS = {4: (2, 2), 3: (2, 1), 2: (2, 1), 1: (1, 1)}  # stages and replicas, b
 HOSTS = "0,1,0,1,0"
 
 
-class SurvivingWorld(World):
+class Survivor(World):
     """A rank whose job may go on without others.
 
     Args:
@@ -77,7 +77,7 @@ class Run(NamedTuple):
         )
 
         def rank_main(transport: Transport) -> bool:
-            world = SurvivingWorld(launched[transport.rank], len(launched) < 5)
+            world = Survivor(launched[transport.rank], len(launched) < 5)
             try:
                 engine = axrt.initialize(
                     perceptron(), adamw, config=config, transport=transport, world=world
