@@ -158,10 +158,12 @@ class CheckedPieces:
         Raises:
             AxrtError: a file has changed since it was checked; part of it has been taken.
         """
-        for place, layer in self._model.layers():
-            file, mine = self._weights[place], _whole_here(self._model, place, layer)
+        # All of them first: what is written to originals is lost when these are asked for again.
+        mine = {place: _whole_here(self._model, place, one) for place, one in self._model.layers()}
+        for place, of_layer in mine.items():
             # `.data`: it is no change by a layer or by the user
-            copy_all([(file, name, live.value.data) for name, live in mine.items()])
+            values = [(name, live.value.data) for name, live in of_layer.items()]
+            copy_all([(self._weights[place], name, value) for name, value in values])
         for bucket in self._model.all_buckets:
             with bucket.present(changes=True):
                 mine_told = [

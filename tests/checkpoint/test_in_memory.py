@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.checkpoint.host_memory import HostMemory, Part
@@ -61,6 +63,7 @@ def run(
     hosts: str = HOSTS,
     end: Path | None = None,
     ranks: int = 4,
+    model: Callable[[], axrt.PipelineModule] = perceptron,
     **sections: Any,
 ) -> list[Trained]:
     """Go on, train, keep; and end without a word, as a job that is killed."""
@@ -68,7 +71,7 @@ def run(
 
     def rank_main(transport: Transport) -> Trained:
         config = config_of(shm, data, hosts, **sections)
-        engine = axrt.initialize(perceptron(), adamw, config=config, transport=transport)
+        engine = axrt.initialize(model(), adamw, config=config, transport=transport)
         engine.load_checkpoint(folder, missing_ok=True)
         began, losses = engine.step, []
         count = MICROBATCHES // data
@@ -374,6 +377,72 @@ def test_any_layout_takes_what_another_one_has_kept(
     assert len(expected) > 2
     assert there == expected
     assert not list(memory_of(places).glob("*/*/*/joined-*"))
+
+
+class Partly(nn.Module):
+    """A layer that counts in a buffer of its own, and has a parameter that may not be trained."""
+
+    def __init__(self, width: int, is_frozen: bool) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+        self.factor = nn.Parameter(torch.rand(width) + 0.5, requires_grad=not is_frozen)
+
+    def forward(self, value: Tensor) -> Tensor:
+        found: Tensor = self.norm(self.linear(value)) * self.factor
+        return found
+
+
+def with_buffers(is_frozen: bool) -> axrt.PipelineModule:
+    body = [axrt.LayerSpec(Partly, 16, is_frozen) for _ in range(3)]
+    return axrt.PipelineModule([*body, axrt.LayerSpec(nn.Linear, 16, 5)], cross_entropy)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+@pytest.mark.parametrize("is_frozen", [True, False])
+@pytest.mark.parametrize(
+    ("zero", "then", "layout"), [(1, 1, (2, 2)), (1, 0, (2, 2)), (0, 3, (2, 2)), (3, 0, (1, 2))]
+)
+def test_buffers_and_frozen_parameters_come_with_their_full_values(
+    places: tuple[Path, Path],
+    zero: int,
+    then: int,
+    layout: tuple[int, int],
+    is_frozen: bool,
+    weights: str,
+) -> None:
+    ends = places[0].with_name("kept") / "a", places[0].with_name("taken") / "a"
+    sections: dict[str, Any] = {"precision": {"weights": weights}, "data": 2}
+    memory: dict[str, Any] = {"zero": zero}
+    run(
+        places,
+        KEPT,
+        keeps=(KEPT,),
+        end=ends[0],
+        memory=memory,
+        model=lambda: with_buffers(is_frozen),
+        **sections,
+    )
+    found = run(
+        places,
+        KEPT,
+        end=ends[1],
+        memory={"zero": then},
+        ranks=layout[0] * layout[1],
+        model=lambda: with_buffers(is_frozen),
+        **sections,
+    )
+    assert {one[0] for one in found} == {KEPT}
+    one, other = (
+        {file.name: file.read_bytes() for file in end.glob("*.safetensors")} for end in ends
+    )
+    assert one == other
+
+
+def test_what_was_trained_and_is_frozen_now_comes_from_shards(places: tuple[Path, Path]) -> None:
+    memory = {"zero": 3}
+    run(places, KEPT, keeps=(KEPT,), data=2, memory=memory, model=lambda: with_buffers(False))
+    found = run(places, STEPS, data=2, model=lambda: with_buffers(True))
+    assert {one[0] for one in found} == {KEPT}
 
 
 def test_shards_of_another_cut_are_put_together(places: tuple[Path, Path]) -> None:
