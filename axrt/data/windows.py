@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from axrt.errors import DataError
 
+from .shuffle import Shuffle
 from .tokens import Mapped, Tokens, unknown
 
 Item = tuple[Tensor, Tensor]
@@ -88,14 +88,13 @@ class Windows:
     def _start_of(self, sample: int) -> int:
         epoch, place = divmod(sample, self.per_epoch)
         offset, order = self._order(epoch)
-        return int(order[place]) * self._context + offset
+        return order[place] * self._context + offset
 
-    def _shuffled(self, epoch: int) -> tuple[int, NDArray[np.int64]]:
+    def _shuffled(self, epoch: int) -> tuple[int, Shuffle]:
         random = np.random.default_rng([self._seed, epoch])
         room = len(self._tokens) - 1 - self.per_epoch * self._context
-        return int(random.integers(min(self._context, room + 1))), random.permutation(
-            self.per_epoch
-        )
+        offset = int(random.integers(min(self._context, room + 1)))
+        return offset, Shuffle(self.per_epoch, self._seed, epoch)
 
     def _window(self, start: int) -> Tokens:
         return self._tokens[start : start + self._context + 1]
