@@ -253,8 +253,9 @@ def _piece_file(order: Order, part: str, number: int) -> Path:
 
 
 def dtype_of(vocab: int) -> np.dtype[Any]:
-    """The type of the tokens of a vocabulary: uint16 or int32."""
-    return np.dtype(np.uint16 if vocab <= 1 << 16 else np.int32)
+    """The smallest type of Megatron's that has the tokens of a vocabulary: uint8, uint16, int32."""
+    fits: type[Any] = np.uint16 if vocab <= 1 << 16 else np.int32
+    return np.dtype(np.uint8 if vocab <= 1 << 8 else fits)
 
 
 def _joined(
