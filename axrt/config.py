@@ -115,11 +115,15 @@ class Model(_Section):
 class Data(_Section):
     """The data to train on."""
 
-    source: str = _key(
+    source: str | tuple[str, ...] = _key(
         "stdlib",
         "a text file, a directory of them, a token file (.bin: Megatron's where an .idx lies "
         "beside it, else uint16), or 'stdlib': the "
-        "source of Python's own standard library; paths are relative to where the command runs",
+        "source of Python's own standard library; paths are relative to where the command runs. Or "
+        "a list of these",
+    )
+    weights: tuple[float, ...] = _key(
+        (), "how often samples of each source come, where there are several; [] = equally", least=0
     )
     files: str = _key("**/*", "which files of a directory, a glob pattern")
     tokenizer: str = _key(
@@ -133,7 +137,7 @@ class Data(_Section):
         least=0,
         most=0.5,
     )
-    validation: str = _key(
+    validation: str | tuple[str, ...] = _key(
         "", "what to validate on, like source, instead of a share of it; '' = held_out says"
     )
     workers: int = _key(
@@ -142,6 +146,23 @@ class Data(_Section):
         "does",
         least=0,
     )
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of all sources."""
+        return (self.source,) if isinstance(self.source, str) else self.source
+
+    @property
+    def validations(self) -> tuple[str, ...]:
+        """The names of all there is to validate on by itself."""
+        if isinstance(self.validation, str):
+            return (self.validation,) if self.validation else ()
+        return self.validation
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """The sources are token files."""
+        return all(source.endswith(".bin") for source in self.sources)
 
     @property
     def validates(self) -> bool:
@@ -889,6 +910,27 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
             return
 
 
+def _of_data(data: Data) -> Iterator[str]:
+    if not data.sources:
+        yield "data.source = []; expected at least one source"
+    of_tokens = [name.endswith(".bin") for name in (*data.sources, *data.validations)]
+    if len(set(of_tokens)) > 1:
+        yield (
+            f"data.source = {_listed(data.source)} and data.validation = "
+            f"{_listed(data.validation)}: one is a token file and another is text; expected the "
+            "same"
+        )
+    if data.weights and (len(data.weights) != len(data.sources) or not all(data.weights)):
+        yield (
+            f"data.weights = {list(data.weights)} for {len(data.sources)} sources; expected a "
+            "number above 0 for each"
+        )
+
+
+def _listed(value: str | tuple[str, ...]) -> str:
+    return repr(value if isinstance(value, str) else list(value))
+
+
 def _of_groups(memory: Memory, parallel: Parallel) -> Iterator[str]:
     for key, replicas, least in (
         ("memory.shard", memory.shard, 2),
@@ -977,12 +1019,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"{data} x {schedule.microbatches} x {schedule.microbatch_size} = {batch}; set "
             f"schedule.global_batch = {batch} or 0"
         )
-    source, validation = config.data.source, config.data.validation
-    if validation and source.endswith(".bin") != validation.endswith(".bin"):
-        yield (
-            f"data.source = {source!r} and data.validation = {validation!r}: one is a token file "
-            "and the other is text; expected the same"
-        )
+    yield from _of_data(config.data)
     yield from _of_groups(config.memory, config.parallel)
     yield from _of_sharing(config)
     yield from _of_shards(config.memory, config.run, config.parallel.collectives)
@@ -1014,7 +1051,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or "
             "change model.heads"
         )
-    of_text = not config.data.source.endswith(".bin")
+    of_text = not config.data.is_of_tokens
     if of_text and model.vocab < 256:
         yield (
             f"model.vocab = {model.vocab}, but text as bytes has tokens up to 255; set "

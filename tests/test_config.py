@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parent.parent
             "run.seed = 9223372036854775808; expected at least 0 and at most",
         ),
         ("optimizer.lr=inf", "optimizer.lr = inf; expected at least 0 and finite"),
-        ("data.validation=val.bin", "one is a token file and the other is text"),
+        ("data.validation=val.bin", "one is a token file and another is text"),
         ("run=3", "'run=3' is no override; expected section.key=value"),
         (
             "run.steps=1\nmodel.layers=2",

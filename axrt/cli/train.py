@@ -15,10 +15,11 @@ from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
+from axrt.data.blend import blended
 from axrt.data.corpus import check_vocab, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
-from axrt.data.windows import Windows
+from axrt.data.windows import Samples, Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
@@ -257,16 +258,19 @@ class _Data:
     """
 
     training: Iterator[Any]
-    held_out: Windows | None
+    held_out: Samples | None
     engine: Engine
 
     @classmethod
     def load(cls, engine: Engine, interrupt: Interrupt) -> "_Data":
         config, size = engine.config, engine.config.schedule
         corpus = load(config.data, config.model.context, config.model.vocab)
+        of_row = partial(
+            Windows, context=config.model.context, seed=config.run.seed, vocab=config.model.vocab
+        )
         training, held_out = (
-            Windows(part, config.model.context, config.run.seed, config.model.vocab)
-            for part in (corpus.training, corpus.held_out)
+            blended([of_row(row) for row in rows], config.data.weights, config.run.seed)
+            for rows in (corpus.training, corpus.held_out)
         )
         share = Share(engine.data_rank, engine.data_size, size.microbatches, size.microbatch_size)
         stream = microbatches(

@@ -21,7 +21,15 @@ _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Tokens to train on and tokens held out, integers, each of shape (number,)."""
+    """Tokens to train on and tokens held out, integers, rows of shape (number,): one of each
+    source. What is held out may be in fewer rows, or in none."""
+
+    training: tuple[Tokens, ...]
+    held_out: tuple[Tokens, ...]
+
+
+class _Split(NamedTuple):
+    """The tokens of one source, and those of them that are held out."""
 
     training: Tokens
     held_out: Tokens
@@ -54,19 +62,26 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
             know.
     """
     check_vocab(config, vocab)
-    source, validation = (
-        _Source(key, name, config.files)
-        for key, name in (("data.source", config.source), ("data.validation", config.validation))
-    )
-    corpus = _split(source, 0.0 if config.validation else config.held_out)
-    _check(source, corpus.training, "to train on", context, vocab)
-    if config.validation:
-        corpus = Corpus(corpus.training, _split(validation, 0.0).training)
+    sources, validations = _sources(config)
+    share = 0.0 if validations else config.held_out
+    split = [_split(source, share) for source in sources]
+    for source, of in zip(sources, split, strict=True):
+        _check(source, of.training, "to train on", context, vocab)
+    if validations:
+        held_out = [(source, _split(source, 0.0).training) for source in validations]
+    else:
+        held_out = [(source, of.held_out) for source, of in zip(sources, split, strict=True)]
     if config.validates:
-        _check(
-            validation if config.validation else source, corpus.held_out, "held out", context, vocab
-        )
-    return corpus
+        for source, row in held_out:
+            _check(source, row, "held out", context, vocab)
+    return Corpus(tuple(of.training for of in split), tuple(row for _, row in held_out))
+
+
+def _sources(config: Data) -> tuple[list[_Source], list[_Source]]:
+    return (
+        [_Source("data.source", name, config.files) for name in config.sources],
+        [_Source("data.validation", name, config.files) for name in config.validations],
+    )
 
 
 def check_vocab(config: Data, vocab: int) -> None:
@@ -75,16 +90,17 @@ def check_vocab(config: Data, vocab: int) -> None:
     Raises:
         DataError: it knows fewer.
     """
-    for key, name in (("data.source", config.source), ("data.validation", config.validation)):
-        prepared = Prepared.beside(Path(name)) if is_token_file(Path(name)) else None
+    for source in (one for of in _sources(config) for one in of):
+        path = Path(source.name)
+        prepared = Prepared.beside(path) if is_token_file(path) else None
         if prepared and prepared.vocab > vocab:
             raise DataError(
-                f"{key} = {name!r} has a tokenizer of {prepared.vocab} tokens, and model.vocab is "
-                f"{vocab}; expected model.vocab = {prepared.vocab}"
+                f"{source.key} = {source.name!r} has a tokenizer of {prepared.vocab} tokens, and "
+                f"model.vocab is {vocab}; expected model.vocab = {prepared.vocab}"
             )
 
 
-def _split(source: _Source, held_out: float) -> Corpus:
+def _split(source: _Source, held_out: float) -> _Split:
     path = Path(source.name)
     if source.name == "stdlib":
         library = Path(sysconfig.get_paths()["stdlib"])
@@ -102,7 +118,7 @@ def _split(source: _Source, held_out: float) -> Corpus:
         return _of_files(path, _matching(path, source), source, held_out)
     tokens = map_tokens(path, source.key) if is_token_file(path) else _joined([path], source)
     cut = len(tokens) - int(len(tokens) * held_out)
-    return Corpus(tokens[:cut], tokens[cut:])
+    return _Split(tokens[:cut], tokens[cut:])
 
 
 def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int) -> None:
@@ -131,7 +147,7 @@ def _matching(root: Path, source: _Source) -> list[Path]:
         ) from None
 
 
-def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: float) -> Corpus:
+def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: float) -> _Split:
     ordered = sorted(paths)
     if not ordered:
         raise DataError(
@@ -145,7 +161,7 @@ def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: floa
         [path for path, is_out in zip(ordered, away, strict=True) if is_out == part]
         for part in (False, True)
     )
-    return Corpus(_joined(training, source), _joined(out, source))
+    return _Split(_joined(training, source), _joined(out, source))
 
 
 def _share(path: Path) -> float:

@@ -5,31 +5,31 @@ from collections.abc import Iterable, Iterator
 
 from torch.utils.data import DataLoader, Dataset
 
-from .windows import Item, Windows
+from .windows import Item, Samples
 
 
 class Microbatches(Dataset[Item]):
     """Data set of microbatches, indexed by their first sample.
 
     Args:
-        windows: samples to cut microbatches from.
+        samples: samples to cut microbatches from.
         size: number of samples of a microbatch.
     """
 
-    def __init__(self, windows: Windows, size: int) -> None:
-        self._windows, self._size = windows, size
+    def __init__(self, samples: Samples, size: int) -> None:
+        self._samples, self._size = samples, size
 
     def __getitem__(self, first: int) -> Item:
-        return self._windows.microbatch(first, self._size)
+        return self._samples.microbatch(first, self._size)
 
 
 def microbatches(
-    windows: Windows, size: int, first_samples: Iterable[int], workers: int
+    samples: Samples, size: int, first_samples: Iterable[int], workers: int
 ) -> Iterator[Item]:
     """The microbatches that begin with these samples, in their order.
 
     Args:
-        windows: samples to cut microbatches from. Each worker gets a copy; of memory-mapped tokens
+        samples: samples to cut microbatches from. Each worker gets a copy; of memory-mapped tokens
             it gets only the name of the file.
         size: number of samples of a microbatch.
         first_samples: number of the first sample of each microbatch, without end.
@@ -37,7 +37,7 @@ def microbatches(
             when they are wanted. Workers are begun by a server of their own: a process that has
             started MPI must not be forked.
     """
-    dataset = Microbatches(windows, size)
+    dataset = Microbatches(samples, size)
     if not workers:
         return map(dataset.__getitem__, first_samples)
     loader = DataLoader(

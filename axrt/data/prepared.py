@@ -71,9 +71,9 @@ def _beside(tokens: Path) -> Path:
 def tokenizer_name(data: Data) -> str:
     """The name of the tokenizer that the data of a run was made with, see `tokenizer_of`; "" where
     nobody says."""
-    if not data.source.endswith(".bin"):
+    if not data.is_of_tokens:
         return BYTES
     if data.tokenizer != "auto":
         return "" if data.tokenizer == BYTES else data.tokenizer
-    prepared = Prepared.beside(Path(data.source))
+    prepared = Prepared.beside(Path(data.sources[0]))
     return prepared.tokenizer if prepared else ""

@@ -1,7 +1,8 @@
 """Sequences cut from a row of tokens. Sample n depends on (seed, n) alone, so any layout of ranks
 sees the same order."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,47 @@ from .tokens import Mapped, Tokens, unknown
 Item = tuple[Tensor, Tensor]
 
 
-class Windows:
+class Samples(ABC):
+    """Sequences of tokens, by number and without end."""
+
+    @abstractmethod
+    def row(self, sample: int) -> Tokens:
+        """A sequence and its next token, shape (context + 1,).
+
+        Raises:
+            DataError: it has a token that the model does not know.
+        """
+
+    @abstractmethod
+    def spread(self, number: int) -> list[Tokens]:
+        """So many sequences from evenly spaced places, the same ones every time; errors are those
+        of `row`."""
+
+    def microbatch(self, first: int, size: int) -> Item:
+        """A microbatch of consecutive samples.
+
+        Args:
+            first: number of its first sample, over all epochs.
+            size: number of samples.
+        Returns:
+            Inputs and, one token later, targets; each of shape (size, context), int64.
+        Raises:
+            DataError: it has a token that the model does not know.
+        """
+        return _split([self.row(sample) for sample in range(first, first + size)])
+
+    def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
+        """Microbatches from evenly spaced places, the same ones every time.
+
+        Args:
+            microbatches: number of microbatches.
+            size: number of samples of each.
+        """
+        rows = self.spread(microbatches * size)
+        return (_split(rows[first : first + size]) for first in range(0, len(rows), size))
+
+
+class Windows(Samples):
     """All samples of all epochs of one row of tokens.
 
     Args:
@@ -37,31 +78,14 @@ class Windows:
         self.per_epoch = max(1, (len(tokens) - 1) // context - 1)
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def microbatch(self, first: int, size: int) -> Item:
-        """A microbatch of consecutive samples.
+    def row(self, sample: int) -> Tokens:
+        epoch, place = divmod(sample, self.per_epoch)
+        offset, order = self._order(epoch)
+        return self._window(order[place] * self._context + offset)
 
-        Args:
-            first: number of its first sample, over all epochs.
-            size: number of samples.
-        Returns:
-            Inputs and, one token later, targets; each of shape (size, context), int64.
-        Raises:
-            DataError: it has a token that the model does not know.
-        """
-        return self._items([self._start_of(sample) for sample in range(first, first + size)])
-
-    def evenly(self, microbatches: int, size: int) -> Iterator[Item]:
-        """Microbatches from evenly spaced places, the same ones every time.
-
-        Args:
-            microbatches: number of microbatches.
-            size: number of samples of each.
-        """
-        starts = np.linspace(0, len(self._tokens) - 1 - self._context, microbatches * size).astype(
-            np.int64
-        )
-        for block in starts.reshape(microbatches, size):
-            yield self._items([int(start) for start in block])
+    def spread(self, number: int) -> list[Tokens]:
+        last = len(self._tokens) - 1 - self._context
+        return [self._window(int(start)) for start in np.linspace(0, last, number).astype(np.int64)]
 
     def __getstate__(self) -> dict[str, Any]:
         # a cache; a copy begins with its own
@@ -74,22 +98,6 @@ class Windows:
             self._tokens = self._tokens.tokens()
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
-    def _items(self, starts: list[int]) -> Item:
-        rows = np.stack([self._window(start) for start in starts])
-        token = unknown(rows, self._vocab)
-        if token is not None:
-            raise DataError(
-                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; "
-                "expected 0 or more and less than "
-                f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
-            )
-        return _split(rows)
-
-    def _start_of(self, sample: int) -> int:
-        epoch, place = divmod(sample, self.per_epoch)
-        offset, order = self._order(epoch)
-        return order[place] * self._context + offset
-
     def _shuffled(self, epoch: int) -> tuple[int, Shuffle]:
         random = np.random.default_rng([self._seed, epoch])
         room = len(self._tokens) - 1 - self.per_epoch * self._context
@@ -97,9 +105,17 @@ class Windows:
         return offset, Shuffle(self.per_epoch, self._seed, epoch)
 
     def _window(self, start: int) -> Tokens:
-        return self._tokens[start : start + self._context + 1]
+        row = self._tokens[start : start + self._context + 1]
+        token = unknown(row, self._vocab)
+        if token is not None:
+            raise DataError(
+                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; "
+                "expected 0 or more and less than "
+                f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
+            )
+        return row
 
 
-def _split(rows: Tokens) -> Item:
-    tokens = torch.from_numpy(rows.astype(np.int64))
+def _split(rows: Sequence[Tokens]) -> Item:
+    tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

@@ -14,7 +14,7 @@ def test_a_directory_is_split_by_file_and_the_split_depends_on_names(tmp_path: P
         (tmp_path / f"{number}.txt").write_bytes(bytes([number]) * 10)
     (tmp_path / "other.bin").write_bytes(b"\xff" * 10)
     corpus = load(Data(source=str(tmp_path), files="*.txt", held_out=0.3), context=4)
-    training, held_out = set(corpus.training.tolist()), set(corpus.held_out.tolist())
+    training, held_out = set(corpus.training[0].tolist()), set(corpus.held_out[0].tolist())
     assert training | held_out == set(range(40))
     assert not training & held_out
     assert 4 <= len(held_out) <= 20
@@ -24,18 +24,18 @@ def test_a_directory_of_two_files_holds_one_out(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a" * 20)
     (tmp_path / "b").write_bytes(b"b" * 20)
     corpus = load(Data(source=str(tmp_path), held_out=0.01), context=4)
-    assert (len(corpus.training), len(corpus.held_out)) == (20, 20)
+    assert (len(corpus.training[0]), len(corpus.held_out[0])) == (20, 20)
 
 
 def test_one_file_holds_its_end_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     corpus = load(Data(source=str(tmp_path / "a.txt"), held_out=0.1), context=4)
-    assert corpus.held_out.tolist() == list(range(90, 100))
+    assert corpus.held_out[0].tolist() == list(range(90, 100))
 
 
 def test_the_standard_library_is_there() -> None:
     corpus = load(Data(), context=128)
-    assert len(corpus.training) > 10 * len(corpus.held_out) > 100_000
+    assert len(corpus.training[0]) > 10 * len(corpus.held_out[0]) > 100_000
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_to_validate_on_may_be_named(tmp_path: Path) -> None:
     corpus = load(
         Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=4
     )
-    assert (len(corpus.training), set(corpus.held_out.tolist())) == (20, {98})
+    assert (len(corpus.training[0]), set(corpus.held_out[0].tolist())) == (20, {98})
     with pytest.raises(
         DataError,
         match="data.validation = .* has 9 tokens held out; expected more than model.context = 16",

@@ -50,11 +50,11 @@ def test_a_corpus_holds_the_end_of_a_token_file_out_or_another_file(tmp_path: Pa
     np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
     np.arange(20, dtype=np.uint16).tofile(tmp_path / "val.bin")
     corpus = load(Data(source=str(tmp_path / "train.bin"), held_out=0.1), context=4)
-    assert corpus.held_out.tolist() == list(range(90, 100))
+    assert corpus.held_out[0].tolist() == list(range(90, 100))
     corpus = load(
         Data(source=str(tmp_path / "train.bin"), validation=str(tmp_path / "val.bin")), context=4
     )
-    assert (len(corpus.training), len(corpus.held_out)) == (100, 20)
+    assert (len(corpus.training[0]), len(corpus.held_out[0])) == (100, 20)
 
 
 def test_a_part_of_a_mapped_row_travels_as_its_place_in_the_file(tmp_path: Path) -> None:
