@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -75,12 +76,7 @@ class DirectoryLock:
             return _age_s(self._path) < _STALE_S
         if passes_on:
             return False  # the lock was free, and it is given back with its process
-        try:
-            return bool(
-                psutil.Process(int(str(said.get("pid", 0)))).create_time() == said.get("started")
-            )
-        except (psutil.Error, ValueError):
-            return False
+        return _lives(_number(said.get("pid")), said.get("started"))
 
     def _said(self) -> dict[str, object]:
         try:
@@ -96,6 +92,28 @@ class DirectoryLock:
             "Wait for it, or give this run another run.out. If that process has died, wait "
             f"{_STALE_S:.0f} s, or remove {self._path}"
         )
+
+
+def holder_of(directory: Path) -> str | None:
+    """The host and process that write to a directory, as far as its lock tells; None: nobody. The
+    lock itself is not touched, so nobody who takes it meanwhile is refused."""
+    path = directory / _NAME
+    try:
+        said = json.loads(path.read_text() or "{}")
+        host, pid = str(said["host"]), int(said["pid"])
+        age_s = time.time() - path.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_here = host == socket.gethostname()
+    lives = _lives(pid, said.get("started")) if is_here else age_s < _STALE_S
+    return f"{host}, process {pid}" if lives else None
+
+
+def _lives(pid: int, started: object) -> bool:
+    try:
+        return bool(psutil.Process(pid).create_time() == started)
+    except (psutil.Error, ValueError):
+        return False
 
 
 def _myself() -> dict[str, object]:

@@ -16,6 +16,7 @@ _COMMANDS = {
         "inspect",
         "Say what each rank of a run does, and who is waited for.",
     ),
+    "runs": ("runs", "runs", "List the runs in a directory."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),

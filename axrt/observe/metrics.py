@@ -15,7 +15,7 @@ from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.errors import ConfigError, SaveError
 
-_METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.json"
+METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.json"
 
 
 class RunFiles:
@@ -59,7 +59,7 @@ class RunFiles:
         try:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
             self._keep_tokenizer()
-            _cut_off_half_a_line(self.directory / _METRICS)
+            _cut_off_half_a_line(self.directory / METRICS)
         except OSError as error:
             raise _refusal(self.directory, error) from None
 
@@ -102,10 +102,10 @@ class RunFiles:
         if not self._unwritten:
             return
         try:
-            _append(self.directory / _METRICS, "".join(self._unwritten).encode())
+            _append(self.directory / METRICS, "".join(self._unwritten).encode())
         except OSError as error:
             raise SaveError(
-                f"{self.directory / _METRICS}: {error.strerror}; {len(self._unwritten)} lines wait "
+                f"{self.directory / METRICS}: {error.strerror}; {len(self._unwritten)} lines wait "
                 "to be written"
             ) from None
         self._unwritten.clear()

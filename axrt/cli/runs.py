@@ -1,0 +1,111 @@
+"""`axrt runs`: what there is of the runs in a directory."""
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from axrt.checkpoint.lock import holder_of
+from axrt.exit_codes import Exit
+from axrt.observe.metrics import METRICS, is_run
+
+_TAIL_BYTES = 1 << 16  # of metrics: the last lines alone are looked at
+
+
+@click.command(short_help="List the runs in a directory, with their step, loss and state.")
+@click.argument("directory", default="runs", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="an object a line")
+def runs(directory: Path, as_json: bool) -> None:
+    """List the runs in DIRECTORY and below, the one that was written to last first.
+
+    \b
+    axrt runs runs/
+    """
+    if not directory.is_dir():
+        click.echo(f"axrt: {directory} is no directory; expected one with runs", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    rows = sorted(map(_row, _found(directory)), key=lambda row: row["written"], reverse=True)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+        return
+    if not rows:
+        click.echo(f"no run in {directory}")
+        return
+    table = Table("step", "of", "loss", "validation", "state", "written (UTC)", "run", box=None)
+    for row in rows:
+        table.add_row(*map(_text, row.values()))
+    Console().print(table)
+
+
+def _found(directory: Path) -> Iterator[Path]:
+    """The directories of runs; what is in one is no other run."""
+    if is_run(directory):
+        yield directory
+        return
+    for inside in sorted(directory.iterdir()):
+        if inside.is_dir() and not inside.is_symlink():
+            yield from _found(inside)
+
+
+def _row(run: Path) -> dict[str, Any]:
+    lines = list(_last_lines(run / METRICS))
+    steps = _steps_of(run)
+    step = max((line["step"] for line in lines if "step" in line), default=0)
+    path = run / METRICS if (run / METRICS).exists() else run
+    written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return {
+        "step": step,
+        "of": steps,
+        "loss": _last(lines, "loss"),
+        "validation": _last(lines, "val_loss"),
+        "state": _state(run, step, steps),
+        "written": written.isoformat(" ", "seconds")[:19],
+        "path": str(run),
+    }
+
+
+def _state(run: Path, step: int, steps: int | None) -> str:
+    if (holder := holder_of(run)) is not None:
+        return f"running on {holder}"
+    return "done" if steps is not None and step >= steps else "ended before"
+
+
+def _steps_of(run: Path) -> int | None:
+    try:
+        return int(tomllib.loads((run / "config.toml").read_text())["run"]["steps"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        try:
+            found = json.loads(line)
+        except ValueError:  # cut off, at either end
+            continue
+        if isinstance(found, dict):
+            yield found
+
+
+def _last(lines: list[dict[str, Any]], key: str) -> float | None:
+    return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
