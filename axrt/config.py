@@ -38,11 +38,12 @@ def _key(
     least: float | None = None,
     most: float | None = None,
     choices: Sequence[str] = (),
+    takes_own: bool = False,
 ) -> Any:
-    return field(
-        default=default,
-        metadata={"meaning": meaning, "least": least, "most": most, "choices": choices},
-    )
+    """A key with its range or its choices; `takes_own`: or what a user has written, by its name
+    'package.module:Name'."""
+    limits = {"least": least, "most": most, "choices": choices, "takes_own": takes_own}
+    return field(default=default, metadata={"meaning": meaning, **limits})
 
 
 class _Mistakes(ConfigError):
@@ -251,6 +252,7 @@ class Schedule(_Section):
         "rank; auto = the fastest in a simulation "
         "with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
+        takes_own=True,
     )
     placement: str = _key(
         "", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS)
@@ -889,7 +891,8 @@ def _type_name(kind: Any) -> str:
 
 
 def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[str]:
-    if limits["choices"] and value not in limits["choices"]:
+    is_own = limits["takes_own"] and ":" in str(value)
+    if limits["choices"] and value not in limits["choices"] and not is_own:
         near = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(choice or "''" for choice in limits["choices"])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from .bound import least_makespan
 from .job import Job
 from .order import Order
-from .policies import FIXED, NAMES, Fixed, placement_for, policy_by_name
+from .policies import FIXED, NAMES, Fixed, is_own, placement_for, policy_by_name
 from .simulator import Costs, order_of, simulate
 from .timeline import Timeline
 
@@ -62,10 +62,21 @@ def build_schedule(
                 f"policy {name} holds {least} chunks on {ranks} ranks; set max_held = {least} or "
                 "more, or 0"
             )
-        return Job(where, policy, microbatches)
+        job = Job(where, policy, microbatches)
+        if is_own(name):
+            _check_not_stuck(name, job)
+        return job
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, max_held)
     return _from_file(order, ranks, microbatches, placement, chunks, max_held)
+
+
+def _check_not_stuck(name: str, job: Job) -> None:
+    """Try a policy that nobody has proved."""
+    try:
+        simulate(job, Costs(), steps=2)
+    except RuntimeError as error:
+        raise ValueError(f"policy {name!r}: {error}") from None
 
 
 class Option(NamedTuple):

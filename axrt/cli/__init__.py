@@ -1,6 +1,8 @@
 """The `axrt` command. Each subcommand has a module that is imported when it is called: most need
 torch, some do not."""
 
+import os
+import sys
 from importlib import import_module
 
 import click
@@ -19,6 +21,7 @@ _COMMANDS = {
     "runs": ("runs", "runs", "List the runs in a directory."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
+    "check-policy": ("check_policy", "check_policy", "Try a policy of your own on many schedules."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),
     "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),
     "doctor": ("doctor", "doctor", "Look at this machine, or this job, and say what is wrong."),
@@ -47,3 +50,4 @@ class _Commands(click.Group):
 @click.version_option(package_name="axrt")
 def main() -> None:
     """Train large neural networks with a message-driven pipeline."""
+    sys.path.append(os.getcwd())  # for what users have written, as `python -m` has it

@@ -19,7 +19,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.planner import build_schedule, search
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, is_own
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.sharing import with_sharing
@@ -90,11 +90,18 @@ _COSTS = (
 )
 
 
+class _PolicyName(click.Choice[str]):
+    """The name of a policy, or the module and class of one of the user's own."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return value if is_own(value) else super().convert(value, param, ctx)
+
+
 @click.command("simulate", short_help="Show what a schedule would do, or compare all.")
 @click.option(
     "--policy",
-    type=click.Choice([*NAMES, FIXED, "all"]),
-    help="the rule; all: a table of those that fit",
+    type=_PolicyName([*NAMES, FIXED, "all"]),
+    help="the rule, or 'package.module:Class' of your own; all: a table of those that fit",
 )
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", type=click.IntRange(1), help="per step")

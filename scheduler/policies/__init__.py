@@ -7,6 +7,7 @@ from .gpipe import GPipe
 from .looped import BreadthFirst, Interleaved, InterleavedZeroBubble
 from .nested import Nested
 from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
+from .own import is_own, own_policy
 from .planned import Adaptive, Fixed, VMin, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .recomputing import Merak, Varuna
@@ -22,6 +23,7 @@ __all__ = [
     "Nested",
     "Policy",
     "View",
+    "is_own",
     "placement_for",
     "policy_by_name",
 ]
@@ -55,13 +57,15 @@ def policy_by_name(name: str, max_held: int = 0) -> Policy:
     """The policy of that name.
 
     Args:
-        name: one of `NAMES`.
+        name: one of `NAMES`, or the module and class of a policy of the user's own.
         max_held: cap on what a rank has begun, in chunks (microbatches of one stage); 0 is the
             policy's own cap.
     Raises:
         ValueError: there is no such policy, it does not take a cap, or it is "fixed", which needs
             an order.
     """
+    if is_own(name):
+        return own_policy(name, max_held)
     for kind in _CAPPED:
         if kind.name == name:
             return kind(max_held)

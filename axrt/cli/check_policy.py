@@ -1,0 +1,124 @@
+"""`axrt check-policy`: whether a policy of the user's own ever gets stuck, or holds more than it
+says."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import click
+
+from axrt.exit_codes import Exit
+from axrt.scheduler.job import Job
+from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Timeline
+
+_CHUNKED = ("looped",)  # placements that leave the number of stages of a rank free
+
+
+class _Case(NamedTuple):
+    """A schedule and a world in which it is tried."""
+
+    ranks: int
+    microbatches: int
+    placement: str
+    chunks: int
+    seed: int
+
+    def command(self, policy: str) -> str:
+        """The command that shows it again."""
+        chunks = f" --chunks {self.chunks}" if self.chunks else ""
+        return (
+            f"axrt simulate --policy {policy} --ranks {self.ranks} --microbatches "
+            f"{self.microbatches} --placement {self.placement}{chunks}"
+        )
+
+
+@click.command("check-policy", short_help="Try a policy of your own on many schedules.")
+@click.argument("policy")
+@click.option("--max-ranks", default=6, show_default=True, type=click.IntRange(1))
+@click.option("--max-microbatches", default=12, show_default=True, type=click.IntRange(1))
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="of each case")
+def check_policy(policy: str, max_ranks: int, max_microbatches: int, seeds: int) -> None:
+    """Try POLICY, 'package.module:Class', on every placement that it names, with few and many ranks
+    and microbatches, where tasks take random times. Whether it ever gets stuck cannot be shown for
+    all cases that way: docs/schedules.md says how that is argued.
+
+    \b
+    axrt check-policy my_policies:Lifo
+    """
+    try:
+        placements = policy_by_name(policy).placements
+    except ValueError as error:
+        click.echo(f"axrt: {error}", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    tried, left_out = 0, Counter[str]()
+    for case in _cases(placements, max_ranks, max_microbatches, seeds):
+        try:
+            job = build_schedule(
+                policy,
+                case.ranks,
+                case.microbatches,
+                placement=case.placement,
+                chunks=case.chunks,
+            )
+        except ValueError as error:
+            if "stuck" in str(error):
+                _fail(case, policy, str(error))
+            left_out[str(error)] += 1
+            continue
+        fault = _fault(job, case.seed)
+        if fault:
+            _fail(case, policy, fault)
+        tried += 1
+    click.echo(f"{policy}: {tried} schedules, none stuck, and none held more than its bounds say")
+    for why, number in left_out.most_common(3):
+        click.echo(f"left out {number}: {why}", err=True)
+    sys.exit(Exit.DONE if tried else Exit.BAD_INPUT)
+
+
+def _fail(case: _Case, policy: str, fault: str) -> None:
+    click.echo(f"axrt: {fault}\nwith {case.command(policy)}", err=True)
+    sys.exit(Exit.FAILED)
+
+
+def _cases(
+    placements: tuple[str, ...], ranks: int, microbatches: int, seeds: int
+) -> Iterator[_Case]:
+    for placement in placements:
+        for p in range(1, ranks + 1):
+            for m in range(1, microbatches + 1):
+                for chunks in (2, 3) if placement in _CHUNKED else (0,):
+                    for seed in range(seeds):
+                        yield _Case(p, m, placement, chunks, seed)
+
+
+def _fault(job: Job, seed: int) -> str:
+    """What is wrong in two steps where tasks and messages take random times; "": nothing."""
+    costs = Costs(jitter=0.5 + seed % 2, edge=Edge(latency=seed % 3), seed=seed)
+    try:
+        line = simulate(job, costs, steps=2)
+    except RuntimeError as error:
+        return str(error)
+    for rank, held in enumerate(_most_held(line, job)):
+        bound = job.policy.bounds(job.placement, rank, job.microbatches).held
+        if held > bound:
+            return f"rank {rank} holds {held} chunks, and bounds say {bound}"
+    return ""
+
+
+def _most_held(line: Timeline, job: Job) -> list[int]:
+    """The most chunks that each rank has begun and not ended, by the starts of its tasks."""
+    last = Kind.WEIGHT if job.splits else Kind.BACKWARD
+    most = [0] * job.ranks
+    held = [0] * job.ranks
+    for span in sorted(line.computing(), key=lambda span: span.start):
+        if span.task.kind is Kind.FORWARD:
+            held[span.rank] += 1
+        elif span.task.kind is last and span.task.part == 0:
+            held[span.rank] -= 1
+        most[span.rank] = max(most[span.rank], held[span.rank])
+    return most
