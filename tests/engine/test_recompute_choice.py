@@ -68,7 +68,7 @@ def test_in_between_a_mixture_is_faster_than_both() -> None:
     assert step_s[layers] < 0.96 * min(step_s[0], step_s[4])
 
 
-@pytest.mark.parametrize(("gb_s", "expected"), [(0.0, None), (0.002, 4)])
+@pytest.mark.parametrize(("gb_s", "expected"), [(0.0, None), (0.0002, 4)])
 def test_bits_stay_and_all_ranks_take_one_number(
     gb_s: float, expected: int | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
