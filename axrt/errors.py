@@ -58,4 +58,11 @@ class PeerLeftError(AxrtError):
 
 class PeerLostError(AxrtError):
     """A rank of the job has died, or shows no sign of life; the text names it and the rank that
-    waited for it."""
+    waited for it.
+
+    Attributes:
+        silent: rank that does not answer, though MPI does not say that it has died; None: there is
+            no such rank.
+    """
+
+    silent: int | None = None

@@ -97,7 +97,11 @@ class Heartbeat(Silence):
         if (
             verdict is not None and verdict[0] is self._waits_for
         ):  # else it is of a wait that has ended
-            raise PeerLostError(self._told(verdict[1], now - self._waits_since))
+            sign = verdict[1]
+            error = PeerLostError(self._told(sign, now - self._waits_since))
+            if sign.about in self._waits_for and not sign.answered:
+                error.silent = sign.about
+            raise error
 
     def moves(self) -> None:
         if self._waits_since is not None:

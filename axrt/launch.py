@@ -370,8 +370,16 @@ class MpiWorld(World):
         time.sleep(_LAST_WORDS_S)
         for thread in self._threads:
             thread.stop()
-        self.mpi.Finalize()
+        self.end_mpi(code)
         _exit(code)
+
+    def end_mpi(self, code: int) -> None:
+        """End MPI, with all other ranks.
+
+        Args:
+            code: exit code of the job.
+        """
+        self.mpi.Finalize()
 
     def _here(self) -> str:
         return f"rank {self.rank} of {self.size} on {socket.gethostname()}"

@@ -6,10 +6,12 @@ raise, and a communicator without it is made. Elsewhere the launcher ends every 
 """
 
 import os
+import signal
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 
@@ -31,6 +33,23 @@ class RankLostError(PeerLostError):
     """
 
 
+class _Process(NamedTuple):
+    """A process of the job.
+
+    Args:
+        rank: number that the launcher gave it.
+        host: name of its host.
+        pid: its number there.
+    """
+
+    rank: int
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
 class SurvivingWorld(MpiWorld):
     """A job that may go on without ranks that are lost, seen from a rank that is left.
 
@@ -41,6 +60,7 @@ class SurvivingWorld(MpiWorld):
         workers: number of its first ranks that train, the others being spares; 0: all.
         before: the job as it was. It is kept, since MPI may still write to memory that belongs to
             it.
+        lost: a text about each rank that was lost since.
     """
 
     def __init__(
@@ -50,8 +70,11 @@ class SurvivingWorld(MpiWorld):
         everyone: "MPI.Comm",
         workers: int = 0,
         before: MpiWorld | None = None,
+        lost: Sequence[str] = (),
     ) -> None:
-        self.everyone, self._before = everyone, before
+        self.everyone, self._before, self.lost = everyone, before, tuple(lost)
+        me = _Process(mpi.COMM_WORLD.rank, socket.gethostname(), os.getpid())
+        self._processes: list[_Process] = everyone.allgather(me)
         self._workers = workers or everyone.size
         self.spares = range(self._workers, everyone.size)
         comm = everyone.Split(self.is_spare) if self.spares else everyone
@@ -101,8 +124,13 @@ class SurvivingWorld(MpiWorld):
             left = left.Shrink()
             try:
                 now = workers(left.size)
-                order = in_places(self._numbers_of(left), self._workers, now)
-                made = self._with(left.Split(0, order.index(self.everyone.rank)), now)
+                numbers = self._numbers_of(left)
+                order = in_places(numbers, self._workers, now)
+                made = self._with(
+                    left.Split(0, order.index(self.everyone.rank)),
+                    now,
+                    [str(one) for n, one in enumerate(self._processes) if n not in numbers],
+                )
                 # All ranks have come so far, or all begin again: another one may be lost meanwhile.
                 if left.Agree(1):
                     return made
@@ -115,11 +143,13 @@ class SurvivingWorld(MpiWorld):
         group, before = left.Get_group(), self.everyone.Get_group()
         return list(self.mpi.Group.Translate_ranks(group, list(range(left.size)), before))
 
-    def _with(self, everyone: "MPI.Comm", workers: int) -> "SurvivingWorld":
-        return SurvivingWorld(self.mpi, self.device, everyone, workers, before=self)
+    def _with(
+        self, everyone: "MPI.Comm", workers: int, lost: Sequence[str] = ()
+    ) -> "SurvivingWorld":
+        return SurvivingWorld(self.mpi, self.device, everyone, workers, self, lost)
 
-    def wait_as_a_spare(self) -> None:
-        """Wait until the others have done everything.
+    def wait_as_a_spare(self) -> int:
+        """Wait until the others have done everything. Returns the exit code of the job.
 
         Raises:
             RankLostError: a rank that trains is lost.
@@ -128,8 +158,9 @@ class SurvivingWorld(MpiWorld):
         while True:
             try:
                 if everyone.Iprobe(mpi.ANY_SOURCE, _DONE, status):
-                    everyone.Recv([bytearray(1), mpi.BYTE], status.Get_source(), _DONE)
-                    return
+                    code = bytearray(1)
+                    everyone.Recv([code, mpi.BYTE], status.Get_source(), _DONE)
+                    return code[0]
             except mpi.Exception as error:
                 revoked = error.Get_error_class() == mpi.ERR_REVOKED
                 if revoked or all_are_lost(mpi, everyone, range(self._workers)):
@@ -137,17 +168,41 @@ class SurvivingWorld(MpiWorld):
                 everyone.Ack_failed()  # a spare is lost, and nobody waits for it
             time.sleep(_SPARE_LOOKS_S)
 
-    def dismiss_spares(self) -> None:
-        """Tell spares that everything is done; the first rank calls it."""
+    def dismiss_spares(self, code: int) -> None:
+        """Tell spares that everything is done; the first rank calls it.
+
+        Args:
+            code: exit code of the job.
+        """
         for spare in self.spares:
             with suppress(self.mpi.Exception):  # it is lost
-                self.everyone.Send([bytearray(1), self.mpi.BYTE], spare, _DONE)
+                self.everyone.Send([bytearray([code]), self.mpi.BYTE], spare, _DONE)
+
+    def end_mpi(self, code: int) -> None:
+        if self.rank == 0 and not self.is_spare:
+            self.dismiss_spares(code)
+        if not self.has_lost:  # else its end may wait for them
+            super().end_mpi(code)
 
     def fail(self, error: BaseException) -> NoReturn:
         if not is_loss(self.mpi, error):
             super().fail(error)
+        if isinstance(error, PeerLostError) and error.silent is not None:
+            self._end_silent(self._processes[error.silent])
         self._let_go()
         raise RankLostError(str(error)) from None
+
+    def _end_silent(self, process: "_Process") -> None:
+        """Have a rank that is stopped end, which MPI takes for alive: the others cannot go on
+        without it before."""
+        if process.host == socket.gethostname():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            what = "it is killed"
+        else:
+            what = "kill it there, and the others go on"
+        text = f"axrt: {process} has shown no sign of life for run.patience_s: {what}\n"
+        os.write(2, text.encode())
 
     def _let_go(self) -> None:
         """Let every rank that is left find out, and leave everything as it is."""

@@ -46,10 +46,15 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
             "policy of one pipe, such as '1f1b'"
         )
     elif bounds.in_flight + KEPT >= job.microbatches:
+        grows = job.policy.bounds(job.placement, 0, 2 * slots).in_flight > bounds.in_flight
         why = (
             f"under {job.policy.name} a rank may take all that it can get at once, however slow "
-            f"it is: {bounds.in_flight} in flight with {job.microbatches} microbatches a step; "
-            "expected more microbatches, or a policy with a lower bound, such as '1f1b'"
+            f"it is: {bounds.in_flight} in flight with schedule.microbatches = {job.microbatches}; "
+            + (
+                "expected a policy whose bound does not grow with the step, such as '1f1b'"
+                if grows
+                else f"expected at least {bounds.in_flight + KEPT + 1}"
+            )
         )
     elif in_tree and job.splits:
         why = (

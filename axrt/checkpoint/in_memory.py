@@ -85,7 +85,7 @@ class JobMemory:
         self._is_alone = False  # all ranks that are left are on one host
         self._run = ""  # of the copies that this job keeps
         self._mark = ""  # of this job
-        self._recalled = ""  # the run whose copies were recalled last
+        self._recalled: tuple[Path, str] | None = None  # whose copies were taken: folder and run
         self._transfer = Transfer(exchange, rank, lambda: self._queue)
 
     def _hosts(self) -> list[str]:
@@ -156,9 +156,11 @@ class JobMemory:
         keepers = keepers_of(self._hosts())
 
         def begun() -> tuple[str, str, str]:
-            said = None if self._run else MemoryRun.read(folder)
+            goes_on = self._recalled is not None and self._recalled[0] == folder.resolve()
+            run = self._run or (self._recalled[1] if self._recalled and goes_on else "")
+            said = None if run else MemoryRun.read(folder)
             mark = self._mark or secrets.token_hex(4)
-            return self._run or secrets.token_hex(6), mark, said.run if said else ""
+            return run or secrets.token_hex(6), mark, said.run if said else ""
 
         self._run, self._mark, left = self._exchange.agreed(begun)
         self._keeps += 1
@@ -283,7 +285,6 @@ class JobMemory:
         run, mark = self._exchange.agreed(lambda: _run_of(folder))
         if not run:
             return Recalled()
-        self._recalled = run
         here, hosts = self._on_host(run, mark), self._hosts()
         plan = self._plan(here, hosts, newer_than, model)
         fault = self._bring(transfers(plan, hosts), here)
@@ -332,9 +333,10 @@ class JobMemory:
         everyones = self._exchange.gathered("; ".join(filter(None, faults)))
         return str(self._exchange.broadcast("; ".join(filter(None, everyones or ()))))
 
-    def go_on(self) -> None:
-        """Note that this job goes on from what was recalled, and keeps its copies beside that."""
-        self._run = self._recalled
+    def go_on(self, folder: Path) -> None:
+        """Note that this job goes on from what the folder's run has kept. It keeps its copies
+        beside that if they are of the same folder; another run leaves them alone."""
+        self._recalled = folder.resolve(), _run_of(folder)[0]
 
     def void(self, folder: Path) -> None:
         """Let no later job take copies that this one has not gone on from; on the main rank.
@@ -343,7 +345,10 @@ class JobMemory:
             OSError: the folder cannot be written to.
         """
         said = MemoryRun.read(folder)
-        if said and not said.is_void and said.run != self._run:
+        if said is None or said.is_void:
+            return
+        is_gone_on_from = (folder.resolve(), said.run) == self._recalled or said.run == self._run
+        if not is_gone_on_from:
             said._replace(is_void=True).write(folder)
 
     def drop(self, folder: Path) -> None:

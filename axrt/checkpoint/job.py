@@ -351,7 +351,7 @@ class JobCheckpoints:
             self._say(text)
         if not isinstance(manifest, Manifest):
             return None
-        self._memory.go_on()
+        self._memory.go_on(folder)
         self.loaded = recalled.parts[0]
         self._went_back[folder.resolve()] = _WentBack(manifest.step)
         return manifest

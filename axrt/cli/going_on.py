@@ -7,17 +7,14 @@ copies in memory or the newest checkpoint, as after a start of their own.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
 from axrt.config import Config
-from axrt.errors import ConfigError
-from axrt.launch import MpiWorld, World
+from axrt.exit_codes import Exit, leave_code
+from axrt.launch import MpiWorld, World, leave_at_once
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
 from axrt.survivors import HOW, RankLostError, SurvivingWorld
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -40,8 +37,8 @@ class Attempt:
 
 
 def train_with_survivors(
-    config: Config, attempt: Attempt, world: World, train: Callable[[Attempt], T]
-) -> tuple[T | None, World]:
+    config: Config, attempt: Attempt, world: World, train: Callable[[Attempt], Exit]
+) -> tuple[Exit, World]:
     """Train until that ends, with the ranks that are left.
 
     Args:
@@ -50,7 +47,7 @@ def train_with_survivors(
         world: job as the launcher started it.
         train: function that trains on the ranks of an attempt.
     Returns:
-        The result of `train`, None on a spare that nobody has needed; and the job as it is then.
+        The exit code of this rank, and the job as it is then. A spare has that of the first rank.
     """
     surviving = _may_go_on(world)
     if surviving is None:
@@ -64,19 +61,17 @@ def train_with_survivors(
     while True:
         begun = replace(begun, world=surviving)
         try:
-            done = None
             if surviving.is_spare:
-                surviving.wait_as_a_spare()
-            else:
-                done = train(begun)
-        except RankLostError as lost:
+                return Exit(surviving.wait_as_a_spare()), surviving
+            code = train(begun)
+        except RankLostError:
             begun.when_lost()
-            surviving, layout = _left(config, whole, surviving, lost)
+            surviving, layout = _left(config, whole, surviving)
             begun = _again(attempt, begun.directory, layout)
         else:
-            if surviving.rank == 0 and not surviving.is_spare:
-                surviving.dismiss_spares()
-            return done, surviving
+            if surviving.rank == 0:
+                surviving.dismiss_spares(code)
+            return code, surviving
 
 
 def _may_go_on(world: World) -> SurvivingWorld | None:
@@ -90,31 +85,45 @@ def _may_go_on(world: World) -> SurvivingWorld | None:
     return surviving
 
 
-def _left(
-    config: Config, whole: Layout, world: SurvivingWorld, lost: RankLostError
-) -> tuple[SurvivingWorld, Layout]:
-    """The job of the ranks that are left, and the layout that they take."""
-    left = world.survivors(lambda ranks: _fitting(config, whole, ranks).ranks)
-    layout = _fitting(config, whole, left.everyone.size)
-    if left.rank == 0 and not left.is_spare:
+def _left(config: Config, whole: Layout, world: SurvivingWorld) -> tuple[SurvivingWorld, Layout]:
+    """The job of the ranks that are left, and the layout that they take. It ends where none fits
+    them."""
+    found: dict[int, Layout | None] = {}  # by number of ranks
+
+    def fitting(ranks: int) -> Layout | None:
+        if ranks not in found:
+            found[ranks] = _fitting(config, whole, ranks)
+        return found[ranks]
+
+    def workers(ranks: int) -> int:
+        layout = fitting(ranks)
+        return layout.ranks if layout else ranks
+
+    left = world.survivors(workers)
+    layout, is_first = fitting(left.everyone.size), left.rank == 0 and not left.is_spare
+    now = f"axrt: lost: {', '.join(left.lost)}. Left: {left.everyone.size} of the ranks"
+    if layout is None:
+        if is_first:
+            click.echo(
+                f"{now}, and no layout with the same samples in a step fits them; start more",
+                err=True,
+            )
+        leave_code(Exit.LOST_PEER)
+        leave_at_once(Exit.LOST_PEER)
+    if is_first:
         spares = f", spares: {len(left.spares)}" if left.spares else ""
         click.echo(
-            f"axrt: {lost}. {left.everyone.size} ranks are left and go on: ranks in the pipeline: "
-            f"{layout.pipe}, replicas: {layout.data}{spares}",
+            f"{now}, which go on: ranks in the pipeline: {layout.pipe}, replicas: {layout.data}"
+            f"{spares}",
             err=True,
         )
     return left, layout
 
 
-def _fitting(config: Config, whole: Layout, ranks: int) -> Layout:
+def _fitting(config: Config, whole: Layout, ranks: int) -> Layout | None:
     if ranks >= whole.ranks:
         return whole
-    found = smaller_layouts(config, whole, ranks)
-    if not found:
-        raise ConfigError(
-            f"{ranks} ranks are left, and no layout with the same samples in a step fits them"
-        )
-    return found[0]
+    return next(iter(smaller_layouts(config, whole, ranks)), None)
 
 
 def _again(first: Attempt, directory: Path | None, layout: Layout) -> Attempt:

@@ -101,7 +101,6 @@ def _until_done(attempt: Attempt) -> Exit:
     run = config.run
     world = join(run.transport, run.device, run.start_patience_s)
     code, left = train_with_survivors(config, attempt, world, _train)
-    code = Exit.DONE if code is None else code
     if isinstance(left, SurvivingWorld) and left.has_lost:
         leave_at_once(code)
     return code

@@ -24,12 +24,14 @@ class Layout(NamedTuple):
         microbatches: microbatches of a step and replica.
         step: time of a step by simulation, where a microbatch takes 3 on all ranks of a pipeline
             together, and nothing travels for long.
+        share: replicas share microbatches, which one alone cannot; None: nobody asks for it.
     """
 
     pipe: int
     data: int
     microbatches: int
     step: float
+    share: bool | None = None
 
     @property
     def ranks(self) -> int:
@@ -39,10 +41,12 @@ class Layout(NamedTuple):
     @property
     def settings(self) -> list[str]:
         """The settings, as `section.key=value`."""
+        share = [] if self.share is None else [f"schedule.share={str(self.share).lower()}"]
         return [
             f"parallel.pipe={self.pipe}",
             f"parallel.data={self.data}",
             f"schedule.microbatches={self.microbatches}",
+            *share,
         ]
 
 
@@ -55,7 +59,7 @@ def whole_layout(config: Config, ranks: int) -> Layout:
     mesh = Mesh.of(0, ranks, config.parallel.pipe, config.parallel.data, "pipe")
     found = _simulated(config, mesh.pipe, mesh.data)
     assert found is not None
-    return found
+    return found._replace(share=config.schedule.share or None)
 
 
 def smaller_layouts(config: Config, whole: Layout, ranks: int) -> list[Layout]:
@@ -80,25 +84,26 @@ def _with_pipe(config: Config, whole: Layout, pipe: int, ranks: int) -> Iterator
     for data in range(min(ranks // pipe, samples), 0, -1):
         if samples % data == 0:
             parallel = replace(config.parallel, pipe=pipe, data=data)
-            schedule = replace(config.schedule, microbatches=samples // data)
+            share = config.schedule.share and data > 1
+            schedule = replace(config.schedule, microbatches=samples // data, share=share)
             try:
                 smaller = replace(config, parallel=parallel, schedule=schedule)
                 found = _simulated(smaller, pipe, data)
             except ConfigError:  # a group that does not divide the replicas, for one
                 continue
             if found:
-                yield found
+                yield found._replace(share=share if config.schedule.share else None)
 
 
 def _simulated(config: Config, pipe: int, data: int) -> Layout | None:
-    if config.schedule.policy == AUTO:
-        config = replace(config, schedule=replace(config.schedule, policy=""))
     of = config.schedule
+    policy = "" if of.policy == AUTO else of.policy
+    schedule = replace(of, policy=policy, share=False, global_batch=0)
     # Of one replica: how sums travel depends on machines that nobody has measured.
     alone = replace(config.parallel, pipe=pipe, data=1, group=0)
     memory = replace(config.memory, zero=0, shard=0)
     _, job = settled(
-        replace(config, parallel=alone, memory=memory),
+        replace(config, parallel=alone, memory=memory, schedule=schedule),
         model_of(config),
         Mesh.of(0, pipe, pipe, 1, "pipe"),
     )

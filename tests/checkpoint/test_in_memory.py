@@ -319,6 +319,30 @@ def test_a_run_that_goes_back_takes_nothing_of_what_it_has_left(places: tuple[Pa
     check_went_on(run(places, STEPS))
 
 
+def test_a_run_that_begins_with_another_ones_state_leaves_its_copies_alone(
+    places: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run(places, KEPT, keeps=(KEPT,))
+    other = tmp_path / "other"
+
+    def begins_there(transport: Transport) -> int:
+        with axrt.initialize(
+            perceptron(), adamw, config=config_of(places[1], 1), transport=transport
+        ) as engine:
+            engine.load_checkpoint(places[0])
+            engine.own_checkpoints(other)
+            began = engine.step
+            for step in range(2):
+                engine.train_batch(iter(BATCHES(step)))  # other samples than the run itself
+                engine.keep_in_memory(other)
+                engine.finish_saving()
+            return began
+
+    assert LocalWorld(4).run(begins_there) == [KEPT] * 4
+    assert run((other, places[1]), KEPT + 2)[0][0] == KEPT + 2
+    check_went_on(run(places, STEPS))
+
+
 def test_what_another_run_has_kept_is_not_taken(places: tuple[Path, Path], tmp_path: Path) -> None:
     run(places, 5, keeps=(5,))
     other = tmp_path / "other"

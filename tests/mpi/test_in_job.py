@@ -82,9 +82,12 @@ def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path)
     """The spare takes the first lost place. After the second loss one replica computes the whole
     batch, and after the fourth one rank does."""
     said = run_with_losses(tmp_path, (1, 0, 1, 0), *GOING_ON)  # the first rank, too
-    assert "4 ranks are left and go on: ranks in the pipeline: 2, replicas: 2" in said
-    assert "3 ranks are left and go on: ranks in the pipeline: 2, replicas: 1, spares: 1" in said
-    assert "1 ranks are left and go on: ranks in the pipeline: 1, replicas: 1" in said
+    assert "Left: 4 of the ranks, which go on: ranks in the pipeline: 2, replicas: 2" in said
+    assert (
+        "Left: 3 of the ranks, which go on: ranks in the pipeline: 2, replicas: 1, spares: 1"
+        in said
+    )
+    assert "Left: 1 of the ranks, which go on: ranks in the pipeline: 1, replicas: 1" in said
     check_as_quiet(tmp_path)
 
 
@@ -102,6 +105,68 @@ def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, z
     ran = [line["step"] for line in lines(tmp_path / "out") if "loss" in line]
     assert len(ran) - STEPS <= 2 * MOST_LOST, ran
     check_as_quiet(tmp_path, f"memory.zero={zero}")
+
+
+def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    log, settings = tmp_path / "log", (*GOING_ON, "run.patience_s=5")
+    command = [launcher(), "--with-ft", "ulfm", "-n", "4", sys.executable, *TRAIN, *settings]
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            command, cwd=tmp_path, env=environment(), stdout=file, stderr=subprocess.STDOUT
+        )
+        wait_for(10, job, tmp_path / "out", log)
+        os.kill(stopped := ranks_of(job)[2], signal.SIGSTOP)
+        assert job.wait(timeout=180) == 0, log.read_text()
+    said = log.read_text()
+    assert f"rank 2 (process {stopped} on " in said
+    assert "has shown no sign of life for run.patience_s: it is killed" in said
+    check_as_quiet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [("checkpoint.memory_every=1", 2), ("memory.device_gb=0.000001", 2), ("run.steps=2", 0)],
+)
+def test_a_job_with_spares_ends_as_one_without(tmp_path: Path, setting: str, code: int) -> None:
+    """A refusal reaches the spares, too."""
+    log = tmp_path / "log"
+    command = [launcher(), "--with-ft", "ulfm", "-n", "6", sys.executable, *TRAIN, *GOING_ON]
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            [*command, setting],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        assert job.wait(timeout=120) == code, log.read_text()
+
+
+def test_where_no_layout_is_left_the_job_ends_as_with_a_lost_rank(tmp_path: Path) -> None:
+    rows = ["F0.0,F0.1,B0.0,B0.1", "F1.0,B1.0,F1.1,B1.1"]
+    (tmp_path / "order.csv").write_text("\n".join(rows))
+    log = tmp_path / "log"
+    order = ("schedule.policy=fixed", "schedule.order=order.csv")
+    train = [launcher(), "--with-ft", "ulfm", "-n", "2", sys.executable, *TRAIN, *GOING_ON, *order]
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            [*train, "parallel.data=1"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        wait_for(5, job, tmp_path / "out", log)
+        os.kill(ranks_of(job)[1], signal.SIGKILL)
+        assert job.wait(timeout=120) == 69, log.read_text()
+    assert "no layout with the same samples in a step fits them" in log.read_text()
+
+
+def test_replicas_that_share_go_on_as_long_as_there_are_several(tmp_path: Path) -> None:
+    batch = ("schedule.microbatches=4", "schedule.global_batch=8")
+    said = run_with_losses(tmp_path, (1, 0), *GOING_ON, *batch, "schedule.share=true")
+    assert "replicas: 1" in said
+    check_as_quiet(tmp_path, *batch)
 
 
 def test_under_a_launcher_that_ends_all_ranks_it_is_said(tmp_path: Path) -> None:

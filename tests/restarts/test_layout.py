@@ -50,3 +50,19 @@ def test_settings_are_those_of_a_command() -> None:
         "parallel.data=3",
         "schedule.microbatches=8",
     ]
+
+
+def test_replicas_share_as_long_as_there_are_several() -> None:
+    of = config(
+        parallel={"pipe": 2, "data": 2},
+        schedule={"microbatches": 4, "global_batch": 8, "share": True},
+    )
+    whole = whole_layout(of, 4)
+    assert "schedule.share=true" in whole.settings
+    one = smaller_layouts(of, whole, 3)[0]
+    assert one[:3] == (2, 1, 8)
+    assert "schedule.share=false" in one.settings
+    three = config(parallel={"pipe": 2, "data": 3}, schedule={"microbatches": 4, "share": True})
+    two = smaller_layouts(three, whole_layout(three, 6), 4)[0]
+    assert two[:3] == (2, 2, 6)
+    assert "schedule.share=true" in two.settings
