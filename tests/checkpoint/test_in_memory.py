@@ -508,6 +508,21 @@ def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
     check_went_on(run(places, STEPS), began=4)
 
 
+def test_shards_of_another_width_are_refused(places: tuple[Path, Path]) -> None:
+    """As long as names are those of the model, sizes alone tell."""
+    run(places, 4, keeps=(4,), data=2, memory={"zero": 1})
+
+    def wider(transport: Transport) -> None:
+        config = config_of(places[1], 1)
+        with axrt.initialize(
+            perceptron(width=20), adamw, config=config, transport=transport
+        ) as engine:
+            engine.load_checkpoint(places[0], missing_ok=True)
+
+    with pytest.raises(axrt.ConfigError, match=r"do not have all of 0\..*, shape \(.*20"):
+        LocalWorld(4).run(wider)
+
+
 @pytest.mark.parametrize("memory", [{}, {"zero": 1}])
 def test_parts_of_two_jobs_never_go_together(
     places: tuple[Path, Path], memory: dict[str, Any], capfd: pytest.CaptureFixture[str]
