@@ -19,7 +19,7 @@ from axrt.observe.metrics import METRICS, is_run
 _TAIL_BYTES = 1 << 16  # of metrics: the last lines alone are looked at
 
 
-@click.command(short_help="List the runs in a directory, with their step, loss and state.")
+@click.command(short_help="List the runs in a directory.")
 @click.argument("directory", default="runs", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="an object a line")
 def runs(directory: Path, as_json: bool) -> None:
