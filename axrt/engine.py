@@ -238,6 +238,12 @@ class Engine:
         """Number of replicas of the pipeline (data parallelism)."""
         return self._job.replicas
 
+    @property
+    def launch_command(self) -> str:
+        """The beginning of a command line that starts such a job, such as "mpirun -n 4 ", a space
+        at its end; "" for one process alone."""
+        return self._world.command
+
     def named_parameters(self) -> list[tuple[str, Any]]:
         """This rank's trained parameters by the names of `model.sequential(seed)`.
 

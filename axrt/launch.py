@@ -40,6 +40,7 @@ _EXIT = os._exit  # before `install_hooks`
 _PR_SET_PDEATHSIG = 1
 _START_S = 300.0
 _ALL_AGREE_S = 5.0
+_SLURM_JOB, _SRUN = "SLURM_JOB_ID", "srun (as before) "
 _LAST_WORDS_S = 0.3  # Open MPI drops what a rank has printed when another one ends first
 _NO_MPI = """no MPI library could be loaded ({reason}). Install one into this environment, either of
     pip install mpich
@@ -151,6 +152,11 @@ class World:
         """Some ranks that the launcher started are lost."""
         return False
 
+    @property
+    def command(self) -> str:
+        """The beginning of a command line that starts such a job; "" for one process alone."""
+        return ""
+
     def launched_as(self, rank: int) -> int:
         """The number that the launcher gave this process, which is `rank` of the job now."""
         return rank
@@ -254,6 +260,10 @@ class MpiWorld(World):
         self._closes: set[Callable[[], None]] = set()
         self._threads = WeakSet[CallsMpi]()
         self._has_left = False  # the mark of an orderly end
+
+    @property
+    def command(self) -> str:
+        return _SRUN if _SLURM_JOB in os.environ else f"mpirun -n {self.size} "
 
     def gathered_on_node(self, mine: T) -> list[T]:
         everyones: list[T] = self._node.allgather(mine)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _ENABLED = "OMPI_MCA_mpi_ft_enable"  # set by Open MPI's mpirun
 _DONE, _SPARE_LOOKS_S = 1, 0.02  # the tag of the last word to spares
-HOW = "Open MPI's mpirun --with-ft ulfm"
+_FLAG = "--with-ft ulfm"
+HOW = f"Open MPI's mpirun {_FLAG}"
 
 
 class RankLostError(PeerLostError):
@@ -92,6 +93,10 @@ class SurvivingWorld(MpiWorld):
     @property
     def survives(self) -> bool:
         return True
+
+    @property
+    def command(self) -> str:
+        return f"mpirun {_FLAG} -n {self.everyone.size} "
 
     def launched_as(self, rank: int) -> int:
         return int(self.mpi.COMM_WORLD.rank)

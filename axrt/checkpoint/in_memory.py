@@ -37,6 +37,8 @@ from .recall_plan import Offer, Plan, Wanted, plan_recall, transfers
 from .transfer import Transfer, fault_of
 from .writing import Records
 
+_NO_RUN = "", "", 0
+
 
 class Recalled(NamedTuple):
     """What a rank goes on from.
@@ -282,14 +284,14 @@ class JobMemory:
             model: part of the model that this rank holds.
         """
         self.finish()
-        run, mark = self._exchange.agreed(lambda: _run_of(folder))
+        run, mark, step = self._exchange.agreed(lambda: _run_of(folder))
         if not run:
             return Recalled()
         here, hosts = self._on_host(run, mark), self._hosts()
         plan = self._plan(here, hosts, newer_than, model)
         fault = self._bring(transfers(plan, hosts), here)
         if not plan.taken:
-            return Recalled(text=plan.text)
+            return Recalled(text=plan.text or (_all_lost(step) if step > newer_than else ""))
         mine = [one.part for one in plan.taken[self._rank]]
         return Recalled(
             tuple(here.path_of(part) for part in mine),
@@ -354,7 +356,7 @@ class JobMemory:
     def drop(self, folder: Path) -> None:
         """Remove all copies of the run; every rank calls it."""
         self.finish()
-        run, mark = self._exchange.agreed(lambda: _run_of(folder, void_too=True))
+        run, mark, _ = self._exchange.agreed(lambda: _run_of(folder, void_too=True))
         if run:
             self._on_host(run, mark).drop()
             if self._rank == MAIN:
@@ -372,10 +374,18 @@ def _failed(error: OSError) -> Steps[None]:
     raise error
 
 
-def _run_of(folder: Path, void_too: bool = False) -> tuple[str, str]:
-    """The run whose copies a folder names, and the mark of the job; "" where there is none."""
+def _run_of(folder: Path, void_too: bool = False) -> tuple[str, str, int]:
+    """The run whose copies a folder names, the mark of the job and the newest step; "", "" and 0
+    where there is none."""
     said = MemoryRun.read(folder)
-    return (said.run, said.mark) if said and (void_too or not said.is_void) else ("", "")
+    return (said.run, said.mark, said.step) if said and (void_too or not said.is_void) else _NO_RUN
+
+
+def _all_lost(step: int) -> str:
+    return (
+        f"not taken from memory: all copies of step {step} are gone. What there is on a disk is "
+        "taken"
+    )
 
 
 def _offers(here: HostMemory, share: int, of: int) -> Iterator[Offer]:

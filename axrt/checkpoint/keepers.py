@@ -1,27 +1,35 @@
 """Which rank keeps a copy of which rank's state in memory: one of another host."""
 
+import re
 import socket
 from collections.abc import Sequence
 
 from axrt.config import Run
 from axrt.errors import ConfigError
 
+_HOST = re.compile(r"[\w.-]{1,64}")
+
 
 def host_name(run: Run, rank: int) -> str:
     """The name of the host of a rank, which is this one's or made up.
 
     Raises:
-        ConfigError: hosts are made up for fewer ranks.
+        ConfigError: hosts are made up for fewer ranks, or some have no name.
     """
     if not run.host_of:
         return socket.gethostname()
-    made_up = run.host_of.split(",")
+    made_up = [name.strip() for name in run.host_of.split(",")]
+    if not all(map(_HOST.fullmatch, made_up)):
+        raise ConfigError(
+            f"run.host_of = {run.host_of!r}; expected a name for each rank, such as '0,0,1,1' for "
+            "four, of letters, digits, points, hyphens and underscores"
+        )
     if rank >= len(made_up):
         raise ConfigError(
             f"run.host_of = {run.host_of!r} has {len(made_up)} hosts, and there is a rank {rank}; "
             "expected one for each rank, such as '0,0,1,1' for four"
         )
-    return f"node-{made_up[rank].strip()}"
+    return f"node-{made_up[rank]}"
 
 
 def keepers_of(hosts: Sequence[str]) -> list[int]:

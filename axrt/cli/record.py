@@ -1,7 +1,6 @@
 """The display and the files of a run, on the main rank."""
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +40,7 @@ class Record:
         self._files = files
         self._told = False  # that lines of metrics cannot be written
         self.failed = False
-        self._launch = _launch(engine.pipe_size * engine.data_size)
+        self._launch = engine.launch_command
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._tokens_per_s = 0.0
         self._unwritten: StepResult | None = None
@@ -241,7 +240,11 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         if name in ("model", "data", "optimizer", "precision")
     }
     sections["parallel"] = {"collectives": now.parallel.collectives}
-    sections["run"] = {"seed": now.run.seed, "steps": now.run.steps}
+    sections["run"] = {
+        "seed": now.run.seed,
+        "steps": now.run.steps,
+        "deterministic": now.run.deterministic,
+    }
     found = [
         f"{section}.{key} {before[section][key]!r} -> {value!r}"
         for section, keys in sections.items()
@@ -254,13 +257,6 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         if math.prod(sizes) != now.global_batch
         else []
     )
-
-
-def _launch(ranks: int) -> str:
-    """The beginning of the command line that starts the ranks."""
-    if "SLURM_JOB_ID" in os.environ:
-        return "srun (as before) "
-    return f"mpirun -n {ranks} " if ranks > 1 else ""
 
 
 def _number(value: float) -> float | None:

@@ -135,11 +135,12 @@ def _train(attempt: Attempt) -> Exit:
         if files:
             attempt.when_lost = files.let_go
         resumed_from = _resume(engine)
+        # before there is a directory: a refusal of the data leaves nothing
+        data = _Data.load(engine, interrupt) if engine.reads else None
         _on_main(engine, files.begin if files else None)
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
-        data = _Data.load(engine, interrupt) if engine.reads else None
         record = Record(engine, show, files) if files else None
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
@@ -365,7 +366,7 @@ class _Saves:
 
     def end(self) -> None:
         """Let go of copies in memory, where a checkpoint has all steps."""
-        if self.folder and self._config.memory_every and not self._engine.broadcast(self.failed):
+        if self.folder and not self._engine.broadcast(self.failed):
             self._engine.drop_memory(self.folder)
 
     def _has_failed(self) -> bool:

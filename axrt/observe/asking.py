@@ -64,6 +64,13 @@ def table(answers: Mapping[int, Answer]) -> Iterator[str]:
             yield f"{rank:<5} no answer"
             continue
         since = f"{answer.since_s:.1f} s"
-        line = f"{rank:<5} {answer.state:<9} {since:<10} {answer.task:<13} {answer.lacks}"
+        lacks = _shortened(answer.lacks)
+        line = f"{rank:<5} {answer.state:<9} {since:<10} {answer.task:<13} {lacks}"
         yield line.rstrip()
     yield from verdicts(dict(answers), size)
+
+
+def _shortened(lacks: str) -> str:
+    """The first of what a rank lacks, and how much more there is; `--json` has all."""
+    first, *more = lacks.split("; ")
+    return f"{first}, and {len(more)} more" if more else first

@@ -60,6 +60,7 @@ class RunFiles:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
             self._keep_tokenizer()
             _cut_off_half_a_line(self.directory / METRICS)
+            self._began = time.monotonic() - _seconds_so_far(self.directory / METRICS)
         except OSError as error:
             raise _refusal(self.directory, error) from None
 
@@ -81,7 +82,8 @@ class RunFiles:
             raise _refusal(self.directory, error) from None
 
     def record(self, **values: Any) -> None:
-        """Append one line of metrics, with the seconds since the run began; it is written at once.
+        """Append one line of metrics, with the seconds that the run has been under way, all its
+        starts together; it is written at once.
 
         Args:
             **values: values of the line, as JSON can hold them.
@@ -166,6 +168,15 @@ def _cut_off_half_a_line(path: Path) -> None:
     """Remove a last line that a process had not finished when it was killed."""
     if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
+
+
+def _seconds_so_far(path: Path) -> float:
+    """The time of the last whole line; 0 where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return float(json.loads(lines[-1])["time_s"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return 0.0
 
 
 def _new_directory(wanted: Path) -> Path:

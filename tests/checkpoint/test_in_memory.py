@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.checkpoint.host_memory import HostMemory, Part
-from axrt.checkpoint.keepers import keepers_of
+from axrt.checkpoint.keepers import host_name, keepers_of
 from axrt.checkpoint.memory_run import NAME, MemoryRun
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -184,6 +185,15 @@ def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
     check_went_on(run(places, STEPS))
     told = capfd.readouterr().err
     assert "of step 4 both copies of ranks 1 are gone or damaged" in told
+
+
+def test_where_all_copies_are_lost_a_line_says_so(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 4, keeps=(4,), disk=(KEPT,))
+    shutil.rmtree(memory_of(places))
+    check_went_on(run(places, STEPS))
+    assert "all copies of step 4 are gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ON_BYTES, ids=lambda damage: damage.__name__)
@@ -572,6 +582,16 @@ def test_a_copy_that_failed_leaves_nothing(
     told = capfd.readouterr().err
     assert "step 2: no copy in memory" in told
     assert told.count("no copy in memory") == 1, told
+
+
+@pytest.mark.parametrize("hosts", ["", "0,,1", "a/b,c", ",".join(["x" * 70, "y"])])
+def test_made_up_hosts_have_names(hosts: str) -> None:
+    run = axrt.config.Run(host_of=hosts)
+    if not hosts:
+        assert host_name(run, 0) == socket.gethostname()
+        return
+    with pytest.raises(axrt.ConfigError, match="expected a name for each rank"):
+        host_name(run, 0)
 
 
 def test_what_is_done_is_removed(places: tuple[Path, Path]) -> None:

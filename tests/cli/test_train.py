@@ -132,6 +132,12 @@ def test_missing_data_is_named() -> None:
     assert "nowhere: No such file or directory" in result.output
 
 
+def test_a_run_that_its_data_is_too_short_for_leaves_no_directory() -> None:
+    result = axrt("tiny.toml", "model.context=400")
+    assert result.exit_code == 2, result.output
+    assert not Path("out").exists()
+
+
 def test_more_stages_than_layers_are_refused() -> None:
     result = axrt("tiny.toml", "parallel.pipe=2")
     assert result.exit_code == 2
@@ -281,6 +287,8 @@ def test_a_run_that_goes_on_from_itself_stays_in_its_directory() -> None:
     assert "going on from out/checkpoints/step-00000004 at step 4" in again.output, again.output
     assert sorted(path.name for path in Path().iterdir() if path.is_dir()) == ["out"]
     assert max(losses("out")) == 6
+    times = [line["time_s"] for line in lines("out")]
+    assert times == sorted(times)  # of both starts together
 
 
 def test_another_layout_of_the_same_global_batch_reads_on_where_the_first_stopped() -> None:

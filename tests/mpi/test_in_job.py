@@ -123,6 +123,23 @@ def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -
     check_as_quiet(tmp_path)
 
 
+def test_a_job_that_is_asked_to_end_says_how_to_go_on_with_its_spare(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [launcher(), "--with-ft", "ulfm", "-n", "5", sys.executable, *TRAIN, *GOING_ON]
+    with log.open("wb") as file:
+        job = subprocess.Popen(
+            [*command, "run.steps=100000"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        wait_for(5, job, tmp_path / "out", log)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait(timeout=120) == 75, log.read_text()
+    assert "go on with: mpirun --with-ft ulfm -n 5 axrt train out/config.toml" in log.read_text()
+
+
 @pytest.mark.parametrize(
     ("setting", "code"),
     [("checkpoint.memory_every=1", 2), ("memory.device_gb=0.000001", 2), ("run.steps=2", 0)],
