@@ -161,6 +161,8 @@ class Supervisor:
         if first and not lost:
             rank, where = first
             lost = [host_of(rank, hosts) or where]
+        if said is None and code == Exit.DONE and self._config is None and not lost:
+            said = Exit.DONE  # a script of the user's says it by its code alone
         # A launcher that a signal has ended takes its ranks along, and no host is to blame.
         is_blamed = code >= 0 and said in (None, Exit.LOST_PEER)
         return code, said, tuple(lost) if is_blamed else ()

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from ..cli.test_train import TINY
-from .mpirun import environment, is_open_mpi, launcher, mpirun
+from ..engine.models import perceptron
+from ..engine.reference import adamw, random_batches, train_in_plain_torch
+from .mpirun import ROOT, environment, is_open_mpi, launcher, mpirun
 from .test_offload import told
 from .test_runs import lines
 
@@ -144,6 +146,45 @@ def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: 
     assert code == 0, err
     assert starts(tmp_path)[1]["step"] >= EVERY + 2
     same_as_in_peace(tmp_path)
+
+
+# `tiny.toml` is in its command, by which ranks are found here.
+OWN = """
+import time
+import axrt
+from tests.engine.models import perceptron
+from tests.engine.reference import adamw, configured, random_batches
+
+with axrt.initialize(perceptron(), adamw, config=configured(4)) as engine:
+    engine.load_checkpoint("out", missing_ok=True)
+    while engine.step < STEPS:
+        number = engine.step
+        batches = random_batches((6, 16), classes=5, microbatches=4)(number)
+        loss = engine.train_batch(iter(batches)).loss
+        time.sleep(0.02)
+        if engine.is_main:
+            with open("losses", "a") as file:
+                print(number, loss, file=file)
+        engine.save_checkpoint(f"out/step-{engine.step}")
+""".replace("STEPS", str(STEPS))
+
+
+def test_a_script_of_ones_own_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    command = (launcher(), "-n", "2", sys.executable, "own.py", "tiny.toml")
+    job = Launch(tmp_path, "--run", "out", "--", *command, PYTHONPATH=str(ROOT))
+    log = tmp_path / "losses"
+    deadline = time.monotonic() + 120
+    while not log.exists() or len(log.read_text().splitlines()) < STEPS // 2:
+        assert time.monotonic() < deadline, job.process.poll()
+        time.sleep(0.02)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    code, err = job.end()
+    assert code == 0, err
+    assert len(starts(tmp_path)) == 2, err
+    losses = dict(line.split() for line in log.read_text().splitlines())
+    whole = train_in_plain_torch(perceptron(), random_batches((6, 16), 5, 4), STEPS, adamw)
+    assert [float(losses[str(step)]) for step in range(STEPS)] == whole.losses
 
 
 @pytest.mark.skipif(is_open_mpi(), reason="Hydra alone starts ranks of any host here (fork)")

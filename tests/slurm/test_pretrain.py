@@ -281,6 +281,30 @@ def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_with_the_bits_o
     assert_same_bits(tmp_path / "run", quiet)
 
 
+def test_axrt_launch_starts_srun_again_within_an_allocation(
+    slurm: Cluster, quiet: Path, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    library = "pmix" if is_open_mpi() else "pmi2"
+    axrt = f"{sys.executable} -m axrt"
+    srun = f"srun --mpi={library} --kill-on-bad-exit=1 -n 2"
+    number = slurm.run(
+        *("sbatch", "--parsable", "--exclusive", *ONE_NODE, "--output=axrt-%j.log"),
+        f"--wrap={axrt} launch -- {srun} {axrt} train tiny.toml run.out=run",
+        cwd=tmp_path,
+        extra={"SLOW_S": "0.05", "MPIR_CVAR_CH4_NETMOD": "ofi"},
+    )
+    job = Job(slurm, number, tmp_path)
+    job.until_middle()
+    os.kill(job.pid_of(1), signal.SIGKILL)
+    ended = job.until_ended()
+    assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "0", "0:0"), (
+        job.log
+    )
+    assert job.log.count("axrt launch: start") == 2, job.log
+    assert_same_bits(tmp_path / "run", quiet)
+
+
 @pytest.mark.sweep  # as test_rules.py has it
 def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path) -> None:
     job = Job.submit(slurm, tmp_path, *TWO_NODES)
