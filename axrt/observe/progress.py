@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 _PLAIN_EVERY_S = 5.0
-_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "srun"}
+_LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
 
 
 class Progress(Protocol):
@@ -115,14 +115,13 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
 
 
 def _ends_at_a_terminal() -> bool:
-    """This process's output ends at a terminal, or that of the launcher which forwards it."""
-    if sys.stdout.isatty():
-        return True
+    """The output of the launcher which forwards this process's ends at a terminal, or its own where
+    there is no launcher. Open MPI gives ranks a terminal even where its own output is a file."""
     try:
         launchers = [parent for parent in psutil.Process().parents() if parent.name() in _LAUNCHERS]
-        return any(
-            os.readlink(f"/proc/{parent.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
-            for parent in launchers
-        )
+        ends = [os.readlink(f"/proc/{parent.pid}/fd/1") for parent in launchers]
     except (OSError, psutil.Error):
         return False
+    if not ends:
+        return sys.stdout.isatty()
+    return any(end.startswith(("/dev/pts/", "/dev/tty")) for end in ends)

@@ -88,6 +88,7 @@ def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path)
         in said
     )
     assert "Left: 1 of the ranks, which go on: ranks in the pipeline: 1, replicas: 1" in said
+    assert "\x1b" not in said, "a log gets plain lines"
     check_as_quiet(tmp_path)
 
 

@@ -6,7 +6,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,21 @@ SETTINGS = ("run.log_every=1", "run.eval_every=0")
 def a_model(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
-    (tmp_path / "shm").mkdir()
 
 
-def kept(folder: Path) -> tuple[str, ...]:
+@pytest.fixture
+def shm() -> Iterator[Path]:
+    """A directory in memory, where the system has one."""
+    where = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=where if where.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+def kept(shm: Path) -> tuple[str, ...]:
     return (
         "run.host_of=0,0,1,1",
         "checkpoint.memory_every=3",
-        f"checkpoint.memory_dir={folder / 'shm'}",
+        f"checkpoint.memory_dir={shm}",
         "checkpoint.resume=auto",
     )
 
@@ -60,9 +69,9 @@ def check_equal_to_quiet(folder: Path) -> None:
 
 @pytest.mark.parametrize("lost", ["node-0", "node-1"])
 def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
-    tmp_path: Path, lost: str
+    tmp_path: Path, shm: Path, lost: str
 ) -> None:
-    command = [launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(tmp_path)]
+    command = [launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(shm)]
     job = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -77,9 +86,9 @@ def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
     os.kill(ranks[2], signal.SIGKILL)
     job.communicate(timeout=120)
     assert not candidates_in(tmp_path / "out" / "checkpoints"), "nothing is on the disk"
-    (run,) = (tmp_path / "shm").iterdir()
+    (run,) = shm.iterdir()
     shutil.rmtree(run / lost)
-    ended = mpirun(4, [*TRAIN, *SETTINGS, *kept(tmp_path)], cwd=tmp_path)
+    ended = mpirun(4, [*TRAIN, *SETTINGS, *kept(shm)], cwd=tmp_path)
     assert ended.code == 0, ended.err
     found = re.search(
         r"taken from memory: the copies of step (\d+), those of ranks (.*) from their", ended.err
@@ -88,14 +97,14 @@ def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
     assert int(found[1]) >= 30
     assert found[2] == {"node-0": "0, 1", "node-1": "2, 3"}[lost]
     check_equal_to_quiet(tmp_path)
-    assert not list((tmp_path / "shm").iterdir()), "what is done is removed"
+    assert not list(shm.iterdir()), "what is done is removed"
     assert not (tmp_path / "out" / "checkpoints" / NAME).exists()
 
 
-def test_a_launch_gains_the_steps_that_memory_has(tmp_path: Path) -> None:
+def test_a_launch_gains_the_steps_that_memory_has(tmp_path: Path, shm: Path) -> None:
     """Four starts that save nothing on the disk: three without a step would be the last."""
     job = Launch(
-        tmp_path, "--", launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(tmp_path)
+        tmp_path, "--", launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(shm)
     )
     for step in (20, 60, 100, 140):
         wait_until_kept(tmp_path, step, job.process)
