@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import ceil
 from pathlib import Path
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
@@ -106,10 +107,94 @@ class Model(_Section):
     )
     layers: int = _key(4, "transformer blocks", least=1)
     width: int = _key(128, "features of a token", least=1)
-    heads: int = _key(4, "attention heads; width is a multiple of twice as many", least=1)
+    heads: int = _key(4, "attention heads", least=1)
+    kv_heads: int = _key(
+        0,
+        "heads of keys and values, each shared by heads / kv_heads queries (grouped-query "
+        "attention); 0 = as many as heads",
+        least=0,
+    )
+    head_width: int = _key(0, "features of a head, even; 0 = width / heads", least=0)
     context: int = _key(128, "tokens in a sequence", least=1)
     vocab: int = _key(256, "different tokens", least=1)
     dropout: float = _key(0.0, "probability; 0 = off", least=0, most=0.999)
+    norm: str = _key("rms", "RMSNorm, or LayerNorm with a bias", choices=("rms", "layer"))
+    norm_eps: float = _key(
+        0.0, "what norms add to the variance; 0 = torch's default for each", least=0
+    )
+    qk_norm: bool = _key(False, "RMSNorm on queries and keys, each head by itself")
+    feed: str = _key(
+        "relu2",
+        "function of the feed-forward network: squared ReLU, GELU, its approximation by tanh, or "
+        "SwiGLU",
+        choices=("relu2", "gelu", "gelu-tanh", "swiglu"),
+    )
+    feed_width: int = _key(
+        0,
+        "features within the feed-forward network; 0 = 4 x width, for swiglu 8/3 x width, up to a "
+        "multiple of 8",
+        least=0,
+    )
+    bias: str = _key(
+        "none",
+        "which linear layers have one: none, those of queries, keys and values, or all but the "
+        "head",
+        choices=("none", "qkv", "all"),
+    )
+    tied: bool = _key(False, "embedding and head share their weight")
+    positions: str = _key("rotary", "how tokens know where they are", choices=("rotary", "learned"))
+    rope_theta: float = _key(10000.0, "base of rotary frequencies", least=1)
+    rope_scaling: str = _key(
+        "",
+        "rotary frequencies for a longer context: 'linear' = all divided by rope_factor; 'llama3' "
+        "= the slow ones; '' = as they are",
+        choices=("", "linear", "llama3"),
+    )
+    rope_factor: float = _key(1.0, "of rope_scaling", least=1)
+    rope_low: float = _key(
+        1.0, "llama3: a frequency that turns less often in rope_original is divided", least=0
+    )
+    rope_high: float = _key(4.0, "llama3: one that turns more often stays; more than rope_low")
+    rope_original: int = _key(8192, "llama3: context before the scaling, in tokens", least=1)
+
+    @property
+    def features_of_a_head(self) -> int:
+        """Width of a head."""
+        return self.head_width or self.width // self.heads
+
+    @property
+    def features_within(self) -> int:
+        """Width of the feed-forward network."""
+        if self.feed_width:
+            return self.feed_width
+        return 8 * ceil(self.width / 3) if self.feed == "swiglu" else 4 * self.width
+
+    def misfits(self) -> Iterator[str]:
+        """What does not go together in the built-in model, one text each."""
+        least = 2 * self.heads
+        if not self.head_width and self.width % least:
+            fits = self.width // least * least + least
+            yield (
+                f"model.width = {self.width} is no multiple of 2 x model.heads = {least}; set it "
+                f"to {fits}, or change model.heads, or set model.head_width"
+            )
+        if self.head_width % 2:
+            yield f"model.head_width = {self.head_width}; expected an even number"
+        if self.kv_heads and self.heads % self.kv_heads:
+            yield (
+                f"model.heads = {self.heads} is no multiple of model.kv_heads = {self.kv_heads}; "
+                "expected one, such as heads itself"
+            )
+        if self.rope_scaling and self.positions != "rotary":
+            yield (
+                f"model.rope_scaling = {self.rope_scaling!r} with model.positions = "
+                f"{self.positions!r}; expected positions = 'rotary'"
+            )
+        if self.rope_scaling == "llama3" and self.rope_high <= self.rope_low:
+            yield (
+                f"model.rope_high = {self.rope_high:g} and rope_low = {self.rope_low:g}; expected "
+                "a higher one"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +216,17 @@ class Data(_Section):
         "auto",
         "how text has become tokens, for axrt generate: 'auto' = text as bytes, and token files as "
         "axrt prepare says beside them; else the path of a tokenizer.json, or 'tiktoken:NAME'",
+    )
+    document_end: int = _key(
+        -1,
+        "token that ends a document: attention does not reach back across it, and what comes after "
+        "it is not predicted; -1 = documents are not told apart",
+        least=-1,
+    )
+    masked: bool = _key(
+        False,
+        "token files have masked tokens, which are read and not predicted (axrt prepare "
+        "--prompt-field)",
     )
     held_out: float = _key(
         0.05,
@@ -164,6 +260,11 @@ class Data(_Section):
     def is_of_tokens(self) -> bool:
         """The sources are token files."""
         return all(source.endswith(".bin") for source in self.sources)
+
+    @property
+    def masks(self) -> bool:
+        """Some targets do not count in the loss."""
+        return self.document_end >= 0 or self.masked
 
     @property
     def validates(self) -> bool:
@@ -1048,11 +1149,11 @@ def _of_sections(config: Config) -> Iterator[str]:
         )
     if model.factory:
         return
-    if model.width % (2 * model.heads):
+    yield from model.misfits()
+    if config.data.document_end >= model.vocab:
         yield (
-            f"model.width = {model.width} is no multiple of 2 x model.heads = {2 * model.heads}; "
-            f"set it to {model.width // (2 * model.heads) * 2 * model.heads + 2 * model.heads}, or "
-            "change model.heads"
+            f"data.document_end = {config.data.document_end}; expected a token that the model "
+            f"knows, less than model.vocab = {model.vocab}, or -1"
         )
     of_text = not config.data.is_of_tokens
     if of_text and model.vocab < 256:

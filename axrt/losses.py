@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from axrt.errors import DataError
 
+IGNORED = -100  # a target that does not count, as torch's cross entropy has it
+
 
 class Losses(NamedTuple):
     """The losses of one pipe's microbatches, in order.

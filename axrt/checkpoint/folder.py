@@ -21,16 +21,19 @@ lie.
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from axrt.config import Config
 from axrt.errors import ConfigError, DamagedError, SaveError
 
 from .durable import sync, write_durably
 from .manifest import MANIFEST, FileRecord, Manifest
+
+T = TypeVar("T")
 
 _LATEST, _PARTIAL, _ASIDE = "latest", ".partial", "set-aside-"
 
@@ -133,6 +136,31 @@ def checkpoint_in(path: Path) -> Path:
         if one.manifest is not None:
             return one.path
     raise ConfigError(candidates[0].fault) if candidates else none_in(path)
+
+
+def newest_undamaged(path: Path, take: Callable[[Path], T], say: Callable[[str], None]) -> T:
+    """What `take` makes of the newest checkpoint that a path means, or of the next one where it
+    finds damage.
+
+    Args:
+        path: a checkpoint, a folder of checkpoints, or the directory of a run.
+        take: function that reads a checkpoint.
+        say: function that tells a person what was left out.
+    Raises:
+        DamagedError: all are damaged.
+        ConfigError: there is none.
+    """
+    faults: list[str] = []
+    for one in candidates_at(path):
+        try:
+            taken = take(one.path)
+        except DamagedError as error:
+            faults.append(str(error))
+            continue
+        if faults:
+            say(f"damaged, and not taken: {'; '.join(faults)}. Taken is {one.path}")
+        return taken
+    raise DamagedError("; ".join(faults)) if faults else none_in(path)
 
 
 def named_latest(folder: Path) -> str | None:

@@ -13,6 +13,8 @@ _COMMANDS = {
     "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
     "launch": ("launch", "launch", "Start a job, and start it again when it is lost."),
     "generate": ("generate", "generate", "Let a trained model go on from a prompt."),
+    "import": ("import_model", "import_command", "Make a run of a model of transformers."),
+    "export": ("export_model", "export_command", "Write a trained model for transformers."),
     "inspect": (
         "inspect",
         "inspect",

@@ -1,26 +1,30 @@
 """`axrt generate`: let a trained model go on from a prompt, in one process."""
 
+import json
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from axrt.checkpoint.folder import candidates_at, none_in
+from axrt.checkpoint.folder import newest_undamaged
+from axrt.checkpoint.in_memory import to_stderr
 from axrt.checkpoint.layers import check_weights, take_weights, weights_of
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.slices import SliceReader
 from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
-from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
-from axrt.exit_codes import exit_code_of
+from axrt.errors import AxrtError, ConfigError, DataError
+from axrt.exit_codes import Exit, exit_code_of
+from axrt.generation import Choice, sample
 from axrt.launch import told
 from axrt.models.registry import model_of
-from axrt.observe.metrics import TOKENIZER, is_run
+from axrt.observe.metrics import TOKENIZER, kept_in_run
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")
@@ -30,6 +34,11 @@ from axrt.observe.metrics import TOKENIZER, is_run
     default="\n",
     show_default="a new line",
     help="what to go on from; for a model of token files, numbers",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="a file with a prompt a line; a JSON object with prompt and text is written for each",
 )
 @click.option(
     "--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add"
@@ -48,12 +57,28 @@ from axrt.observe.metrics import TOKENIZER, is_run
     type=click.IntRange(0),
     help="choose among so many tokens; 0 = all",
 )
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, min_open=True, max=1),
+    help="choose among the likeliest with this much of the probability; 1 = all",
+)
 @click.option("--seed", default=0, show_default=True, type=int, help="of the choices")
+@click.option("--speed", is_flag=True, help="say at the end how many tokens a second came")
 def generate(
-    run: Path, prompt: str, tokens: int, temperature: float, top_k: int, seed: int
+    run: Path,
+    prompt: str,
+    prompts: Path | None,
+    tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    speed: bool,
 ) -> None:
-    """Go on from a prompt with the model of RUN, a directory that `axrt train` has made, or a
-    checkpoint in it.
+    """Go on from a prompt with the model of RUN, a directory that `axrt train` or `axrt import` has
+    made, or a checkpoint in it. A text ends where the model ends it.
 
     \b
     axrt generate runs/quickstart --prompt "def " --tokens 300
@@ -64,31 +89,59 @@ def generate(
     try:
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
-        config, model = _loaded(run)
-        codec = _codec_for(config, run)
-        given = codec.encode(prompt)
-        _check(given, config.model.vocab)
-        decode = codec.decoder()
-        click.echo(prompt, nl=False)
-        for token in sample(
-            model,
-            given,
-            tokens,
-            config.model.context,
-            temperature,
-            top_k,
-            torch.Generator().manual_seed(seed),
-        ):
-            click.echo(decode(token), nl=False)
-            sys.stdout.flush()
-        click.echo()
+        speaker = _Speaker(run, Choice(temperature, top_k, top_p), tokens, seed)
+        if prompts is None:
+            click.echo(prompt, nl=False)
+            for text in speaker.goes_on(prompt):
+                click.echo(text, nl=False)
+                sys.stdout.flush()
+            click.echo()
+        else:
+            for line in prompts.read_text(encoding="utf-8").splitlines():
+                text = "".join(speaker.goes_on(line))
+                click.echo(json.dumps({"prompt": line, "text": text}, ensure_ascii=False))
+        if speed:
+            click.echo(speaker.speed(), err=True)
+    except (OSError, UnicodeDecodeError) as error:
+        click.echo(f"axrt: {prompts}: {error}", err=True)
+        sys.exit(Exit.BAD_INPUT)
     except AxrtError as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
 
 
+class _Speaker:
+    """Goes on from prompts with the model of a run."""
+
+    def __init__(self, run: Path, choice: Choice, tokens: int, seed: int) -> None:
+        self._config, self._model = newest_undamaged(run, _loaded, to_stderr)
+        self._codec = _codec_for(self._config, run)
+        self._choice, self._tokens, self._seed = choice, tokens, seed
+        self._made, self._took_s = 0, 0.0
+
+    def goes_on(self, prompt: str) -> Iterator[str]:
+        """The text behind a prompt, bit by bit."""
+        model = self._config.model
+        given, decode = self._codec.encode(prompt), self._codec.decoder()
+        _check(given, model.vocab)
+        random, clock = torch.Generator().manual_seed(self._seed), time.perf_counter()
+        keeps, of = not model.factory, (self._tokens, model.context, self._choice)
+        for token in sample(self._model, given, *of, random, keeps=keeps):
+            self._made += 1
+            if token == self._codec.end:
+                break
+            yield decode(token)
+        self._took_s += time.perf_counter() - clock
+
+    def speed(self) -> str:
+        """How fast it has been."""
+        return f"{self._made} tokens, {self._made / self._took_s:,.1f} tokens/s"
+
+
 class Numbers:
     """Tokens as numbers, for models whose tokenizer nobody says."""
+
+    end: int | None = None
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -111,7 +164,7 @@ class Text:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.decoder = tokenizer.decoder
+        self.decoder, self.end = tokenizer.decoder, tokenizer.end
 
     def encode(self, text: str) -> list[int]:
         found = [int(token) for token in self._tokenizer.encode([text])[0]]
@@ -123,9 +176,8 @@ class Text:
 def _codec_for(config: Config, run: Path) -> Numbers | Text:
     """The map between text and tokens: that of the file in the directory of the run, or of the data
     that the run was trained on."""
-    folders = [folder for folder in (run, *run.absolute().parents[:2]) if is_run(folder)]
-    kept = [str(folder / TOKENIZER) for folder in folders if (folder / TOKENIZER).is_file()]
-    name = kept[0] if kept else tokenizer_name(config.data)
+    kept = kept_in_run(run, TOKENIZER)
+    name = str(kept) if kept else tokenizer_name(config.data)
     return Text(tokenizer_of(name)) if name else Numbers()
 
 
@@ -138,62 +190,15 @@ def _check(tokens: list[int], vocab: int) -> None:
         )
 
 
-def _loaded(run: Path) -> tuple[Config, nn.Sequential]:
-    """The model of the newest undamaged checkpoint that a path means, with its configuration.
+def _loaded(checkpoint: Path) -> tuple[Config, nn.Sequential]:
+    """The model of a checkpoint, with its configuration.
 
-    It prints a line where that is not the newest.
+    Raises:
+        DamagedError: it is damaged.
     """
-    faults: list[str] = []
-    for one in candidates_at(run):
-        try:
-            manifest = Manifest.read(one.path)
-            config = Config.read(manifest.config)
-            whole = model_of(config).sequential(config.run.seed)
-            layers = {place: dict(weights_of(place, layer)) for place, layer in enumerate(whole)}
-            take_weights(check_weights(one.path, manifest, layers, SliceReader()), layers)
-        except DamagedError as error:
-            faults.append(str(error))
-            continue
-        if faults:
-            click.echo(
-                f"axrt: damaged, and not taken: {'; '.join(faults)}. Taken is {one.path}", err=True
-            )
-        return config, whole.eval()
-    raise DamagedError("; ".join(faults)) if faults else none_in(run)
-
-
-@torch.inference_mode()
-def sample(
-    model: nn.Module,
-    prompt: list[int],
-    number: int,
-    context: int,
-    temperature: float,
-    top_k: int,
-    generator: torch.Generator,
-) -> Iterator[int]:
-    """Choose tokens, one after the other.
-
-    Args:
-        model: network from tokens, shape (1, length), int64, to logits, shape (1, length, vocab).
-        prompt: tokens to go on from, at least one.
-        number: number of tokens to choose.
-        context: number of last tokens that the model looks at.
-        temperature: number that logits are divided by, at least 0; 0 takes the likeliest token.
-        top_k: number of likeliest tokens to choose among; 0: all.
-        generator: random numbers of the choices, on the CPU.
-    """
-    tokens = list(prompt)
-    for _ in range(number):
-        logits = model(torch.tensor([tokens[-context:]]))[0, -1].float()
-        tokens.append(_chosen(logits, temperature, top_k, generator))
-        yield tokens[-1]
-
-
-def _chosen(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> int:
-    if temperature == 0:
-        return int(logits.argmax())
-    if top_k:
-        least = logits.topk(min(top_k, logits.numel())).values[-1]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    return int(torch.multinomial((logits / temperature).softmax(0), 1, generator=generator))
+    manifest = Manifest.read(checkpoint)
+    config = Config.read(manifest.config)
+    whole = model_of(config).sequential(config.run.seed)
+    layers = {place: dict(weights_of(place, layer)) for place, layer in enumerate(whole)}
+    take_weights(check_weights(checkpoint, manifest, layers, SliceReader()), layers)
+    return config, whole.eval()

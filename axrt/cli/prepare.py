@@ -41,6 +41,11 @@ _LEARNT_FROM_CHARS = 1 << 28  # what a tokenizer learns from: more takes long, a
 )
 @click.option("--field", default="text", show_default=True, help="field or column with the text")
 @click.option(
+    "--prompt-field",
+    default="",
+    help="field or column with a prompt before the text, which is read and not predicted",
+)
+@click.option(
     "--held-out",
     default=0.0,
     show_default=True,
@@ -56,6 +61,7 @@ def prepare_command(
     tokenizer: str,
     train_tokenizer: int | None,
     field: str,
+    prompt_field: str,
     held_out: float,
     processes: int,
 ) -> None:
@@ -67,7 +73,7 @@ def prepare_command(
     axrt train my.toml data.source=data/corpus.bin model.vocab=32000
     """
     out = out.with_suffix("") if out.suffix == ".bin" else out
-    order = Order(out, sources, tokenizer, field, held_out)
+    order = Order(out, sources, tokenizer, field, held_out, prompt_field=prompt_field)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         if train_tokenizer:
@@ -104,14 +110,14 @@ def _learnt_from(order: Order) -> Iterator[str]:
         raise DataError(f"{', '.join(order.sources)}: no text there")
     most = _LEARNT_FROM_CHARS // len(pieces)
     for piece in pieces:
-        yield from _first_of(piece, order.field, most)
+        yield from _first_of(piece, order, most)
 
 
-def _first_of(piece: Piece, field: str, most: int) -> Iterator[str]:
+def _first_of(piece: Piece, order: Order, most: int) -> Iterator[str]:
     taken = 0
-    for part in parts_of(piece, field):
-        yield part.text
-        taken += len(part.text)
+    for part in parts_of(piece, order.field, order.prompt_field):
+        yield part.prompt + part.text
+        taken += len(part.prompt) + len(part.text)
         if taken >= most:
             return
 
@@ -121,10 +127,13 @@ def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
         yield f"{order.path(part, '.bin')}: {of.tokens:,} tokens of {of.documents:,} documents"
     validation = f" data.validation={order.path(HELD_OUT, '.bin')}" if HELD_OUT in found else ""
     whole = found[TRAINING]
+    masked = " data.masked=true" if order.prompt_field else ""
     yield (
         f"train with data.source={order.path(TRAINING, '.bin')}{validation} "
-        f"model.vocab={whole.vocab}"
+        f"model.vocab={whole.vocab}{masked}"
     )
+    if whole.end is not None:
+        yield f"data.document_end={whole.end} keeps documents apart"
 
 
 @contextmanager

@@ -266,7 +266,12 @@ class _Data:
         config, size = engine.config, engine.config.schedule
         corpus = load(config.data, config.model.context, config.model.vocab)
         of_row = partial(
-            Windows, context=config.model.context, seed=config.run.seed, vocab=config.model.vocab
+            Windows,
+            context=config.model.context,
+            seed=config.run.seed,
+            vocab=config.model.vocab,
+            document_end=config.data.document_end,
+            masked=config.data.masked,
         )
         training, held_out = (
             blended([of_row(row) for row in rows], config.data.weights, config.run.seed)

@@ -16,6 +16,7 @@ from axrt.errors import DataError
 from .prepared import Prepared
 from .tokens import Tokens, is_token_file, map_tokens, unknown_in_row
 
+_MASKED = ", or data.masked = true where axrt prepare was given --prompt-field"
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 
 
@@ -66,14 +67,14 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
     share = 0.0 if validations else config.held_out
     split = [_split(source, share) for source in sources]
     for source, of in zip(sources, split, strict=True):
-        _check(source, of.training, "to train on", context, vocab)
+        _check(source, of.training, "to train on", context, vocab, config.masked)
     if validations:
         held_out = [(source, _split(source, 0.0).training) for source in validations]
     else:
         held_out = [(source, of.held_out) for source, of in zip(sources, split, strict=True)]
     if config.validates:
         for source, row in held_out:
-            _check(source, row, "held out", context, vocab)
+            _check(source, row, "held out", context, vocab, config.masked)
     return Corpus(tuple(of.training for of in split), tuple(row for _, row in held_out))
 
 
@@ -121,7 +122,9 @@ def _split(source: _Source, held_out: float) -> _Split:
     return _Split(tokens[:cut], tokens[cut:])
 
 
-def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int) -> None:
+def _check(
+    source: _Source, tokens: Tokens, what: str, context: int, vocab: int, masked: bool
+) -> None:
     if len(tokens) <= context:
         raise DataError(
             f"{source.key} = {source.name!r} has {len(tokens)} tokens {what}; expected more than "
@@ -129,11 +132,12 @@ def _check(source: _Source, tokens: Tokens, what: str, context: int, vocab: int)
             "Give it more, or lower "
             f"model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
-    token = unknown_in_row(tokens, vocab)
+    token = unknown_in_row(tokens, vocab, masked)
     if token is not None:
         raise DataError(
             f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less "
             f"than model.vocab = {vocab}"
+            f"{_MASKED if token < 0 and not masked else ''}"
         )
 
 

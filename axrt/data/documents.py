@@ -6,6 +6,7 @@ ones are read in parts that end with a line. A line of a JSON file, or a row of 
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -39,11 +40,13 @@ class Part(NamedTuple):
         text: its text.
         is_end: the document ends with it.
         document: name of the document, which decides whether it is held out.
+        prompt: text before it that is read and not predicted; "": there is none.
     """
 
     text: str
     is_end: bool
     document: str
+    prompt: str = ""
 
 
 def files_of(sources: Iterable[str]) -> list[Path]:
@@ -86,19 +89,26 @@ def pieces_of(files: Iterable[Path], piece_bytes: int) -> Iterator[Piece]:
             yield Piece(str(path), first, end, end - first)
 
 
-def parts_of(piece: Piece, field: str) -> Iterator[Part]:
+def parts_of(piece: Piece, field: str, prompt_field: str = "") -> Iterator[Part]:
     """The documents of a piece.
 
     Args:
         piece: piece of a file.
         field: name of the field, or column, that has the text.
+        prompt_field: name of the one with the prompt; "": there is none.
     Raises:
         DataError: the file has something else there; the text names the place.
     """
     suffix = Path(piece.path).suffix
     if suffix in _TABLES:
-        return _rows(piece, field)
-    return _json_lines(piece, field) if suffix in _LINES else _text(piece)
+        return _rows(piece, field, prompt_field)
+    if suffix in _LINES:
+        return _json_lines(piece, field, prompt_field)
+    if prompt_field:
+        raise DataError(
+            f"{piece.path}: text has no field {prompt_field!r}; expected JSON lines or a table"
+        )
+    return _text(piece)
 
 
 def _text(piece: Piece) -> Iterator[Part]:
@@ -107,19 +117,24 @@ def _text(piece: Piece) -> Iterator[Part]:
         yield Part(_decoded(piece, at, data), at + len(data) >= size, piece.path)
 
 
-def _json_lines(piece: Piece, field: str) -> Iterator[Part]:
+def _json_lines(piece: Piece, field: str, prompt_field: str) -> Iterator[Part]:
     for at, line in _lines(piece):
         if not line.strip():
             continue
-        text = _decoded(piece, at, line)
-        try:
-            value = json.loads(text)[field]
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise DataError(
-                f"{piece.path}: the line at byte {at} is no JSON object with {field!r} ({error!r})"
-            ) from None
-        checked = _checked(value, f"{piece.path}: {field!r} at byte {at}")
-        yield Part(checked, True, f"{piece.path}:{at}")
+        value = _decoded(piece, at, line)
+        text = _of_json(piece, at, value, field)
+        prompt = _of_json(piece, at, value, prompt_field) if prompt_field else ""
+        yield Part(text, True, f"{piece.path}:{at}", prompt)
+
+
+def _of_json(piece: Piece, at: int, line: str, field: str) -> str:
+    try:
+        value = json.loads(line)[field]
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(
+            f"{piece.path}: the line at byte {at} is no JSON object with {field!r} ({error!r})"
+        ) from None
+    return _checked(value, f"{piece.path}: {field!r} at byte {at}")
 
 
 def _checked(value: Any, where: str) -> str:
@@ -185,12 +200,15 @@ def _of_table(path: Path, piece_bytes: int) -> Iterator[Piece]:
             first, size = number + 1, 0
 
 
-def _rows(piece: Piece, field: str) -> Iterator[Part]:
+def _rows(piece: Piece, field: str, prompt_field: str) -> Iterator[Part]:
     groups = _table(piece.path)
     for group in range(piece.first, piece.end):
-        for row, value in enumerate(groups.column(group, field)):
-            where = f"{piece.path}: {field!r} of row {row} of group {group}"
-            yield Part(_checked(value, where), True, f"{piece.path}:{group}:{row}")
+        prompts = groups.column(group, prompt_field) if prompt_field else repeat("")
+        for row, (value, prompt) in enumerate(zip(groups.column(group, field), prompts)):  # noqa: B905
+            where = f"of row {row} of group {group}"
+            text = _checked(value, f"{piece.path}: {field!r} {where}")
+            before = _checked(prompt, f"{piece.path}: {prompt_field!r} {where}")
+            yield Part(text, True, f"{piece.path}:{group}:{row}", before)
 
 
 class _Parquet:

@@ -48,6 +48,8 @@ class Order:
         field: name of the field, or column, that has the text.
         held_out: share of the documents that are held out, 0 to 0.5.
         piece_bytes: size of what a process takes at a time, in bytes.
+        prompt_field: name of the field that has a prompt before the text, whose tokens are masked;
+            "": there is none.
     """
 
     out: Path
@@ -56,6 +58,7 @@ class Order:
     field: str = "text"
     held_out: float = 0.0
     piece_bytes: int = _PIECE_BYTES
+    prompt_field: str = ""
 
     def path(self, part: str, ending: str) -> Path:
         """The path of one of the files that are made.
@@ -70,6 +73,11 @@ class Order:
     def partial(self) -> Path:
         """The directory of what is not whole yet."""
         return self.path(TRAINING, ".partial")
+
+    def dtype(self, tokenizer: Tokenizer) -> np.dtype[Any]:
+        """The type of the tokens in the file: the smallest of Megatron's, or one with a sign where
+        some are masked."""
+        return np.dtype(np.int32) if self.prompt_field else dtype_of(tokenizer.vocab)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -87,6 +95,7 @@ class Order:
             "field": self.field,
             "held_out": self.held_out,
             "piece_bytes": self.piece_bytes,
+            "prompt_field": self.prompt_field,
         }
 
 
@@ -192,13 +201,24 @@ def _prepared(order: Order, number: int, piece: Piece) -> list[Row]:
         return [Row(*row) for row in json.loads(done.read_text())]
     tokenizer = tokenizer_of(order.tokenizer)
     writers = [_Writer(order, part, number, tokenizer) for part in order.parts]
-    for several in _at_once(parts_of(piece, order.field)):
-        texts = tokenizer.encode([part.text for part in several])
-        for part, ids in zip(several, texts, strict=True):
+    for several in _at_once(parts_of(piece, order.field, order.prompt_field)):
+        for part, ids in zip(several, _encoded(several, order, tokenizer), strict=True):
             writers[order.held_out > 0 and _share(part) < order.held_out].add(ids, part.is_end)
     rows = [writer.end() for writer in writers]
     write_durably(done, json.dumps(rows).encode())
     return rows
+
+
+def _encoded(parts: Sequence[Part], order: Order, tokenizer: Tokenizer) -> Sequence[Ids]:
+    """The tokens of each part, those of prompts masked (see `counted`)."""
+    texts = tokenizer.encode([part.text for part in parts])
+    if not order.prompt_field:
+        return texts
+    prompts = tokenizer.encode([part.prompt for part in parts])
+    return [
+        np.concatenate([~prompt.astype(np.int64), text])
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
 
 
 def _share(part: Part) -> float:
@@ -227,7 +247,7 @@ class _Writer:
     def __init__(self, order: Order, part: str, number: int, tokenizer: Tokenizer) -> None:
         self._path = _piece_file(order, part, number)
         self._file = self._path.open("wb")
-        self._dtype, self._end = dtype_of(tokenizer.vocab), tokenizer.end
+        self._dtype, self._end = order.dtype(tokenizer), tokenizer.end
         self._lengths: list[int] = []
         self._tokens = self._open = 0
 
@@ -265,7 +285,7 @@ def _joined(
     tokens, path = 0, order.path(part, ".bin")
     lengths: list[NDArray[np.int64]] = []
     carried = 0
-    dtype = dtype_of(tokenizer.vocab)
+    dtype = order.dtype(tokenizer)
     with durable(path) as file:
         for number in range(pieces):
             rows = json.loads((order.partial / f"{number:06}.json").read_text())

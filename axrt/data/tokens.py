@@ -60,9 +60,21 @@ def is_token_file(path: Path) -> bool:
     return path.suffix == ".bin"
 
 
-def unknown(tokens: Tokens, vocab: int) -> int | None:
-    """A token of an array, not empty, that is not among 0 .. vocab - 1; None where there is
-    none."""
+def counted(tokens: Tokens) -> Tokens:
+    """The same tokens where none is masked: one that does not count in the loss is stored as its
+    complement, ~token, which is negative."""
+    return np.where(tokens < 0, ~tokens, tokens) if tokens.dtype.kind == "i" else tokens
+
+
+def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> int | None:
+    """A token of an array, not empty, that is not among 0 .. vocab - 1; None where there is none.
+
+    Args:
+        tokens: the array.
+        vocab: number of different tokens.
+        masked: True if some may be masked, see `counted`.
+    """
+    tokens = counted(tokens) if masked else tokens
     most = int(tokens.max())
     if most >= vocab:
         return most
@@ -70,16 +82,16 @@ def unknown(tokens: Tokens, vocab: int) -> int | None:
     return least if least < 0 else None
 
 
-def unknown_in_row(tokens: Tokens, vocab: int) -> int | None:
+def unknown_in_row(tokens: Tokens, vocab: int, masked: bool = False) -> int | None:
     """A token of a row that is not among 0 .. vocab - 1; None where none was found.
 
     A row of more than 2**28 tokens is checked in pieces that are spread over it evenly.
     """
     piece = _LOOKED_AT // _PIECES
     if len(tokens) <= _LOOKED_AT:
-        return unknown(tokens, vocab)
+        return unknown(tokens, vocab, masked)
     starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64)
-    found = (unknown(tokens[start : start + piece], vocab) for start in starts)
+    found = (unknown(tokens[start : start + piece], vocab, masked) for start in starts)
     return next((token for token in found if token is not None), None)
 
 

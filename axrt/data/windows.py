@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from axrt.errors import DataError
+from axrt.losses import IGNORED
 
 from .shuffle import Shuffle
-from .tokens import Mapped, Tokens, unknown
+from .tokens import Mapped, Tokens, counted, unknown
 
 Item = tuple[Tensor, Tensor]
 
@@ -23,7 +24,8 @@ class Samples(ABC):
 
     @abstractmethod
     def row(self, sample: int) -> Tokens:
-        """A sequence and its next token, shape (context + 1,).
+        """A sequence and its next token, shape (context + 1,); one that is not to be predicted is
+        masked, see `counted`.
 
         Raises:
             DataError: it has a token that the model does not know.
@@ -41,7 +43,8 @@ class Samples(ABC):
             first: number of its first sample, over all epochs.
             size: number of samples.
         Returns:
-            Inputs and, one token later, targets; each of shape (size, context), int64.
+            Inputs and, one token later, targets; each of shape (size, context), int64. Targets
+            that do not count are `IGNORED`.
         Raises:
             DataError: it has a token that the model does not know.
         """
@@ -66,11 +69,23 @@ class Windows(Samples):
         context: number of tokens of a sequence.
         seed: run seed from which the order of samples is derived, 0 <= seed < 2**63.
         vocab: number of different tokens that the model knows.
+        document_end: token that ends a document; what comes after it is not to be predicted. -1:
+            there is none.
+        masked: some tokens are masked, see `counted`.
     Attributes:
         per_epoch: number of samples of an epoch, at least 1.
     """
 
-    def __init__(self, tokens: Tokens, context: int, seed: int, vocab: int) -> None:
+    def __init__(
+        self,
+        tokens: Tokens,
+        context: int,
+        seed: int,
+        vocab: int,
+        document_end: int = -1,
+        masked: bool = False,
+    ) -> None:
+        self._document_end, self._masked = document_end, masked
         self._tokens = tokens
         self._context = context
         self._seed = seed
@@ -106,16 +121,26 @@ class Windows(Samples):
 
     def _window(self, start: int) -> Tokens:
         row = self._tokens[start : start + self._context + 1]
-        token = unknown(row, self._vocab)
+        token = unknown(row, self._vocab, self._masked)
         if token is not None:
             raise DataError(
                 f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; "
                 "expected 0 or more and less than "
                 f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
             )
-        return row
+        return row if self._document_end < 0 else _apart(row, self._document_end)
+
+
+def _apart(row: Tokens, document_end: int) -> Tokens:
+    """The row with the first token of each document masked, but for that of the row."""
+    masked = row.astype(np.int64)
+    plain = counted(masked)
+    follows = np.append(False, plain[:-1] == document_end)
+    return np.where(follows, ~plain, masked)
 
 
 def _split(rows: Sequence[Tokens]) -> Item:
-    tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    tokens = np.stack(rows).astype(np.int64)
+    inputs, targets = counted(tokens[:, :-1]), tokens[:, 1:]
+    targets = np.where(targets < 0, IGNORED, targets)
+    return torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()

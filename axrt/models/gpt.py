@@ -1,109 +1,101 @@
-"""A GPT as a list of layers: embedding, blocks with rotary positions, head.
+"""A GPT as a list of layers: embedding, blocks, head. The keys of `[model]` make it GPT-2, a Llama,
+or what lies between.
 
-Pre-norm residual blocks (Xiong et al. 2020) with RMSNorm (Zhang and Sennrich 2019), rotary
-positions (Su et al. 2021), and squared ReLU (So et al. 2021). Residual branches start at zero, so
-that the model begins as embedding and head and every block grows from there.
+Blocks are pre-norm residual ones (Xiong et al. 2020). Residual branches start at zero, so that the
+model begins as embedding and head and every block grows from there.
+
+Between layers goes one value: features, shape (batch, length, width). Where documents are kept
+apart it is (features, documents), and documents are the number of each token's, shape (batch,
+length), int64.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from axrt.config import Config
-from axrt.model import LayerSpec, PipelineModule
+from axrt.config import Config, Model
+from axrt.losses import IGNORED
+from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec
+
+from .attention import Attention, Remembers
+from .feed_forward import FeedForward
+from .norm import norm_of
+
+_TIE = "tokens"
 
 
-class Norm(nn.RMSNorm):
-    """RMSNorm in the type of its weights, float32, whatever type comes in.
+class Embedding(Remembers):
+    """Maps tokens, shape (batch, length), int64, to the value of the first block.
 
-    For bfloat16 inputs there is no fused kernel with float32 weights.
+    Args:
+        model: section `[model]`.
+        document_end: token that ends a document; -1: documents are not told apart. Where calls go
+            on behind each other they are not, either.
     """
 
-    def forward(self, features: Tensor) -> Tensor:
-        return super().forward(features.to(self.weight.dtype))
-
-
-class Embedding(nn.Module):
-    """Maps tokens, shape (batch, context), int64, to features, shape (batch, context, width)."""
-
-    def __init__(self, vocab: int, width: int) -> None:
+    def __init__(self, model: Model, document_end: int = -1) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocab, width)
+        self.document_end = document_end
+        self.tokens = nn.Embedding(model.vocab, model.width)
         nn.init.normal_(self.tokens.weight, std=0.02)
+        self.positions, self.dropout = None, None
+        if model.positions == "learned":
+            self.positions = nn.Embedding(model.context, model.width)
+            nn.init.normal_(self.positions.weight, std=0.02)
+            self.dropout = nn.Dropout(model.dropout)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Any:
         features: Tensor = self.tokens(tokens)
-        return features
-
-
-class Attention(nn.Module):
-    """Causal self-attention with rotary positions; features keep their shape (batch, context,
-    width)."""
-
-    def __init__(self, width: int, heads: int, context: int, dropout: float) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.project_in = nn.Linear(width, 3 * width, bias=False)
-        self.project_out = nn.Linear(width, width, bias=False)
-        nn.init.normal_(self.project_in.weight, std=width**-0.5)
-        nn.init.zeros_(self.project_out.weight)
-        cos, sin = _rotations(context, width // heads)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-
-    def forward(self, features: Tensor) -> Tensor:
-        batch, context, width = features.shape
-        split = self.project_in(features).view(batch, context, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(
-            self._rotate(query),
-            self._rotate(key),
-            value,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-        )
-        projected: Tensor = self.project_out(mixed.transpose(1, 2).reshape(batch, context, width))
-        return projected
-
-    def _rotate(self, heads: Tensor) -> Tensor:
-        """Turn each pair of features by its position; `heads` has shape (batch, heads, context,
-        features)."""
-        first, second = heads.chunk(2, dim=-1)
-        cos, sin = self.cos[: heads.shape[2]], self.sin[: heads.shape[2]]  # type: ignore[index]
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        before, length = self.past.length if self.past else 0, tokens.shape[1]
+        if self.past is not None:
+            self.past.length += length
+        if self.positions is not None and self.dropout is not None:
+            places = torch.arange(before, before + length, device=tokens.device)
+            features = self.dropout(features + self.positions(places))
+        if self.document_end < 0 or self.past is not None:
+            return features
+        ends = (tokens == self.document_end).long()
+        return features, ends.cumsum(1) - ends  # an end belongs to the document before
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each around a residual; features keep their shape
-    (batch, context, width)."""
+    """Attention and a feed-forward network, each around a residual; the value keeps its form.
 
-    def __init__(self, width: int, heads: int, context: int, dropout: float = 0.0) -> None:
+    Args:
+        model: section `[model]`.
+    """
+
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.attention_norm, self.feed_norm = Norm(width), Norm(width)
-        self.attention = Attention(width, heads, context, dropout)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
-        self.dropout = nn.Dropout(dropout)
-        nn.init.normal_(self.up.weight, std=width**-0.5)
-        nn.init.zeros_(self.down.weight)
+        self.attention_norm, self.feed_norm = norm_of(model), norm_of(model)
+        self.attention, self.feed = Attention(model), FeedForward(model)
+        self.dropout = nn.Dropout(model.dropout)
 
-    def forward(self, features: Tensor) -> Tensor:
-        features = features + self.dropout(self.attention(self.attention_norm(features)))
-        hidden = functional.relu(self.up(self.feed_norm(features))).square()
-        out: Tensor = features + self.dropout(self.down(hidden))
-        return out
+    def forward(self, value: Any) -> Any:
+        features, documents = value if isinstance(value, tuple) else (value, None)
+        mixed = self.attention(self.attention_norm(features), documents)
+        features = features + self.dropout(mixed)
+        features = features + self.dropout(self.feed(self.feed_norm(features)))
+        return features if documents is None else (features, documents)
 
 
 class Head(nn.Module):
-    """Maps features, shape (batch, context, width), to logits, shape (batch, context, vocab)."""
+    """Maps the value of the last block to logits, shape (batch, length, vocab).
 
-    def __init__(self, width: int, vocab: int) -> None:
+    Args:
+        model: section `[model]`.
+    """
+
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.norm = Norm(width)
-        self.logits = nn.Linear(width, vocab, bias=False)
-        nn.init.normal_(self.logits.weight, std=0.1 * width**-0.5)
+        self.norm = norm_of(model)
+        self.logits = nn.Linear(model.width, model.vocab, bias=False)
+        nn.init.normal_(self.logits.weight, std=0.1 * model.width**-0.5)
 
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, value: Any) -> Tensor:
+        features = value[0] if isinstance(value, tuple) else value
         logits: Tensor = self.logits(self.norm(features))
         return logits
 
@@ -112,25 +104,36 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The mean loss over all tokens, in nats a token, shape ().
 
     Args:
-        logits: scores, shape (batch, context, vocab).
-        targets: tokens, shape (batch, context), int64.
+        logits: scores, shape (batch, length, vocab).
+        targets: tokens, shape (batch, length), int64.
     """
     return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def gpt(config: Config) -> PipelineModule:
-    """The GPT whose sizes `[model]` gives."""
-    m = config.model
-    blocks = [LayerSpec(Block, m.width, m.heads, m.context, m.dropout) for _ in range(m.layers)]
-    return PipelineModule(
-        [LayerSpec(Embedding, m.vocab, m.width), *blocks, LayerSpec(Head, m.width, m.vocab)],
-        loss_fn=cross_entropy,
-        partition_method="parameters",
+def masked_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of the targets that count, in nats, shape (), and their number.
+
+    Args:
+        logits: scores, shape (batch, length, vocab).
+        targets: tokens, shape (batch, length), int64; `IGNORED` does not count.
+    """
+    flat = targets.flatten()
+    loss = functional.cross_entropy(
+        logits.flatten(0, 1).float(), flat, ignore_index=IGNORED, reduction="sum"
     )
+    return loss, (flat != IGNORED).sum()
 
 
-def _rotations(context: int, features: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position x frequency, shape (context, features / 2)."""
-    frequencies = 10000.0 ** (-torch.arange(0, features, 2) / features)
-    angles = torch.outer(torch.arange(context), frequencies)
-    return angles.cos(), angles.sin()
+def gpt(config: Config) -> PipelineModule:
+    """The GPT that `[model]` describes."""
+    model, data = config.model, config.data
+    first, last = (Embedding, model, data.document_end), (Head, model)
+    layers: list[LayerSpec] = [LayerSpec(Block, model) for _ in range(model.layers)]
+    if model.tied:
+        layers.insert(0, TiedLayerSpec(_TIE, *first, tied_weight_attr="tokens.weight"))
+        layers.append(TiedLayerSpec(_TIE, *last, tied_weight_attr="logits.weight"))
+    else:
+        layers.insert(0, LayerSpec(*first))
+        layers.append(LayerSpec(*last))
+    loss = masked_cross_entropy if data.masks else cross_entropy
+    return PipelineModule(layers, loss_fn=loss, partition_method="parameters")

@@ -131,6 +131,19 @@ def _refusal(directory: Path, error: OSError) -> ConfigError:
     )
 
 
+def kept_in_run(path: Path, name: str) -> Path | None:
+    """A file that the run keeps in its directory.
+
+    Args:
+        path: directory of the run, its folder of checkpoints, or one of these.
+        name: name of the file.
+    Returns:
+        Its path; None where there is none.
+    """
+    folders = [folder for folder in (path, *path.absolute().parents[:2]) if is_run(folder)]
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
 def is_run(directory: Path) -> bool:
     """A directory is that of a run."""
     return (directory / "config.toml").is_file()

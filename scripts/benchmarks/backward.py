@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from axrt.allocator import keep_freed_memory
+from axrt.config import Model
 from axrt.model.deferral import Deferral, with_deferral
 from axrt.models.gpt import Block
 
 WIDTH, HEADS, CONTEXT, SEQUENCES = 256, 4, 256, 4
+SHAPE = Model(width=WIDTH, heads=HEADS, context=CONTEXT)
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Pair:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.plain, self.split = Block(WIDTH, HEADS, CONTEXT), Block(WIDTH, HEADS, CONTEXT)
+        self.plain, self.split = Block(SHAPE), Block(SHAPE)
         for parameter in self.plain.parameters():
             if parameter.dim() > 1:
                 # fresh blocks end in zeros, which no training has for long

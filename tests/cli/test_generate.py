@@ -1,5 +1,6 @@
 """`axrt generate`: what a checkpoint goes on with."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from axrt.cli import main
-from axrt.cli.generate import sample
 from axrt.data.tokenizer import ByteTokenizer
+from axrt.generation import Choice, sample
 
 from .test_train import axrt, in_a_directory
 
@@ -76,10 +77,41 @@ class Successor(nn.Module):
         return 100.0 * nn.functional.one_hot((tokens + 1) % 10, 10).float()
 
 
-@pytest.mark.parametrize(("temperature", "top_k"), [(0.0, 0), (1.0, 0), (1.0, 1), (0.5, 3)])
-def test_sampling_follows_the_logits_within_the_context(temperature: float, top_k: int) -> None:
-    tokens = sample(Successor(), [3], 12, 4, temperature, top_k, torch.Generator().manual_seed(0))
+CHOICES = [Choice(0.0), Choice(1.0), Choice(1.0, 1), Choice(0.5, 3), Choice(1.0, 0, 0.5)]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_sampling_follows_the_logits_within_the_context(choice: Choice) -> None:
+    tokens = sample(Successor(), [3], 12, 4, choice, torch.Generator().manual_seed(0))
     assert list(tokens) == [4, 5, 6, 7, 8, 9, 0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("choice", "among"),
+    [
+        (Choice(1.0), {0, 1, 2, 3}),
+        (Choice(1.0, top_k=2), {0, 1}),
+        (Choice(1.0, top_p=0.6), {0, 1}),  # 0.5 is not enough
+        (Choice(1.0, top_p=0.5), {0}),
+        (Choice(1.0, top_k=3, top_p=0.84), {0, 1}),  # 0.5 and 0.3 of 0.95
+        (Choice(0.2, top_p=0.9), {0}),  # colder, and so surer
+    ],
+    ids=str,
+)
+def test_the_next_token_is_one_of_the_likeliest(choice: Choice, among: set[int]) -> None:
+    logits, random = torch.tensor([0.5, 0.3, 0.15, 0.05]).log(), torch.Generator().manual_seed(0)
+    assert {choice.of(logits, random) for _ in range(400)} == among
+
+
+def test_a_file_of_prompts_gets_a_line_for_each(in_a_directory: Path) -> None:
+    axrt("tiny.toml", "run.steps=1")
+    (in_a_directory / "prompts").write_text("all\nwork\n")
+    result = generate("out", "--prompts", "prompts", "--tokens", "4", "--temperature", "0")
+    found = [json.loads(line) for line in result.output.splitlines()]
+    assert [one["prompt"] for one in found] == ["all", "work"]
+    alone = generate("out", "--prompt", "work", "--tokens", "4", "--temperature", "0").output
+    assert "work" + found[1]["text"] == alone.removesuffix("\n")
+    assert "tokens/s" in generate("out", "--tokens", "3", "--speed").output
 
 
 def test_characters_of_several_bytes_are_shown_whole() -> None:

@@ -79,6 +79,36 @@ def test_every_row_is_a_document(tmp_path: Path, kind: str, piece_bytes: int) ->
     assert not order.partial.exists()
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_prompt_is_masked_and_trained_on(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"{n} and {n}? ", "text": f"{2 * n}"} for n in range(200)]
+    if kind == "jsonl":
+        Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), "in.parquet")
+    told = CliRunner().invoke(
+        main, ["prepare", f"in.{kind}", "--out", "out", "--prompt-field", "question"]
+    )
+    assert told.exit_code == 0, told.output
+    assert "data.masked=true" in told.output
+    assert documents_of(Path("out.bin")) == [
+        [*(~byte for byte in row["question"].encode()), *row["text"].encode(), 0] for row in rows
+    ]
+    keys = ["data.source=out.bin", "model.context=16", "model.width=8", "model.layers=1"]
+    train = ["train", "x.toml", *keys, "run.steps=2", "run.device=cpu", "run.out=run"]
+    Path("x.toml").write_text("[model]\nheads = 1\n")
+    refused = CliRunner().invoke(main, train)
+    assert refused.exit_code == 2
+    assert "or data.masked = true where axrt prepare was given --prompt-field" in refused.output
+    done = CliRunner().invoke(main, [*train, "data.masked=true", "data.document_end=0"])
+    assert done.exit_code == 0, done.output
+    loss = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[0])["val_loss"]
+    assert 5 < loss < 6, "a mean over what counts: about log 256"
+
+
 @pytest.mark.parametrize("end", ["\n", ""])
 @pytest.mark.parametrize("piece_bytes", [1, 97, 5000, 1 << 20])
 def test_a_text_file_is_one_document_however_it_is_cut(

@@ -10,6 +10,7 @@ from axrt import DataError
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Windows
+from axrt.losses import IGNORED
 
 TOKENS = np.arange(200, dtype=np.uint8)
 
@@ -93,3 +94,21 @@ def test_microbatches_come_in_order_whoever_makes_them(workers: int) -> None:
         expected = windows().microbatch(first, 2)
         assert torch.equal(inputs, expected[0])
         assert torch.equal(targets, expected[1])
+
+
+def test_what_comes_behind_the_end_of_a_document_is_not_predicted() -> None:
+    row = np.array([5, 9, 1, 2, 9, 9, 3, 4, 9], np.uint8)
+    inputs, targets = next(Windows(row, 8, 0, 256, document_end=9).evenly(1, 1))
+    assert inputs.tolist() == [[5, 9, 1, 2, 9, 9, 3, 4]]
+    assert targets.tolist() == [[9, IGNORED, 2, 9, IGNORED, IGNORED, 4, 9]]
+
+
+def test_masked_tokens_are_read_and_not_predicted() -> None:
+    row = np.array([~5, ~6, 1, 2, 0, ~7, 3, 0, 4], np.int32)
+    inputs, targets = next(Windows(row, 8, 0, 10, document_end=0, masked=True).evenly(1, 1))
+    assert inputs.tolist() == [[5, 6, 1, 2, 0, 7, 3, 0]]
+    assert targets.tolist() == [[IGNORED, 1, 2, 0, IGNORED, 3, 0, IGNORED]]
+    with pytest.raises(DataError, match="has token 7"):
+        list(Windows(row, 8, 0, 7, masked=True).evenly(1, 1))
+    with pytest.raises(DataError, match="has token -8"):
+        list(Windows(row, 8, 0, 10).evenly(1, 1))

@@ -1,0 +1,2 @@
+"""Models as Hugging Face's `transformers` stores them: a directory with config.json and safetensors
+files."""

@@ -1,0 +1,49 @@
+"""Rotary positions (Su et al. 2021): pairs of features are turned by an angle that grows with the
+position."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from axrt.config import Model
+
+
+def rotations(model: Model) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angle of each position and pair, each of shape (context, head_width /
+    2), float32.
+
+    Args:
+        model: section `[model]`.
+    """
+    angles = torch.outer(torch.arange(model.context), _frequencies(model))
+    return angles.cos(), angles.sin()
+
+
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair of features: feature i with feature i + head_width / 2.
+
+    Args:
+        heads: queries or keys, shape (batch, heads, length, head_width).
+        cos, sin: those of their positions, shape (length, head_width / 2).
+    """
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def _frequencies(model: Model) -> Tensor:
+    """The angle of each pair from one position to the next, shape (head_width / 2,)."""
+    features = model.features_of_a_head
+    plain = 1.0 / model.rope_theta ** (torch.arange(0, features, 2) / features)
+    if model.rope_scaling == "linear":
+        return plain / model.rope_factor
+    return _of_llama_3(plain, model) if model.rope_scaling == "llama3" else plain
+
+
+def _of_llama_3(plain: Tensor, model: Model) -> Tensor:
+    """Frequencies of Llama 3.1: those that turn less than `rope_low` times in the original context
+    become slower by the factor, those that turn more than `rope_high` times stay, and between them
+    it goes over smoothly."""
+    turns = model.rope_original * plain / (2 * math.pi)
+    stays = ((turns - model.rope_low) / (model.rope_high - model.rope_low)).clamp(0, 1)
+    return plain * (stays + (1 - stays) / model.rope_factor)

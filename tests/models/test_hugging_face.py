@@ -1,0 +1,199 @@
+"""Models of `transformers`, imported and exported: the same logits, and training goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from torch import Tensor
+
+from axrt.checkpoint.folder import newest_undamaged
+from axrt.cli import main
+from axrt.cli.generate import _loaded
+from axrt.config import Config
+
+from ..cli.test_train import TINY
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+
+VOCAB, CONTEXT = 260, 32
+OF_LLAMA = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4} | {
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": CONTEXT,
+}
+SCALED = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0} | {
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+THEIRS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 3, "n_head": 4}
+    | {"vocab_size": VOCAB, "n_positions": CONTEXT},
+    "gpt2, own head": {"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}
+    | {"vocab_size": VOCAB, "n_positions": CONTEXT, "tie_word_embeddings": False, "n_inner": 40}
+    | {"activation_function": "gelu"},
+    "llama": {"model_type": "llama", **OF_LLAMA},
+    "llama 3": {"model_type": "llama", **OF_LLAMA, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}
+    | {"rope_parameters": SCALED},
+    "llama, linear": {"model_type": "llama", **OF_LLAMA, "rope_parameters": LINEAR},
+    "qwen2": {"model_type": "qwen2", **OF_LLAMA, "num_key_value_heads": 1}
+    | {"tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", **OF_LLAMA, "num_key_value_heads": 2, "head_dim": 10},
+}
+
+
+def axrt(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("all work and no play " * 40)
+
+
+def saved(config: dict[str, Any], **options: Any) -> Any:
+    """A model of theirs in the directory `theirs`, all of whose weights differ."""
+    torch.manual_seed(0)
+    kind = {key: value for key, value in config.items() if key != "model_type"}
+    made = transformers.AutoConfig.for_model(config["model_type"], **kind)
+    model = transformers.AutoModelForCausalLM.from_config(made).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained("theirs", **options)
+    return model
+
+
+def logits_of(run: str, tokens: Tensor) -> Tensor:
+    _, model = newest_undamaged(Path(run), _loaded, print)
+    found: Tensor = model(tokens)
+    return found
+
+
+def check_same(ours: Tensor, theirs: Tensor) -> None:
+    assert torch.allclose(ours, theirs, atol=1e-5, rtol=1e-5), (ours - theirs).abs().max()
+
+
+TOKENS = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
+KEYS = ("model_type", "vocab_size", "rms_norm_eps", "layer_norm_epsilon", "rope_parameters")
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_an_imported_model_has_their_logits_trains_on_and_is_exported_again(name: str) -> None:
+    theirs = saved(THEIRS[name])
+    result = axrt("import", "--hf", "theirs", "--out", "run")
+    assert result.exit_code == 0, result.output
+    check_same(logits_of("run", TOKENS), theirs(TOKENS).logits)
+    trained = axrt(
+        *("train", "run/config.toml", "checkpoint.resume=run", "run.out=tuned", "run.steps=6"),
+        *("data.source=text.txt", "schedule.microbatches=2", "optimizer.lr=1e-3"),
+        *("run.log_every=1", "run.device=cpu", "run.eval_every=0", "data.held_out=0"),
+    )
+    assert trained.exit_code == 0, trained.output
+    metrics = Path("tuned/metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line).get("loss") for line in metrics]
+    assert losses[-1] < losses[1], "it learns"
+    assert axrt("export", "tuned", "--hf", "back").exit_code == 0
+    again = transformers.AutoModelForCausalLM.from_pretrained("back").eval()
+    check_same(logits_of("tuned", TOKENS), again(TOKENS).logits)
+    for key in KEYS:
+        assert getattr(again.config, key, None) == getattr(theirs.config, key, None), key
+
+
+def test_files_in_parts_and_in_other_types_are_read_and_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from axrt.hugging_face import files
+
+    theirs = saved(THEIRS["llama 3"], max_shard_size="20KB").to(torch.bfloat16)
+    theirs.save_pretrained("theirs", max_shard_size="20KB")
+    assert len(list(Path("theirs").glob("*.safetensors"))) > 2
+    assert axrt("import", "--hf", "theirs", "--out", "run").exit_code == 0
+    groups = files._groups
+    monkeypatch.setattr(files, "_groups", lambda sizes: groups(sizes, 20_000))
+    assert axrt("export", "run", "--hf", "back", "--dtype", "bfloat16").exit_code == 0
+    assert len(list(Path("back").glob("*.safetensors"))) > 2
+    again = transformers.AutoModelForCausalLM.from_pretrained("back")
+    expected = theirs.state_dict()
+    assert again.dtype == torch.bfloat16
+    assert all(torch.equal(value, expected[key]) for key, value in again.state_dict().items())
+
+
+def test_text_comes_out_as_theirs_with_the_tokenizer_that_is_kept() -> None:
+    theirs = saved(THEIRS["qwen3"])
+    from axrt.data.tokenizer import train_tokenizer
+
+    train_tokenizer(iter(["all work and no play"] * 9), VOCAB, Path("theirs/tokenizer.json"))
+    axrt("import", "--hf", "theirs", "--out", "run")
+    assert axrt("export", "run", "--hf", "back").exit_code == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained("back")
+    given = tokenizer("all work", return_tensors="pt")
+    written = theirs.generate(
+        **given, max_new_tokens=20, do_sample=False, eos_token_id=tokenizer.eos_token_id
+    )
+    expected = tokenizer.decode(written[0], skip_special_tokens=True)
+    told = axrt(
+        *("generate", "run", "--prompt", "all work", "--tokens", "20", "--temperature", "0"),
+    )
+    assert told.exit_code == 0, told.output
+    text = told.output.removesuffix("\n").replace("<|endoftext|>", "")
+    assert len(text) > len("all work")
+    assert expected.startswith(text), "but for a character that is not whole at the end"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model_type": "mamba"}, "model_type = 'mamba'; expected one of gpt2, llama"),
+        ({"attention_bias": True}, "attention_bias = True; expected False"),
+        ({"hidden_act": "relu"}, "hidden_act = 'relu'; expected 'silu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2}}, "rope_type = 'yarn'"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"num_hidden_layers": 2}, "model.layers.2.input_layernorm.weight is none of the model's"),
+        ({"num_hidden_layers": 4}, "has no model.layers.3.self_attn.q_proj.weight"),
+        ({"intermediate_size": 64}, "feed.up.weight has shape (48, 32) there; expected (64, 32)"),
+        ({"rms_norm_eps": None}, "norm_eps = None"),
+    ],
+)
+def test_what_the_built_in_model_is_not_is_refused(change: dict[str, Any], text: str) -> None:
+    saved(THEIRS["llama"])
+    path = Path("theirs/config.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    result = axrt("import", "--hf", "theirs", "--out", "run")
+    assert result.exit_code == 2, result.output
+    assert text in result.output
+    assert not Path("run").exists()
+
+
+def test_what_no_family_of_theirs_is_is_refused() -> None:
+    Path("tiny.toml").write_text(TINY)
+    assert axrt("train", "tiny.toml").exit_code == 0
+    result = axrt("export", "out", "--hf", "back")
+    assert result.exit_code == 2
+    assert "no family of transformers' has this model" in result.output
+    assert "feed = 'relu2'" in result.output
+    assert not Path("back").exists()
+
+
+def test_damaged_and_missing_files_are_named() -> None:
+    saved(THEIRS["llama"])
+    Path("theirs/model.safetensors").write_bytes(b"12")
+    result = axrt("import", "--hf", "theirs", "--out", "run")
+    assert "theirs/model.safetensors" in result.output
+    assert "expected a whole safetensors file" in result.output
+    Path("theirs/config.json").unlink()
+    result = axrt("import", "--hf", "theirs", "--out", "run")
+    assert (result.exit_code, "config.json" in result.output) == (2, True)
+
+
+def test_a_longer_context_than_theirs_is_refused_and_a_shorter_one_taken() -> None:
+    theirs = saved(THEIRS["llama"])
+    assert axrt("import", "--hf", "theirs", "--out", "run", "--context", "64").exit_code == 2
+    assert axrt("import", "--hf", "theirs", "--out", "run", "--context", "16").exit_code == 0
+    assert Config.read("run/config.toml").model.context == 16
+    check_same(logits_of("run", TOKENS[:, :16]), theirs(TOKENS[:, :16]).logits)
