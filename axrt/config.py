@@ -744,6 +744,8 @@ class Run(_Section):
         "what the terminal shows; auto = live on a terminal",
         choices=("auto", "live", "plain", "off"),
     )
+    tensorboard: bool = _key(False, "metrics for TensorBoard too, in run.out")
+    wandb: str = _key("", "project of Weights & Biases that gets the metrics too; '' = none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ from axrt.given_weights import share_given_weights
 from axrt.groups import neighbours
 from axrt.launch import World, join
 from axrt.ledger.advice import check_fits
+from axrt.ledger.ledger import Tier
+from axrt.ledger.measured import in_scratch
 from axrt.ledger.peak import Peak
 from axrt.ledger.prediction import Predictor
 from axrt.local_model import LocalModel, local_model
@@ -407,6 +409,14 @@ class Engine:
         with self._working():
             return self._exchange.gathered(self._peak.num_bytes())
 
+    def memory_bytes(self) -> dict[str, int]:
+        """The memory of this rank: at most so far on its device, see `peak_bytes`; and now in
+        scratch, by tier ("host", "disk"). Tiers without any are left away."""
+        found = {Tier.DEVICE.value: self._peak.num_bytes()}
+        for _, tier, size in in_scratch(self._model):
+            found[tier.value] = found.get(tier.value, 0) + size
+        return {tier: size for tier, size in found.items() if size}
+
     @one_at_a_time
     def broadcast(self, value: Any) -> Any:
         """The main rank's value, on every rank; every rank calls it.
@@ -417,6 +427,17 @@ class Engine:
         """
         with self._working():
             return self._rank.handover.given(self._exchange.broadcast(value))
+
+    @one_at_a_time
+    def gathered(self, value: Any) -> list[Any] | None:
+        """The values of all ranks, in order, on the main rank; None on the others. Every rank calls
+        it.
+
+        Args:
+            value: what `broadcast` takes.
+        """
+        with self._working():
+            return self._exchange.gathered(value)
 
     @one_at_a_time
     def save_checkpoint(

@@ -27,7 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """A test that is named by its id has all its cases. Where no sweep is left out, all is full."""
     if any("::" in argument for argument in config.args):
         config.option.markexpr = config.option.markexpr.removesuffix(NOT_THE_REST)
-    os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else "yes"
+    of_all = "all" if "not combination" not in config.option.markexpr else "yes"
+    os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else of_all
     settings.load_profile("axrt")
 
 

@@ -27,6 +27,7 @@ class Attempt:
         world: job of the ranks that are left; None: it is not known yet.
         directory: directory of the run, once it is known.
         when_lost: function that lets go of what only one attempt may have.
+        commit: git commit of the directory, on the first rank, see `commit_of`.
     """
 
     file: str
@@ -34,6 +35,7 @@ class Attempt:
     world: World | None = None
     directory: Path | None = None
     when_lost: Callable[[], None] = lambda: None
+    commit: str = ""
 
 
 def train_with_survivors(
@@ -132,4 +134,4 @@ def _again(first: Attempt, directory: Path | None, layout: Layout) -> Attempt:
     if directory is not None:
         file, overrides = str(directory / "config.toml"), ()
     settings = ("checkpoint.resume=auto", *layout.settings)
-    return Attempt(file, (*overrides, *settings), directory=directory)
+    return Attempt(file, (*overrides, *settings), directory=directory, commit=first.commit)

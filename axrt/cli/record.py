@@ -3,8 +3,9 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,13 +16,29 @@ from axrt.engine import Engine
 from axrt.errors import SaveError
 from axrt.ledger.ledger import readable
 from axrt.ledger.prediction import Prediction
+from axrt.observe.idle import Idle
 from axrt.observe.metrics import RunFiles
+from axrt.observe.origin import STARTS, Origin
 from axrt.observe.picture import draw
-from axrt.observe.progress import Progress
+from axrt.observe.progress import Progress, Shown
+from axrt.observe.rate import Rate
+from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.timeline import Timeline
 
 _BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "microbatch_size"))
+
+
+class Speeds(NamedTuple):
+    """Operations.
+
+    Args:
+        of_model: those of a sample, forward and backward.
+        of_device: those that a device can do in a second.
+    """
+
+    of_model: float
+    of_device: float
 
 
 class Record:
@@ -31,18 +48,31 @@ class Record:
         engine: engine of the main rank.
         show: display on the terminal.
         files: files of the run; where one cannot be written, a line says so and training goes on.
+        idle: why this rank does nothing.
+        trackers: what keeps metrics elsewhere.
+        speeds: operations of the model, and of a device; None: they are not known.
     Attributes:
         failed: True if lines of metrics, or a timeline, could not be written by the end.
     """
 
-    def __init__(self, engine: Engine, show: Progress, files: RunFiles) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        show: Progress,
+        files: RunFiles,
+        idle: Idle,
+        trackers: Sequence[Tracker] = (),
+        speeds: Speeds | None = None,
+    ) -> None:
         self._config, self._show = engine.config, show
-        self._files = files
+        self._files, self._idle, self._trackers, self._speeds = files, idle, trackers, speeds
+        self._memory, self._ranks = engine.memory_bytes, engine.pipe_size * engine.data_size
+        self._rates, self._last_shown = Rate(engine.step), Shown(engine.step, 0.0)
         self._told = False  # that lines of metrics cannot be written
         self.failed = False
         self._launch = engine.launch_command
+        self._schedule = asdict(engine.schedule)
         self._last_s, self._last_step = time.perf_counter(), engine.step
-        self._tokens_per_s = 0.0
         self._unwritten: StepResult | None = None
         self._prediction: Prediction | None = None
         self._what_is_measured = (
@@ -111,6 +141,20 @@ class Record:
             )
         self._last_s, self._last_step = time.perf_counter(), done
 
+    def start(self, hosts: Sequence[str], commit: str) -> None:
+        """Write where this start comes from.
+
+        Args:
+            hosts: host of each rank.
+            commit: git commit of the directory, see `commit_of`.
+        """
+        seed, done = self._config.run.seed, self._last_step
+        origin = Origin.now(self._launch, commit, hosts, done, self._schedule, seed)
+        try:
+            self._files.append(STARTS, origin.line())
+        except SaveError as error:
+            self.warn(f"{error}; training goes on")
+
     def step(self, result: StepResult) -> None:
         """Show a step; every `run.log_every` steps write a line of metrics."""
         done = result.step + 1
@@ -124,7 +168,17 @@ class Record:
             )
         elif self._skipped == 1:
             self._show.say(f"step {done}: skipped, the norm of the gradients is {result.grad_norm}")
-        self._show.step(done, result.loss, self._tokens_per_s)
+        shown = self._last_shown._replace(
+            done=done,
+            loss=result.loss,
+            lr=result.lr,
+            tokens_per_s=self._rates.at(done) * self._tokens_a_step(),
+            ranks=self._ranks,
+        )
+        self._show.step(shown)
+
+    def _tokens_a_step(self) -> int:
+        return self._config.global_batch * self._config.model.context
 
     def validation(self, done: int, loss: float) -> None:
         """Show and write a validation loss.
@@ -135,7 +189,13 @@ class Record:
         """
         self._append(step=done, val_loss=loss)
         self._show.say(f"step {done}: validation loss {loss:.4f} nats a token")
-        self._last_s, self._last_step = time.perf_counter(), done  # its time is not training's
+        self._skip(done)
+
+    def _skip(self, done: int) -> None:
+        """Leave out the time since the last step, which was not training's."""
+        self._last_s, self._last_step = time.perf_counter(), done
+        self._rates.skip()
+        self._idle.shares()
 
     def timeline(self, line: Timeline) -> None:
         """Write and draw the timeline of the traced steps."""
@@ -155,7 +215,12 @@ class Record:
         after it."""
         if self._unwritten is not None:
             self._write(self._unwritten)
-        self._last_s, self._last_step = time.perf_counter(), done
+        self._skip(done)
+
+    def close(self) -> None:
+        """Let trackers write what they have."""
+        for tracker in self._trackers:
+            tracker.close()
 
     def warn(self, text: str) -> None:
         """Print a line to stderr, whatever the display shows."""
@@ -191,6 +256,8 @@ class Record:
             )
 
     def _append(self, **values: Any) -> None:
+        for tracker in self._trackers:
+            tracker.record(values["step"], theirs(values))
         try:
             self._files.record(**values)
         except SaveError as error:
@@ -203,8 +270,14 @@ class Record:
     def _write(self, result: StepResult) -> None:
         done = result.step + 1
         grad_norm, samples_per_s = result.grad_norm, self._rate(done)
-        self._tokens_per_s = samples_per_s * self._config.model.context
+        tokens_per_s = samples_per_s * self._config.model.context
+        flops = self._speeds.of_model * samples_per_s / self._ranks if self._speeds else None
+        mfu = flops / self._speeds.of_device if flops and self._speeds else None
+        idle, memory = self._idle.shares(), self._memory()
         self._unwritten = None
+        self._last_shown = self._last_shown._replace(
+            grad_norm=grad_norm, mfu=mfu, idle=idle, memory=memory
+        )
         self._append(
             step=done,
             loss=_number(result.loss),
@@ -212,8 +285,13 @@ class Record:
             grad_norm=None if grad_norm is None else _number(grad_norm),
             **({"skipped": True} if result.skipped else {}),
             **({"loss_scale": result.loss_scale} if result.loss_scale else {}),
-            tokens_per_s=round(self._tokens_per_s, 1),
+            tokens_per_s=round(tokens_per_s, 1),
             samples_per_s=round(samples_per_s, 2),
+            tokens_per_s_device=round(tokens_per_s / self._ranks, 1),
+            step_s=round(self._config.global_batch / samples_per_s, 6) if samples_per_s else None,
+            **({"tflops": round(flops / 1e12, 6), "mfu": round(mfu, 5)} if flops and mfu else {}),
+            idle={cause: round(share, 4) for cause, share in idle.items()},
+            memory_bytes=memory,
         )
 
     def _rate(self, done: int) -> float:

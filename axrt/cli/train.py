@@ -1,15 +1,18 @@
 """`axrt train`: train a model on text, alone or on the ranks of a job."""
 
 import gc
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import torch
 
 from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import check_writable, name_latest, prune
@@ -23,18 +26,24 @@ from axrt.data.windows import Samples, Windows
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
+from axrt.flops import peak_flops, training_flops
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
+from axrt.model import PipelineModule
+from axrt.model.precision import types_of
 from axrt.models.registry import model_of
+from axrt.observe.idle import Idle
 from axrt.observe.metrics import RunFiles, stays
+from axrt.observe.origin import commit_of
 from axrt.observe.progress import progress_for
+from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
 from axrt.survivors import SurvivingWorld
 
 from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
-from .record import Record
+from .record import Record, Speeds
 from .sample import sample_of
 
 T = TypeVar("T")
@@ -74,7 +83,8 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
     said = told()
     try:
         with witnessed(said.rank if said else 0):
-            code = _until_done(Attempt(file, overrides))
+            commit = "" if said and said.rank else commit_of(Path.cwd())
+            code = _until_done(Attempt(file, overrides, commit=commit))
         sys.exit(code)
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
@@ -121,15 +131,19 @@ def _train(attempt: Attempt) -> Exit:
         config = _of_this_run(attempt.file, read)
         model = model_of(config)
         check_vocab(config.data, config.model.vocab)
+        check_trackers(config)
     except (ConfigError, DataError) as error:
         (attempt.world or join()).fail(error)
     _settle_allocator(config)
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
     predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
+    flops, idle = _flops(model, sample), Idle()
     with (
         Interrupt() as interrupt,
-        initialize(model, config=config, sample=sample, world=attempt.world) as engine,
+        initialize(
+            model, config=config, sample=sample, world=attempt.world, observers=[idle]
+        ) as engine,
     ):
         files = _on_main(engine, lambda: RunFiles(config))
         if files:
@@ -141,19 +155,27 @@ def _train(attempt: Attempt) -> Exit:
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
-        record = Record(engine, show, files) if files else None
+        trackers = _on_main(
+            engine, partial(trackers_of, config, files.directory) if files else None
+        )
+        record = None
+        if files:
+            speeds = _speeds(engine, flops)
+            record = Record(engine, show, files, idle, trackers or (), speeds)
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
         engine.answer_in(directory)
+        hosts = engine.gathered(socket.gethostname())
         saves = _Saves(engine, record, directory)
         if record:
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
+            record.start(hosts or (), attempt.commit)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
         gc.freeze()
-        with show:
+        with show, closing(record) if record else nullcontext():
             _steps(engine, data, record, saves)
             saves.end()
             peaks = engine.peak_bytes()
@@ -165,6 +187,22 @@ def _train(attempt: Attempt) -> Exit:
     if record:
         leave_code(code)
     return code
+
+
+def _flops(model: PipelineModule, sample: tuple[Any, Any]) -> float | None:
+    """Operations of a microbatch; None where layers cannot be counted."""
+    try:
+        return training_flops(model, sample)
+    except Exception:  # of the user's own layers: training goes on without
+        return None
+
+
+def _speeds(engine: Engine, flops: float | None) -> Speeds | None:
+    if not flops:
+        return None
+    types = types_of(engine.config.precision)
+    peak = peak_flops(engine.device, types.compute or types.weights or torch.float32)
+    return Speeds(flops / engine.config.schedule.microbatch_size, peak)
 
 
 def _predict(engine: Engine, predictor: Predictor, record: Record) -> None:

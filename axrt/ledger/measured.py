@@ -73,6 +73,11 @@ def _entries(model: LocalModel) -> Iterator[Entry]:
         (Purpose.ORIGINALS, Tier.HOST, num_bytes(originals)),
     )
     yield from (Entry(*one) for one in held)
+    yield from in_scratch(model)
+
+
+def in_scratch(model: LocalModel) -> Iterator[Entry]:
+    """What a rank has in memory below its device, whatever is under way."""
     yield _of_stashes(model)
     for bucket in model.all_buckets:
         for purpose, size in zip(IN_SCRATCH, bucket.scratch_bytes, strict=True):

@@ -112,6 +112,17 @@ class RunFiles:
             ) from None
         self._unwritten.clear()
 
+    def append(self, name: str, text: str) -> None:
+        """Append to a file of that name in the directory.
+
+        Raises:
+            SaveError: it cannot be written.
+        """
+        try:
+            _append(self.directory / name, text.encode())
+        except OSError as error:
+            raise SaveError(f"{self.directory / name}: {error.strerror}") from None
+
     def write(self, name: str, text: str) -> None:
         """Write a file of that name in the directory.
 

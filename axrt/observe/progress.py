@@ -3,15 +3,58 @@
 import os
 import sys
 import time
-from typing import Protocol, Self
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import NamedTuple, Protocol, Self
 
 import psutil
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live as Moving
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
+
+from axrt.ledger.ledger import readable
 
 _PLAIN_EVERY_S = 5.0
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
+
+
+class Shown(NamedTuple):
+    """What a display shows of the run so far.
+
+    Args:
+        done: number of steps that are done.
+        loss: loss of the last step.
+        lr: its learning rate.
+        tokens_per_s: tokens a second, over the last steps, of all ranks together.
+        ranks: number of ranks.
+        grad_norm: 2-norm of the gradients of a step not long ago; None: it is not known.
+        mfu: model FLOPs utilisation, as a share; None: it is not known.
+        idle: share of the main rank's time in which it ran nothing, by cause.
+        memory: bytes of the main rank, by tier.
+    """
+
+    done: int
+    loss: float
+    lr: float = 0.0
+    tokens_per_s: float = 0.0
+    ranks: int = 1
+    grad_norm: float | None = None
+    mfu: float | None = None
+    idle: Mapping[str, float] = {}
+    memory: Mapping[str, int] = {}
+
+    def text(self) -> str:
+        """All of it but the step, in a line."""
+        norm = "" if self.grad_norm is None else f"  norm {self.grad_norm:.3g}"
+        each = f" ({self.tokens_per_s / self.ranks:,.0f} a device)" if self.ranks > 1 else ""
+        rate = f"  {self.tokens_per_s:,.0f} tokens/s{each}" if self.tokens_per_s else ""
+        mfu = "" if self.mfu is None else f"  MFU {self.mfu:.1%}"
+        causes = ", ".join(f"{cause} {share:.0%}" for cause, share in self.idle.items())
+        idle = f"  idle {sum(self.idle.values()):.0%} ({causes})" if self.idle else ""
+        memory = "".join(f"  {tier} {readable(size)}" for tier, size in self.memory.items())
+        return f"loss {self.loss:.3f}  lr {self.lr:.2g}{norm}{rate}{mfu}{idle}{memory}"
 
 
 class Progress(Protocol):
@@ -19,14 +62,8 @@ class Progress(Protocol):
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *error: object) -> None: ...
-    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        """Show a step.
-
-        Args:
-            done: number of steps that are done.
-            loss: loss of the last step.
-            tokens_per_s: tokens a second, over the last steps.
-        """
+    def step(self, shown: Shown) -> None:
+        """Show a step."""
         ...
 
     def say(self, text: str) -> None:
@@ -41,41 +78,38 @@ class Quiet:
         return self
 
     def __exit__(self, *error: object) -> None: ...
-    def step(self, done: int, loss: float, tokens_per_s: float) -> None: ...
+    def step(self, shown: Shown) -> None: ...
     def say(self, text: str) -> None: ...
 
 
 class Live:
-    """One line that moves: steps, loss, tokens a second, time left."""
+    """Two lines that move: steps and time left; and the figures of the run."""
 
     def __init__(self, steps: int, first: int = 0) -> None:
         # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see
         # that by itself.
-        self._bar = Bar(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[state]}"),
-            TimeRemainingColumn(compact=True),
-            console=Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100"))),
-            refresh_per_second=4,
+        console = Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100")))
+        columns = (MofNCompleteColumn(), BarColumn(bar_width=40), TimeRemainingColumn(compact=True))
+        self._bar = Bar(TextColumn("step"), *columns, TextColumn("left"), console=console)
+        self._task = self._bar.add_task("train", total=steps, completed=first)
+        self._figures = Text("starting")
+        self._moving = Moving(
+            Group(self._bar, self._figures), console=console, refresh_per_second=4
         )
-        self._task = self._bar.add_task("train", total=steps, completed=first, state="starting")
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self._moving.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._bar.stop()
+        self._moving.stop()
 
-    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        self._bar.update(
-            self._task, completed=done, state=f"loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s"
-        )
+    def step(self, shown: Shown) -> None:
+        self._bar.update(self._task, completed=shown.done)
+        self._figures.plain = shown.text()
 
     def say(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._moving.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Plain(Quiet):
@@ -85,15 +119,13 @@ class Plain(Quiet):
         self._steps, self._first = steps, first
         self._began = self._last = time.monotonic()
 
-    def step(self, done: int, loss: float, tokens_per_s: float) -> None:
-        now = time.monotonic()
+    def step(self, shown: Shown) -> None:
+        now, done = time.monotonic(), shown.done
         if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
             self._last = now
             left_s = (now - self._began) / (done - self._first) * (self._steps - done)
-            self.say(
-                f"step {done}/{self._steps}  loss {loss:.3f}  {tokens_per_s:,.0f} tokens/s  "
-                f"{left_s:.0f} s left"
-            )
+            left = timedelta(seconds=round(left_s))
+            self.say(f"step {done}/{self._steps}  {shown.text()}  {left} left")
 
     def say(self, text: str) -> None:
         print(text, flush=True)

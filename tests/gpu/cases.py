@@ -55,6 +55,14 @@ _SIZES = {
     "case_stays_go_through_dropped_steps_and_checkpoints": (1, 2),
     "case_which_layers_run_again_is_chosen": (2,),
 }
+# With four ranks of two replicas and more; a pipeline of four is as one of two.
+_ON_FOUR = (
+    "case_replicas_agree",
+    "case_shards_have_the_bits_of_replicas_without",
+    "case_sums_and_shards_in_groups_have_the_same_bits",
+    "case_whole_weights_of_shards_come_and_go",
+    "case_payloads_arrive_through_pinned_memory",
+)
 _NOT_ON_CPU = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
 # Dynamo makes tensors of its own there, for a device of which it knows no memory.
 _NOT_SIMULATED = ("case_compiled_layers_train_alike",)
@@ -68,8 +76,12 @@ def names(size: int, device: str = "") -> list[str]:
     return [
         name
         for name in globals()
-        if name.startswith("case_") and size in _SIZES.get(name, (1, 2, 4)) and name not in without
+        if name.startswith("case_") and size in _sizes_of(name) and name not in without
     ]
+
+
+def _sizes_of(name: str) -> tuple[int, ...]:
+    return _SIZES.get(name, (1, 2, 4) if name in _ON_FOUR else (1, 2))
 
 
 def _device() -> torch.device:

@@ -53,9 +53,7 @@ TWICE = ("parallel.data=2", "schedule.microbatches=2")
     first(
         [
             ("bfloat16", (), ALL),
-            ("bfloat16", (), ()),
             ("float32", (), ()),
-            ("float32", (), ALL),
             ("bfloat16", TWICE, (*ALL, "memory.zero=3", "schedule.chunks=4")),
         ]
     ),

@@ -4,7 +4,7 @@ import pytest
 
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Wait
-from axrt.observe.progress import Live, Plain, Quiet, progress_for
+from axrt.observe.progress import Live, Plain, Quiet, Shown, progress_for
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
@@ -47,18 +47,24 @@ def test_the_live_display_shows_step_loss_rate_and_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Live(steps=10) as show:
-        show.step(5, loss=2.5, tokens_per_s=12345)
+        show.step(Shown(5, 2.5, 1e-3, 12345, ranks=2, mfu=0.25, idle={"input": 0.1}))
         show.say("step 5: [something] that stays")
     shown = capsys.readouterr().out
-    for text in ("5/10", "loss 2.500", "12,345 tokens/s", "step 5: [something] that stays"):
+    shown = " ".join(shown.split())
+    for text in (
+        *("5/10", "loss 2.500", "lr 0.001", "12,345 tokens/s (6,172 a device)", "MFU 25.0%"),
+        *("idle 10% (input 10%)", "step 5: [something] that stays"),
+    ):
         assert text in shown
 
 
 def test_the_plain_display_ends_with_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
     with Plain(steps=2) as show:
-        show.step(1, loss=2.5, tokens_per_s=10)
-        show.step(2, loss=2.25, tokens_per_s=10)
-    assert capsys.readouterr().out == "step 2/2  loss 2.250  10 tokens/s  0 s left\n"
+        show.step(Shown(1, 2.5, 0.1, 10))
+        show.step(Shown(2, 2.25, 0.1, 10, grad_norm=1.5, memory={"device": 2000}))
+    assert capsys.readouterr().out == (
+        "step 2/2  loss 2.250  lr 0.1  norm 1.5  10 tokens/s  device 2.00 kB  0:00:00 left\n"
+    )
 
 
 def test_a_pipe_gets_plain_lines_and_off_gets_none() -> None:

@@ -19,7 +19,7 @@ from axrt.scheduler.state import CAUSES, COPIES, INPUT, IllegalMove, RankState
 from axrt.scheduler.task import AnyKind, Kind, Task
 from axrt.scheduler.timeline import Timeline
 
-from ..sweeps import examples, fewer, swept
+from ..sweeps import draws, examples, swept
 from .pipelines import Pipeline, drawn, run_in_random_order
 
 COMPUTE, IN, OUT = OnDevice.COMPUTE, OnDevice.COPIES_IN, OnDevice.COPIES_OUT
@@ -201,7 +201,7 @@ def test_in_any_order_of_events_state_is_never_older_than_its_weights(
 ) -> None:
     """`SlotWatch` looks at every task. With nine slots there is always a free one, so a fetch
     waits for stores alone."""
-    for seed in range(fewer(60, quick=12)):
+    for seed in range(draws(20, quick=12)):
         clips, tries = seed % 2 == 0, seed % 4 == 0
         pipeline = Pipeline(
             policy_by_name(name),
@@ -313,7 +313,7 @@ times = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 3.0])  # sums of these are ex
 
 
 @given(times, times, times, st.integers(1, 9), st.integers(1, 5))
-@examples(400, quick=100)
+@examples(150, quick=100)
 def test_the_time_of_a_step_is_that_of_a_line_of_three_with_so_many_slots(
     fetch: float, step: float, store: float, buckets: int, slots: int
 ) -> None:

@@ -283,7 +283,7 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
 @of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2)
 @of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1)  # shards in groups
 @of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4)  # sums in groups
-@examples(600, quick=25)
+@examples(150, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
     ranks: int,
@@ -403,7 +403,7 @@ def test_replicas_whose_buckets_become_ready_in_other_orders_collect_in_one() ->
     st.integers(0, 24),
     st.integers(),
 )
-@examples(200, quick=50)
+@examples(100, quick=50)
 def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     name: str, ranks: int, chunks: int, microbatches: int, length: int, seed: int
 ) -> None:
@@ -426,7 +426,7 @@ def test_an_evaluation_of_any_length_on_any_placement_ends_and_keeps_the_bound(
     st.sampled_from([0, 1, 3]),
     st.integers(),
 )
-@examples(200, quick=50)
+@examples(100, quick=50)
 def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
     name: str,
     ranks: int,

@@ -1,0 +1,95 @@
+"""Where a run comes from: a line of JSON for each of its starts."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+STARTS = "starts.jsonl"
+_GIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A start of a run.
+
+    Args:
+        began: time of day in UTC, ISO 8601.
+        command: command line that does the same again.
+        directory: directory in which it ran.
+        commit: git commit of that directory, with "+" where files have changed since; "": it has
+            none.
+        hosts: host of each rank.
+        step: number of steps that were done before.
+        schedule: settings of the schedule that it came to.
+        seed: run seed.
+        versions: versions of python, torch, numpy and axrt.
+    """
+
+    began: str
+    command: str
+    directory: str
+    commit: str
+    hosts: tuple[str, ...]
+    step: int
+    schedule: dict[str, object]
+    seed: int
+    versions: dict[str, str]
+
+    @classmethod
+    def now(
+        cls,
+        launcher: str,
+        commit: str,
+        hosts: Sequence[str],
+        step: int,
+        schedule: dict[str, object],
+        seed: int,
+    ) -> "Origin":
+        """That of this process; arguments are the fields of that name.
+
+        Args:
+            launcher: beginning of the command line, see `Engine.launch_command`.
+        """
+        versions = {name: metadata.version(name) for name in ("torch", "numpy", "axrt")}
+        return cls(
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            f"{launcher}axrt {shlex.join(sys.argv[1:])}",
+            os.getcwd(),
+            commit,
+            tuple(hosts),
+            step,
+            schedule,
+            seed,
+            {"python": platform.python_version(), **versions, "torch": str(torch.__version__)},
+        )
+
+    def line(self) -> str:
+        """It as a line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def commit_of(directory: Path) -> str:
+    """The git commit of a directory, see `Origin.commit`. It starts a process, so it must be called
+    before MPI has started."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    return f"{commit}+" if commit and _git(directory, "status", "--porcelain", "-uno") else commit
+
+
+def _git(directory: Path, *words: str) -> str:
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(directory), *words], capture_output=True, text=True, timeout=_GIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.stdout.strip() if said.returncode == 0 else ""

@@ -1,0 +1,73 @@
+"""Metrics in TensorBoard and in Weights & Biases, read back by their own readers."""
+
+import importlib
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .test_train import axrt, in_a_directory, lines
+
+_BLOCK, _HEAD, _FULL, _LAST = 1 << 15, struct.Struct("<IHB"), 1, 4
+
+__all__ = ["in_a_directory"]  # a fixture
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_tensorboard_has_the_metrics_of_the_run() -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = axrt("tiny.toml", "run.tensorboard=true", "run.log_every=1")
+    assert result.exit_code == 0, result.output
+    found = EventAccumulator("out/tensorboard")
+    found.Reload()
+    losses = {event.step: event.value for event in found.Scalars("loss_metrics/global_avg_loss")}
+    expected = {line["step"]: line["loss"] for line in lines("out") if "loss" in line}
+    assert losses == pytest.approx(expected)
+    tags = set(found.Tags()["scalars"])
+    assert {"grad_norm", "lr", "throughput(tps)", "mfu(%)", "validation_metrics/loss"} <= tags
+
+
+def records_of(file: Path) -> Iterator[Any]:
+    """The records of a file of theirs: a head of 7 bytes, and the log format of LevelDB."""
+    internal = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    data, at, whole = file.read_bytes(), 7, b""
+    while at < len(data):
+        left = _BLOCK - at % _BLOCK
+        if left < _HEAD.size:
+            at += left
+            continue
+        _, size, kind = _HEAD.unpack_from(data, at)
+        whole += data[at + _HEAD.size : at + _HEAD.size + size]
+        at += _HEAD.size + size
+        if kind in (_FULL, _LAST):
+            yield internal.Record.FromString(whole)
+            whole = b""
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_weights_and_biases_has_them_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    result = axrt("tiny.toml", "run.wandb=trials", "run.log_every=1")
+    assert result.exit_code == 0, result.output
+    (file,) = Path("out").glob("wandb/offline-run-*/*.wandb")
+    losses = [
+        float(item.value_json)
+        for record in records_of(file)
+        for item in record.history.item
+        if "/".join(item.nested_key or [item.key]) == "loss_metrics/global_avg_loss"
+    ]
+    assert losses == pytest.approx([line["loss"] for line in lines("out") if "loss" in line])
+
+
+def test_one_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("axrt.observe.trackers.find_spec", lambda name: None)
+    result = axrt("tiny.toml", "run.wandb=trials")
+    assert result.exit_code == 2
+    assert "run.wandb: wandb is not installed; expected it: pip install" in result.output
+    assert not Path("out").exists()
