@@ -193,7 +193,7 @@ def _flops(model: PipelineModule, sample: tuple[Any, Any]) -> float | None:
     """Operations of a microbatch; None where layers cannot be counted."""
     try:
         return training_flops(model, sample)
-    except Exception:  # of the user's own layers: training goes on without
+    except (Exception, SystemExit):  # of the user's own layers: what trains says so
         return None
 
 
