@@ -5,7 +5,9 @@ from pathlib import Path
 
 import click
 
+from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
+from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
 from axrt.scheduler.timeline import Timeline
 
@@ -14,7 +16,8 @@ from axrt.scheduler.timeline import Timeline
 @click.argument("timeline", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("picture", required=False, type=click.Path(path_type=Path, dir_okay=False))
 def draw_command(timeline: Path, picture: Path | None) -> None:
-    """Draw TIMELINE, a JSON file, to PICTURE, by default the same name with .svg.
+    """Draw TIMELINE, a JSON file, to PICTURE, by default the same name with .svg. A name that ends
+    in .perfetto-trace gets a trace for ui.perfetto.dev.
 
     \b
     of a run:         axrt train examples/quickstart.toml run.trace_steps=2
@@ -22,12 +25,16 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
     """
     picture = picture or timeline.with_suffix(".svg")
-    if picture.suffix != ".svg":
-        _refuse(f"{picture}: pictures are SVG; expected a name that ends in .svg")
+    if picture.suffix not in (".svg", ENDING):
+        _refuse(f"{picture}: expected a name that ends in .svg or {ENDING}")
     try:
-        picture.write_text(
-            draw(Timeline.from_json(timeline.read_text(encoding="utf-8"))), encoding="utf-8"
-        )
+        line = Timeline.from_json(timeline.read_text(encoding="utf-8"))
+        if picture.suffix == ENDING:
+            picture.write_bytes(perfetto(line))
+        else:
+            picture.write_text(draw(line), encoding="utf-8")
+    except ConfigError as error:
+        _refuse(str(error))
     except OSError as error:
         _refuse(
             f"{error.filename}: {error.strerror}; expected a timeline to read, and a place to "

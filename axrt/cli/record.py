@@ -13,12 +13,13 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config
 from axrt.device import CPU
 from axrt.engine import Engine
-from axrt.errors import SaveError
+from axrt.errors import ConfigError, SaveError
 from axrt.ledger.ledger import readable
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import RunFiles
 from axrt.observe.origin import STARTS, Origin
+from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
 from axrt.observe.progress import Progress, Shown
 from axrt.observe.rate import Rate
@@ -202,10 +203,13 @@ class Record:
         try:
             self._files.write("timeline.json", line.to_json())
             self._files.write("timeline.svg", draw(line))
+            self._files.write(f"timeline{ENDING}", perfetto(line))
         except SaveError as error:
             self.failed = True
             self.warn(str(error))
             return
+        except ConfigError as error:
+            self._show.say(f"no trace for ui.perfetto.dev: {error}")
         self._show.say(
             f"timeline of {self._config.run.trace_steps} steps in {self.directory / 'timeline.svg'}"
         )

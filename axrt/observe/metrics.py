@@ -123,14 +123,15 @@ class RunFiles:
         except OSError as error:
             raise SaveError(f"{self.directory / name}: {error.strerror}") from None
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a file of that name in the directory.
 
         Raises:
             SaveError: it cannot be written.
         """
         try:
-            write_durably(self.directory / name, text.encode())
+            data = content.encode() if isinstance(content, str) else content
+            write_durably(self.directory / name, data)
         except OSError as error:
             raise SaveError(f"{self.directory / name}: {error.strerror}") from None
 

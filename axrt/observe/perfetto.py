@@ -1,0 +1,112 @@
+"""A timeline as a trace of Perfetto (ui.perfetto.dev): ranks as processes, a lane for each queue,
+and arrows from what sends to what receives.
+
+A forward sends its activation to that of the next stage, and a backward its gradient to that of the
+stage before.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from axrt.errors import ConfigError
+from axrt.scheduler.task import AnyKind, Kind
+from axrt.scheduler.timeline import Span, Timeline
+
+ENDING = ".perfetto-trace"
+_SEQUENCE = 1  # whatever writes packets has a number
+_SUMS = (Kind.REDUCE, Kind.ACROSS, Kind.JOIN, Kind.NORM, Kind.VOTE)
+_WAITS = "waits"
+_NS = {"s": 1e9}  # in a unit of the timeline; those of a simulation become milliseconds
+
+
+def perfetto(line: Timeline) -> bytes:
+    """The trace, as its file has it.
+
+    Args:
+        line: the timeline.
+    Raises:
+        ConfigError: the library that writes it is not installed.
+    """
+    try:
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as theirs
+        from perfetto.trace_builder.proto_builder import TraceProtoBuilder
+    except ImportError:
+        raise ConfigError(
+            "perfetto is not installed; expected it: pip install 'axrt[track]'"
+        ) from None
+    builder, event = TraceProtoBuilder(), theirs.TrackEvent
+    lanes: dict[tuple[int, str], int] = {}
+    for rank, lane in sorted({(span.rank, _lane(span.task.kind)) for span in line.spans}):
+        lanes[rank, lane] = len(lanes) + line.ranks + 1
+    for rank in range(line.ranks):
+        lanes[rank, _WAITS] = len(lanes) + line.ranks + 1
+        _describe(builder, rank + 1, process=rank, name=f"rank {rank}")
+    for (rank, lane), number in lanes.items():
+        _describe(builder, number, parent=rank + 1, name=lane)
+    ns, flows = _NS.get(line.unit, 1e6), _flows(line)
+    for rank, lane, name, start, end, arrows in sorted(_slices(line, flows), key=lambda of: of[3]):
+        packet = _packet(builder, start * ns, event.TYPE_SLICE_BEGIN, lanes[rank, lane])
+        packet.track_event.name = name
+        packet.track_event.flow_ids.extend(arrows)
+        _packet(builder, end * ns, event.TYPE_SLICE_END, lanes[rank, lane])
+    return bytes(builder.serialize())
+
+
+def _slices(
+    line: Timeline, flows: dict[Span, list[int]]
+) -> Iterator[tuple[int, str, str, float, float, list[int]]]:
+    """Rank, lane, name, start, end and arrows of all that is shown."""
+    for span in line.spans:
+        rank, task, start, end = span
+        yield rank, _lane(task.kind), str(task), start, end, flows.get(span, [])
+    for rank, cause, start, end in line.pauses:
+        yield rank, _WAITS, cause, start, end, []
+
+
+def _lane(kind: AnyKind) -> str:
+    """The lane of a kind of work: each that runs beside the tasks has its own."""
+    if kind.beside:
+        return kind.label
+    if kind in _SUMS:
+        return "reductions"
+    return "compute" if kind.of_a_microbatch else "optimizer"
+
+
+def _flows(line: Timeline) -> dict[Span, list[int]]:
+    """The numbers of the arrows that begin or end at each task."""
+    a_pipe = int(line.schedule.get("ranks") or line.ranks)
+    of = {(span.rank // a_pipe, *span.task[:3]): span for span in line.computing()}
+    found: dict[Span, list[int]] = {}
+    number = 0
+    for (replica, kind, stage, microbatch), sender in of.items():
+        to = stage + 1 if kind is Kind.FORWARD else stage - 1
+        sends = kind in (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT)
+        receiver = of.get((replica, kind, to, microbatch)) if sends else None
+        if receiver is not None and receiver.rank != sender.rank:
+            number += 1
+            found.setdefault(sender, []).append(number)
+            found.setdefault(receiver, []).append(number)
+    return found
+
+
+def _describe(
+    builder: Any, track: int, name: str, parent: int | None = None, process: int | None = None
+) -> None:
+    described = builder.add_packet().track_descriptor
+    described.uuid = track
+    if process is not None:
+        described.process.pid = process + 1
+        described.process.process_name = name
+        return
+    described.name = name
+    if parent is not None:
+        described.parent_uuid = parent
+
+
+def _packet(builder: Any, ns: float, kind: int, track: int) -> Any:
+    packet = builder.add_packet()
+    packet.timestamp = round(ns)
+    packet.trusted_packet_sequence_id = _SEQUENCE
+    packet.track_event.type = kind
+    packet.track_event.track_uuid = track
+    return packet

@@ -1,0 +1,98 @@
+"""Timelines as traces of Perfetto, read with Perfetto's own definition of the format."""
+
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import pytest
+
+from axrt.observe.perfetto import perfetto
+from axrt.scheduler.job import Job
+from axrt.scheduler.policies import placement_for, policy_by_name
+from axrt.scheduler.simulator import Costs, simulate
+from axrt.scheduler.timeline import Timeline
+
+theirs = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+
+
+class Slice(NamedTuple):
+    process: str
+    lane: str
+    name: str
+    start: float
+    end: float
+    arrows: tuple[int, ...]
+
+
+def read(data: bytes) -> list[Slice]:
+    """The slices of a trace; a lane's end the one that has begun last."""
+    trace: Any = theirs.Trace.FromString(data)
+    processes, lanes = {}, {}
+    open_: dict[int, list[Any]] = defaultdict(list)
+    found = []
+    for packet in sorted(trace.packet, key=lambda one: one.timestamp):
+        track = packet.track_descriptor
+        if track.process.process_name:
+            processes[track.uuid] = track.process.process_name
+        elif track.uuid:
+            lanes[track.uuid] = track.parent_uuid, track.name
+        event = packet.track_event
+        if event.type == theirs.TrackEvent.TYPE_SLICE_BEGIN:
+            open_[event.track_uuid].append(packet)
+        elif event.type == theirs.TrackEvent.TYPE_SLICE_END:
+            begun = open_[event.track_uuid].pop()
+            process, lane = lanes[event.track_uuid]
+            found.append(
+                Slice(
+                    processes[process],
+                    lane,
+                    begun.track_event.name,
+                    begun.timestamp / 1e6,
+                    packet.timestamp / 1e6,
+                    tuple(begun.track_event.flow_ids),
+                )
+            )
+    assert not any(open_.values())
+    return found
+
+
+@pytest.fixture
+def line() -> Timeline:
+    policy = policy_by_name("zb-v")
+    return simulate(Job(placement_for(policy, 3, 4), policy, 4), Costs(), steps=2)
+
+
+def test_every_task_is_a_slice_of_its_rank_and_lane(line: Timeline) -> None:
+    slices = [one for one in read(perfetto(line)) if one.lane != "waits"]
+    found = sorted((one.process, one.name, one.start, one.end) for one in slices)
+    expected = sorted(
+        (f"rank {rank}", str(task), pytest.approx(start), pytest.approx(end))
+        for rank, task, start, end in line.spans
+    )
+    assert found == expected
+    lanes = {one.name.rstrip("0123456789./"): one.lane for one in slices}
+    assert lanes["F"] == lanes["I"] == lanes["W"] == "compute"
+    assert lanes["step"] == "optimizer"
+
+
+def test_an_arrow_leads_from_each_send_to_its_receive(line: Timeline) -> None:
+    ends: dict[int, list[Slice]] = defaultdict(list)
+    for one in read(perfetto(line)):
+        for arrow in one.arrows:
+            ends[arrow].append(one)
+    pairs = {
+        tuple(one.name for one in sorted(two, key=lambda of: of.start)) for two in ends.values()
+    }
+    last = 5  # six stages: two of each of three ranks
+    expected = set()
+    for n in range(8):
+        for s in range(last):
+            if s != 2:  # a rank has both
+                expected |= {(f"F{s}.{n}", f"F{s + 1}.{n}"), (f"I{s + 1}.{n}", f"I{s}.{n}")}
+    assert pairs == expected
+    assert all(two[0].process != two[1].process for two in ends.values())
+
+
+def test_pauses_have_their_cause(line: Timeline) -> None:
+    waits = [one for one in read(perfetto(line)) if one.lane == "waits"]
+    assert len(waits) == len(line.pauses)
+    assert {one.name for one in waits} == {pause.cause for pause in line.pauses}
