@@ -20,6 +20,8 @@ _COMMANDS = {
         "inspect",
         "Say what each rank of a run does, and who is waited for.",
     ),
+    "watch": ("watch", "watch", "Follow a run that is under way."),
+    "report": ("report", "report", "Write a page about a run."),
     "runs": ("runs", "runs", "List the runs in a directory."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),

@@ -1,5 +1,6 @@
 """The display and the files of a run, on the main rank."""
 
+import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from axrt.errors import ConfigError, SaveError
 from axrt.ledger.ledger import readable
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
-from axrt.observe.metrics import RunFiles
+from axrt.observe.metrics import MEMORY, RunFiles
 from axrt.observe.origin import STARTS, Origin
 from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
@@ -27,6 +28,7 @@ from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.timeline import Timeline
 
+_MOST_RANKS = 1024  # in the file of predicted memory
 _BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "microbatch_size"))
 
 
@@ -105,6 +107,24 @@ class Record:
         )
         for text in prediction.unknown:
             self._show.say(f"memory, {text}")
+        self._write_memory(())
+
+    def _write_memory(self, measured: Sequence[int]) -> None:
+        """Write bytes by rank: predicted ones as [purpose, tier, bytes], and measured ones."""
+        assert self._prediction is not None
+        ranks = range(min(self._prediction.size, _MOST_RANKS))
+        entries = [self._prediction.of_rank(rank).entries for rank in ranks]
+        told = {
+            "predicted": [
+                [[one.value, tier.value, size] for one, tier, size in of] for of in entries
+            ],
+            "measured": list(measured),
+            "of": self._what_is_measured,
+        }
+        try:
+            self._files.write(MEMORY, json.dumps(told) + "\n")
+        except SaveError as error:
+            self.warn(f"{error}; training goes on")
 
     def measured(self, peaks: Sequence[int]) -> None:
         """Show the prediction beside what was measured.
@@ -114,6 +134,7 @@ class Record:
         """
         if self._prediction is None:
             return
+        self._write_memory(peaks)
         rank = peaks.index(max(peaks))
         self._show.say(
             f"memory, measured: at most {readable(peaks[rank])}, on rank {rank}; predicted for it: "

@@ -66,13 +66,20 @@ def _row(run: Path) -> dict[str, Any]:
         "of": steps,
         "loss": _last(lines, "loss"),
         "validation": _last(lines, "val_loss"),
-        "state": _state(run, step, steps),
+        "state": state_of(run, step, steps),
         "written": written.isoformat(" ", "seconds")[:19],
         "path": str(run),
     }
 
 
-def _state(run: Path, step: int, steps: int | None) -> str:
+def state_of(run: Path, step: int, steps: int | None) -> str:
+    """Whether a run is at work, and where; done; or ended before.
+
+    Args:
+        run: its directory.
+        step: number of steps that are done.
+        steps: number that it is to do; None: it is not known.
+    """
     if (holder := holder_of(run)) is not None:
         return f"running on {holder}"
     return "done" if steps is not None and step >= steps else "ended before"

@@ -15,7 +15,7 @@ from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.errors import ConfigError, SaveError
 
-METRICS, TOKENIZER = "metrics.jsonl", "tokenizer.json"
+METRICS, TOKENIZER, MEMORY = "metrics.jsonl", "tokenizer.json", "memory.json"
 
 
 class RunFiles:

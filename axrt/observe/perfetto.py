@@ -44,11 +44,14 @@ def perfetto(line: Timeline) -> bytes:
     for (rank, lane), number in lanes.items():
         _describe(builder, number, parent=rank + 1, name=lane)
     ns, flows = _NS.get(line.unit, 1e6), _flows(line)
-    for rank, lane, name, start, end, arrows in sorted(_slices(line, flows), key=lambda of: of[3]):
-        packet = _packet(builder, start * ns, event.TYPE_SLICE_BEGIN, lanes[rank, lane])
+    slices = sorted(_slices(line, flows), key=lambda of: of[3])
+    zero = slices[0][3] if slices else 0.0  # a pause may begin before all tasks
+    for rank, lane, name, start, end, arrows in slices:
+        begin = (start - zero) * ns
+        packet = _packet(builder, begin, event.TYPE_SLICE_BEGIN, lanes[rank, lane])
         packet.track_event.name = name
         packet.track_event.flow_ids.extend(arrows)
-        _packet(builder, end * ns, event.TYPE_SLICE_END, lanes[rank, lane])
+        _packet(builder, (end - zero) * ns, event.TYPE_SLICE_END, lanes[rank, lane])
     return bytes(builder.serialize())
 
 

@@ -123,7 +123,7 @@ class Plain(Quiet):
         now, done = time.monotonic(), shown.done
         if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
             self._last = now
-            left_s = (now - self._began) / (done - self._first) * (self._steps - done)
+            left_s = (now - self._began) / max(1, done - self._first) * (self._steps - done)
             left = timedelta(seconds=round(left_s))
             self.say(f"step {done}/{self._steps}  {shown.text()}  {left} left")
 

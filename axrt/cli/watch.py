@@ -1,0 +1,111 @@
+"""`axrt watch`: a run that is under way, from its files alone."""
+
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axrt.checkpoint.lock import holder_of
+from axrt.exit_codes import Exit
+from axrt.observe.metrics import METRICS, is_run
+from axrt.observe.progress import Progress, Shown, progress_for
+
+from .runs import state_of
+
+_LOOK_S = 0.5
+
+
+@click.command(short_help="Follow a run that is under way.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--once", is_flag=True, help="say how far it is, and end")
+def watch(run: Path, once: bool) -> None:
+    """Follow RUN from another terminal, or over ssh: it reads the files of its directory and asks
+    nobody. It ends with the run; Ctrl-C leaves the run alone.
+
+    \b
+    axrt watch runs/mine
+    """
+    if not is_run(run):
+        click.echo(f"axrt: {run} has no config.toml; expected the directory of a run", err=True)
+        sys.exit(Exit.BAD_INPUT)
+    steps = int(tomllib.loads((run / "config.toml").read_text())["run"]["steps"])
+    kind = "plain" if once else "auto"
+    lines, seen = _Lines(run / METRICS), Shown(0, 0.0)
+    try:
+        with progress_for(kind, steps) as show:
+            while True:
+                is_under_way = holder_of(run) is not None
+                for line in lines.new():
+                    seen = _shown(line, seen)
+                    if not once:
+                        _show(line, seen, show)
+                if once or not is_under_way:
+                    break
+                time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        return
+    click.echo(_end(run, seen, steps))
+
+
+def _show(line: dict[str, Any], seen: Shown, show: Progress) -> None:
+    if "loss" in line:
+        show.step(seen)
+    if "val_loss" in line:
+        show.say(f"step {line['step']}: validation loss {line['val_loss']:.4f} nats a token")
+    if "resumed_from" in line:
+        show.say(f"going on from {line['resumed_from']} at step {line['step']}")
+
+
+def _shown(line: dict[str, Any], before: Shown) -> Shown:
+    """What a line of metrics says, beside what is known from before."""
+    if line.get("loss") is None:
+        return before
+    device = line.get("tokens_per_s_device") or 0.0
+    rate = line.get("tokens_per_s") or 0.0
+    return Shown(
+        line["step"],
+        line["loss"],
+        line.get("lr") or 0.0,
+        rate,
+        round(rate / device) if device else 1,
+        line.get("grad_norm"),
+        line.get("mfu"),
+        line.get("idle") or {},
+        line.get("memory_bytes") or {},
+    )
+
+
+def _end(run: Path, seen: Shown, steps: int) -> str:
+    state, figures = state_of(run, seen.done, steps), seen.text() if seen.done else ""
+    return f"{run}: step {seen.done} of {steps}, {state}. {figures}".rstrip()
+
+
+class _Lines:
+    """The lines of a file as they come; one that is not whole yet is waited for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place = path, 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Those since the last call."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            if file.seek(0, 2) < self._place:  # a run that goes on has cut half a line off
+                self._place = 0
+            file.seek(self._place)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._place += len(line)
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(found, dict):
+                    yield found

@@ -1,0 +1,143 @@
+"""The page about a run: what a person would look for is there, and a browser shows it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from axrt.cli import main
+
+from ..cli.test_train import TINY, axrt
+from ..mpi.mpirun import mpirun
+
+pytest.importorskip("plotly")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TRAIN = ("-m", "axrt", "train", "tiny.toml", "model.layers=2", "run.trace_steps=2", "run.steps=6")
+
+
+class Page(HTMLParser):
+    """What a page has: ids, links within it, texts by the section they are in, and what it loads.
+
+    Args:
+        html: the page.
+    """
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.texts: dict[str, str] = {}
+        self.labels: dict[str, str] = {}
+        self._section = ""
+        self._silent = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        of = {key: value or "" for key, value in attrs}
+        self._silent = tag in ("script", "style")
+        if "id" in of:
+            self.ids.append(of["id"])
+        if tag == "section":
+            self._section = of["id"]
+        if tag == "a":
+            self.links.append(of["href"])
+        if of.get("role") == "img":
+            self.labels[of["id"]] = of["aria-label"]
+        self.loads += [of[key] for key in ("src", "href") if tag != "a" and key in of]
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.texts[self._section] = self.texts.get(self._section, "") + data
+
+
+def report(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["report", *arguments])
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a traced run on two ranks, and one of another rate on one."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.toml").write_text(TINY)
+    (folder / "text.txt").write_text("all work and no play " * 20)
+    ended = mpirun(2, [*TRAIN, "run.out=one"], cwd=folder)
+    assert ended.code == 0, ended.err
+    other = [sys.executable, *TRAIN[:4], "run.out=two", "optimizer.lr=0.01", "run.device=cpu"]
+    subprocess.run(other, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_everything_of_a_run_is_on_its_page(runs: Path) -> None:
+    result = report(str(runs / "one"), "--against", str(runs / "two"))
+    assert result.exit_code == 0, result.output
+    page = Page((runs / "one" / "report.html").read_text())
+    assert len(set(page.ids)) == len(page.ids)
+    assert {link.removeprefix("#") for link in page.links} <= set(page.ids)
+    assert all(one.startswith("data:") for one in page.loads), "it needs no network"
+    metrics = map(json.loads, (runs / "one/metrics.jsonl").read_text().splitlines())
+    *_, last = [line["loss"] for line in metrics if "loss" in line]
+    assert f"{last:.5g}" in page.texts["loss"]
+    assert "two" in page.texts["loss"]
+    assert "measured" in page.texts["timeline"]
+    assert "simulated" in page.texts["timeline"]
+    assert re.search(r"input|room", page.texts["idle"])
+    assert "device, measured" in page.texts["memory"]
+    assert "optimizer.lr" in page.texts["differences"]
+    assert "0.01" in page.texts["differences"]
+    assert "mpirun -n 2 axrt train tiny.toml" in page.texts["starts"]
+    assert "torch 2." in page.texts["starts"]
+    assert '"text.txt"' in page.texts["configuration"]
+    assert {"loss-chart", "timeline-chart", "memory-chart"} <= page.labels.keys()
+
+
+def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/config.toml").write_text("[run]\nsteps = 5\n")
+    assert report(str(tmp_path / "new"), "--out", str(tmp_path / "page.html")).exit_code == 0
+    assert "0 of 5" in (tmp_path / "page.html").read_text()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    result = report(str(tmp_path))
+    assert (result.exit_code, "expected the directory of a run" in result.output) == (2, True)
+
+
+def test_names_of_a_user_are_no_markup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.toml").write_text(TINY)
+    Path("text.txt").write_text("all work and no play " * 20)
+    name = "<script>alert(1)<!--"
+    assert axrt("tiny.toml", f"run.out={name.replace('/', '')}").exit_code == 0
+    assert report(name).exit_code == 0
+    assert "<script>alert" not in Path(name, "report.html").read_text()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+@pytest.mark.parametrize("size", ["1300,2000", "390,800"], ids=["desk", "phone"])
+def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
+    runs: Path, tmp_path: Path, size: str
+) -> None:
+    assert report(str(runs / "one"), "--out", str(tmp_path / "page.html")).exit_code == 0
+    assert CHROMIUM is not None
+    ended = subprocess.run(
+        [
+            *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+            *("--enable-logging=stderr", "--virtual-time-budget=10000", f"--window-size={size}"),
+            *(f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in ended.stderr, ended.stderr
+    charts = Page((tmp_path / "page.html").read_text()).labels
+    drawn = ended.stdout.count('class="plot-container plotly"')
+    assert drawn == len(charts) > 5
+    assert ended.stdout.count('class="point"') > 50, "tasks are drawn"
