@@ -108,7 +108,9 @@ class SurvivingWorld(MpiWorld):
 
     @property
     def has_lost(self) -> bool:
-        return bool(self.everyone.size < self.mpi.COMM_WORLD.size)
+        # A spare may be lost without anybody who misses it.
+        is_known = self.everyone.Get_failed().size > 0
+        return bool(is_known or self.everyone.size < self.mpi.COMM_WORLD.size)
 
     def keep(self, thread: CallsMpi) -> None:
         super().keep(thread)

@@ -16,6 +16,8 @@ from axrt.launch import MpiWorld, World, leave_at_once
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
 from axrt.survivors import HOW, RankLostError, SurvivingWorld
 
+from .interrupt import Interrupt
+
 
 @dataclass
 class Attempt:
@@ -64,7 +66,8 @@ def train_with_survivors(
         begun = replace(begun, world=surviving)
         try:
             if surviving.is_spare:
-                return Exit(surviving.wait_as_a_spare()), surviving
+                with Interrupt():  # a launcher passes signals on to all ranks
+                    return Exit(surviving.wait_as_a_spare()), surviving
             code = train(begun)
         except RankLostError:
             begun.when_lost()

@@ -124,6 +124,12 @@ def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -
     check_as_quiet(tmp_path)
 
 
+def test_a_spare_that_is_lost_holds_nobody_up(tmp_path: Path) -> None:
+    said = run_with_losses(tmp_path, (4,), *GOING_ON)
+    assert "axrt: lost:" not in said
+    check_as_quiet(tmp_path)
+
+
 def test_a_job_that_is_asked_to_end_says_how_to_go_on_with_its_spare(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [launcher(), "--with-ft", "ulfm", "-n", "5", sys.executable, *TRAIN, *GOING_ON]
