@@ -12,6 +12,8 @@ _COMMANDS = {
     "prepare": ("prepare", "prepare_command", "Turn text into a token file to train on."),
     "train": ("train", "train", "Train a model, alone or on the ranks of a job."),
     "launch": ("launch", "launch", "Start a job, and start it again when it is lost."),
+    "slurm": ("batch", "slurm_command", "Write and submit a batch script for Slurm."),
+    "pbs": ("batch", "pbs_command", "Write and submit a batch script for PBS."),
     "generate": ("generate", "generate", "Let a trained model go on from a prompt."),
     "import": ("import_model", "import_command", "Make a run of a model of transformers."),
     "export": ("export_model", "export_command", "Write a trained model for transformers."),

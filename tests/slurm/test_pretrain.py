@@ -305,6 +305,23 @@ def test_axrt_launch_starts_srun_again_within_an_allocation(
     assert_same_bits(tmp_path / "run", quiet)
 
 
+def test_axrt_slurm_submits_a_script_that_looks_at_the_ranks_and_trains(
+    slurm: Cluster, quiet: Path, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    told = slurm.run(
+        *(sys.executable, "-m", "axrt", "slurm", "tiny.toml", "run.out=run", "--nodes=1"),
+        *("--ranks-per-node=2", f"--mpi={'pmix' if is_open_mpi() else 'pmi2'}", "--time=10:00"),
+        cwd=tmp_path,
+        extra={"MPIR_CVAR_CH4_NETMOD": "ofi"},
+    )
+    job = Job(slurm, told.split()[-1], tmp_path)
+    ended = job.until_ended()
+    assert ended["JobState"] == "COMPLETED", job.log
+    assert "2 ranks" in job.log.split("pretrain: start 1")[0], "the doctor comes first"
+    assert_same_bits(tmp_path / "run", quiet)
+
+
 @pytest.mark.sweep  # as test_rules.py has it
 def test_a_cancelled_run_is_saved_and_stays_away(slurm: Cluster, tmp_path: Path) -> None:
     job = Job.submit(slurm, tmp_path, *TWO_NODES)

@@ -1,0 +1,70 @@
+"""`axrt slurm` and `axrt pbs`: what their scripts ask for. tests/slurm submits one."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from axrt.cli import main
+
+from .test_train import in_a_directory
+
+__all__ = ["in_a_directory"]  # a fixture
+
+
+def axrt(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize("kind", ["slurm", "pbs"])
+def test_a_script_asks_for_what_was_said_and_bash_reads_it(kind: str, in_a_directory: Path) -> None:
+    result = axrt(
+        *(kind, "tiny.toml", "model.width=16", "run.out=my runs/one", "--nodes=3"),
+        *("--gpus-per-node=4", "--cores-per-rank=8", "--time=02:00:00", "--partition=fast"),
+        *("--account=me", "--module=cuda/12", "--module=mpi", "--python=/env/bin/python"),
+        "--dry-run",
+    )
+    assert result.exit_code == 0, result.output
+    asked = {
+        "slurm": [
+            *("--nodes=3", "--ntasks-per-node=4", "--gpus-per-node=4", "--cpus-per-task=8"),
+            *("--time=02:00:00", "--partition=fast", "--account=me", "--requeue"),
+        ],
+        "pbs": [
+            *("-l select=3:mpiprocs=4:ncpus=32:ngpus=4", "-l walltime=02:00:00"),
+            *("-q fast", "-A me", "mpirun -n 12"),
+        ],
+    }[kind]
+    for words in (*asked, "module load cuda/12", "module load mpi", "/env/bin/python"):
+        assert words in result.output, words
+    lines = result.output.splitlines()
+    doctor = next(n for n, line in enumerate(lines) if "axrt doctor" in line)
+    train = next(n for n, line in enumerate(lines) if "axrt train" in line)
+    assert doctor < train
+    assert "'my runs/one'" in result.output or "'run.out=my runs/one'" in result.output
+    checked = subprocess.run(["bash", "-n"], input=result.output, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    assert not list(in_a_directory.glob("**/*.sbatch"))
+
+
+def test_the_script_is_kept_where_nobody_can_submit_it(
+    monkeypatch: pytest.MonkeyPatch, in_a_directory: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    result = axrt("pbs", "tiny.toml")
+    assert "out.pbs is written; there is no qsub here" in result.output
+    assert (in_a_directory / "out.pbs").read_text().startswith("#!/usr/bin/env bash\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("tiny.toml", "model.widht=8"), "did you mean model.width?"),
+        (("tiny.toml", "checkpoint.resume=auto"), "checkpoint.resume is set by the script"),
+        (("nowhere.toml",), "nowhere.toml"),
+    ],
+)
+def test_what_cannot_train_is_not_submitted(arguments: tuple[str, ...], text: str) -> None:
+    result = axrt("slurm", *arguments)
+    assert (result.exit_code, text in result.output) == (2, True), result.output
