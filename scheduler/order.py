@@ -8,7 +8,7 @@ microbatches numbered within the step:
     F1.0,B1.0,F1.1,B1.1
 
 Weight gradients may be left out: then they go wherever there is time. Lines that begin with # are
-comments.
+comments. Files of torch's own schedules are read as they are, see `torch_order`.
 """
 
 import csv
@@ -21,6 +21,7 @@ from itertools import accumulate
 from .placement import PLACEMENTS, Placement, placement_by_name
 from .plan import Plan
 from .task import AnyKind, Kind, Task
+from .torch_order import is_torch, tasks_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,10 @@ class Order:
             raise ValueError(
                 "the order is empty; expected a line of tasks for each rank, such as F0.0,B0.0"
             )
-        rows = [tuple(_tasks(number, words)) for number, words in lines]
+        if any(is_torch(words) for _, words in lines):
+            rows = tasks_of([(number, list(filter(None, words))) for number, words in lines])
+        else:
+            rows = [tuple(_tasks(number, words)) for number, words in lines]
         if {Kind.BACKWARD, Kind.INPUT} <= {task.kind for row in rows for task in row}:
             raise ValueError(
                 "some backwards are whole (B) and others split (I); expected one or the other"
