@@ -52,7 +52,7 @@ class _Commands(click.Group):
             formatter.write_dl([(name, said) for name, (_, _, said) in _COMMANDS.items()])
 
 
-@click.group(cls=_Commands)
+@click.group(cls=_Commands, context_settings={"max_content_width": 100})
 @click.version_option(package_name="axrt")
 def main() -> None:
     """Train large neural networks with a message-driven pipeline."""

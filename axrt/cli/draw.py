@@ -21,8 +21,9 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
 
     \b
     of a run:         axrt train examples/quickstart.toml run.trace_steps=2
-                      writes timeline.json among its files
+                      axrt draw runs/quickstart/timeline.json
     of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
+                      axrt draw zb-v.json
     """
     picture = picture or timeline.with_suffix(".svg")
     if picture.suffix not in (".svg", ENDING):

@@ -27,6 +27,9 @@ def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
     """Ask the ranks of RUN, a directory that `axrt train` writes to, what they do.
 
     It asks by a file, from any machine that sees the directory. Nothing is stopped.
+
+    \b
+    axrt inspect runs/mine --stacks
     """
     answers = asked(run, stacks, within)
     if not answers:

@@ -97,7 +97,45 @@ class _PolicyName(click.Choice[str]):
         return value if is_own(value) else super().convert(value, param, ctx)
 
 
-@click.command("simulate", short_help="Show what a schedule would do, or compare all.")
+_USUAL = (
+    *("--policy", "--ranks", "--microbatches", "--steps", "--costs", "--latency", "--jitter"),
+    *("--replicas", "--zero", "--recompute", "--search", "--memory", "--like", "--what-if"),
+    *("--json", "--picture", "--timeline", "--write-order", "--help-all", "--help"),
+)
+
+
+class _Brief(click.Command):
+    """A command whose help has the usual options, so that it fits a screen; `--help-all` has
+    all."""
+
+    _shown: Callable[[click.Parameter], bool] = staticmethod(lambda parameter: True)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return list(filter(self._shown, super().get_params(ctx)))
+
+    def get_help(self, ctx: click.Context) -> str:
+        self._shown = lambda parameter: bool(set(parameter.opts) & set(_USUAL))
+        try:
+            return super().get_help(ctx)
+        finally:
+            del self._shown
+
+
+def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not context.resilient_parsing:
+        click.echo(click.Command.get_help(context.command, context))
+        context.exit()
+
+
+@click.command("simulate", cls=_Brief, short_help="Show what a schedule would do, or compare all.")
+@click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_help_all,
+    help="Show every option: more costs, links, hiccups, offload, what replicas share.",
+)
 @click.option(
     "--policy",
     type=_PolicyName([*NAMES, FIXED, "all"]),

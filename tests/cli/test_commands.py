@@ -5,9 +5,11 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from axrt.cli import main
 
+SCREEN = 50
 WITHOUT_TORCH = (
     ("--help",),
     ("simulate", "--policy", "1f1b", "--ranks", "2", "--microbatches", "2"),
@@ -25,6 +27,33 @@ def test_what_is_said_of_a_command_is_what_it_says_of_itself() -> None:
         assert command is not None
         assert f"{name}  " in text
         assert command.get_short_help_str(limit=100) in text
+
+
+@pytest.mark.parametrize("name", [*main.list_commands(click.Context(main)), ""])
+def test_help_fits_a_screen_and_shows_an_example(name: str) -> None:
+    words = [name, "--help"] if name else ["--help"]
+    said = CliRunner().invoke(main, words, terminal_width=100).output
+    assert len(said.splitlines()) <= SCREEN, said
+    assert not name or name == "checkpoint" or f"axrt {name} " in said.partition("Options:")[0]
+
+
+def test_all_options_of_simulate_are_shown_when_asked_for() -> None:
+    usual, every = (
+        CliRunner().invoke(main, ["simulate", of], terminal_width=100).output
+        for of in ("--help", "--help-all")
+    )
+    assert "--hiccups" in every
+    assert "--hiccups" not in usual
+    assert "--policy" in usual
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands(shell: str) -> None:
+    asked = {"_AXRT_COMPLETE": f"{shell}_source"}
+    said = CliRunner().invoke(main, [], prog_name="axrt", env=asked).output
+    assert "axrt" in said
+    words = {"_AXRT_COMPLETE": "bash_complete", "COMP_WORDS": "axrt pre", "COMP_CWORD": "1"}
+    assert "prepare" in CliRunner().invoke(main, [], prog_name="axrt", env=words).output
 
 
 @pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
