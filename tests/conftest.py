@@ -12,10 +12,10 @@ NOT_THE_REST = " and not combination and not sweep"  # the end of what pyproject
 IN_ORDER = (
     "tests/slurm/",
     "tests/mpi/test_failures",
+    "tests/gpu/",
     "tests/engine/",
     "tests/mpi/",
     "tests/attacks/",
-    "tests/gpu/",
     "tests/",
 )
 # Several run at once. And a child of fork would wait for ever for the threads that torch had.
