@@ -1,6 +1,5 @@
 """`axrt export`: a trained model as a directory that `transformers` loads."""
 
-import sys
 from pathlib import Path
 
 import click
@@ -8,10 +7,10 @@ import torch
 
 from axrt.checkpoint.folder import newest_undamaged
 from axrt.checkpoint.in_memory import to_stderr
-from axrt.errors import AxrtError
-from axrt.exit_codes import Exit, exit_code_of
 from axrt.hugging_face.exporting import export_model
 from axrt.observe.metrics import TOKENIZER, kept_in_run
+
+from .refusal import errors_as_lines
 
 
 @click.command(short_help="Write a trained model for transformers.")
@@ -34,7 +33,7 @@ def export_command(run: Path, out: Path, dtype: str) -> None:
     axrt export runs/mine --hf models/mine
     python -c "import transformers as t; t.AutoModelForCausalLM.from_pretrained('models/mine')"
     """
-    try:
+    with errors_as_lines():
         tokenizer = kept_in_run(run, TOKENIZER)
 
         def export(checkpoint: Path) -> Path:
@@ -42,10 +41,4 @@ def export_command(run: Path, out: Path, dtype: str) -> None:
             return checkpoint
 
         checkpoint = newest_undamaged(run, export, to_stderr)
-    except OSError as error:
-        click.echo(f"axrt: {error.filename}: {error.strerror}", err=True)
-        sys.exit(Exit.FAILED)
-    except AxrtError as error:
-        click.echo(f"axrt: {error}", err=True)
-        sys.exit(exit_code_of(error))
     click.echo(f"{out}: the model of {checkpoint}")

@@ -20,7 +20,7 @@ from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
 from axrt.errors import AxrtError, ConfigError, DataError
-from axrt.exit_codes import Exit, exit_code_of
+from axrt.exit_codes import exit_code_of
 from axrt.generation import Choice, sample
 from axrt.launch import told
 from axrt.models.registry import model_of
@@ -97,17 +97,21 @@ def generate(
                 sys.stdout.flush()
             click.echo()
         else:
-            for line in prompts.read_text(encoding="utf-8").splitlines():
+            for line in _lines_of(prompts):
                 text = "".join(speaker.goes_on(line))
                 click.echo(json.dumps({"prompt": line, "text": text}, ensure_ascii=False))
         if speed:
             click.echo(speaker.speed(), err=True)
-    except (OSError, UnicodeDecodeError) as error:
-        click.echo(f"axrt: {prompts}: {error}", err=True)
-        sys.exit(Exit.BAD_INPUT)
     except AxrtError as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
+
+
+def _lines_of(prompts: Path) -> list[str]:
+    try:
+        return prompts.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--prompts {prompts}: {error}; expected a file of text") from None
 
 
 class _Speaker:

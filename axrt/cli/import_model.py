@@ -1,13 +1,12 @@
 """`axrt import`: a model of `transformers` as a run to train on or to speak with."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from axrt.errors import AxrtError
-from axrt.exit_codes import Exit, exit_code_of
 from axrt.hugging_face.importing import import_model
+
+from .refusal import errors_as_lines
 
 
 @click.command(short_help="Make a run of a model of transformers.")
@@ -34,14 +33,8 @@ def import_command(theirs: Path, out: Path, context: int) -> None:
     axrt train runs/qwen/config.toml checkpoint.resume=runs/qwen run.out=runs/tuned \\
         data.source=my.bin
     """
-    try:
+    with errors_as_lines():
         config = import_model(theirs, out, context)
-    except OSError as error:
-        click.echo(f"axrt: {error.filename}: {error.strerror}", err=True)
-        sys.exit(Exit.FAILED)
-    except AxrtError as error:
-        click.echo(f"axrt: {error}", err=True)
-        sys.exit(exit_code_of(error))
     model = config.model
     click.echo(
         f"{out}: {model.layers} blocks of width {model.width}, context {model.context}, "

@@ -16,8 +16,10 @@ from axrt.data.documents import Piece, files_of, parts_of, pieces_of
 from axrt.data.prepare import HELD_OUT, TRAINING, Order, Progress, prepare
 from axrt.data.prepared import Prepared
 from axrt.data.tokenizer import BYTES, train_tokenizer
-from axrt.errors import AxrtError, DataError
-from axrt.exit_codes import Exit, exit_code_of
+from axrt.errors import DataError
+from axrt.exit_codes import Exit
+
+from .refusal import errors_as_lines
 
 _LINE_EVERY_S = 10.0
 _LEARNT_FROM_CHARS = 1 << 28  # what a tokenizer learns from: more takes long, and says little new
@@ -75,19 +77,14 @@ def prepare_command(
     out = out.with_suffix("") if out.suffix == ".bin" else out
     order = Order(out, sources, tokenizer, field, held_out, prompt_field=prompt_field)
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        if train_tokenizer:
-            order = replace(order, tokenizer=_trained(order, train_tokenizer))
-        with _shown() as told:
-            found = prepare(order, processes, told)
-        for line in _lines(order, found):
-            click.echo(line)
-    except OSError as error:
-        click.echo(f"axrt: {error.filename}: {error.strerror}", err=True)
-        sys.exit(Exit.FAILED)
-    except AxrtError as error:
-        click.echo(f"axrt: {error}", err=True)
-        sys.exit(exit_code_of(error))
+        with errors_as_lines():
+            out.absolute().parent.mkdir(parents=True, exist_ok=True)
+            if train_tokenizer:
+                order = replace(order, tokenizer=_trained(order, train_tokenizer))
+            with _shown() as told:
+                found = prepare(order, processes, told)
+            for line in _lines(order, found):
+                click.echo(line)
     except KeyboardInterrupt:
         click.echo(f"axrt: interrupted; the same command goes on from {order.partial}", err=True)
         sys.exit(Exit.INTERRUPTED)

@@ -1,14 +1,14 @@
 """`axrt report`: a run as one page of HTML."""
 
-import sys
 from pathlib import Path
 
 import click
 
-from axrt.errors import AxrtError, ConfigError
-from axrt.exit_codes import Exit, exit_code_of
+from axrt.errors import ConfigError
 from axrt.report.page import page_of
 from axrt.report.run_data import RunData
+
+from .refusal import errors_as_lines
 
 
 @click.command(short_help="Write a page about a run.")
@@ -28,7 +28,7 @@ def report(run: Path, against: Path | None, out: Path | None) -> None:
     axrt report runs/mine --against runs/other
     """
     out = out or run / "report.html"
-    try:
+    with errors_as_lines():
         try:
             from plotly.offline import get_plotlyjs
         except ImportError:
@@ -37,10 +37,4 @@ def report(run: Path, against: Path | None, out: Path | None) -> None:
             ) from None
         other = RunData.read(against) if against else None
         out.write_text(page_of(RunData.read(run), other, get_plotlyjs()), encoding="utf-8")
-    except OSError as error:
-        click.echo(f"axrt: {error.filename}: {error.strerror}", err=True)
-        sys.exit(Exit.FAILED)
-    except AxrtError as error:
-        click.echo(f"axrt: {error}", err=True)
-        sys.exit(exit_code_of(error))
     click.echo(str(out))
