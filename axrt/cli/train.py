@@ -35,7 +35,7 @@ from axrt.models.registry import model_of
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import RunFiles, stays
 from axrt.observe.origin import commit_of
-from axrt.observe.progress import progress_for
+from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
@@ -155,13 +155,7 @@ def _train(attempt: Attempt) -> Exit:
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
-        trackers = _on_main(
-            engine, partial(trackers_of, config, files.directory) if files else None
-        )
-        record = None
-        if files:
-            speeds = _speeds(engine, flops)
-            record = Record(engine, show, files, idle, trackers or (), speeds)
+        record = _record(engine, show, files, idle, flops)
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
@@ -187,6 +181,19 @@ def _train(attempt: Attempt) -> Exit:
     if record:
         leave_code(code)
     return code
+
+
+def _record(
+    engine: Engine, show: Progress, files: RunFiles | None, idle: Idle, flops: float | None
+) -> Record | None:
+    """The record of the main rank; None on the others. Every rank calls it, since a tracker may
+    refuse."""
+    trackers = _on_main(
+        engine, partial(trackers_of, engine.config, files.directory) if files else None
+    )
+    if files is None:
+        return None
+    return Record(engine, show, files, idle, trackers or (), _speeds(engine, flops))
 
 
 def _flops(model: PipelineModule, sample: tuple[Any, Any]) -> float | None:
