@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import xxhash
 from torch import Tensor
 
 _SLICE_BYTES = 4 * 1024 * 1024  # a multiple of every type's size
@@ -22,12 +23,15 @@ class Slice(NamedTuple):
     Args:
         start: offset of the first one.
         num_bytes: how many there are.
-        crc: their CRC-32.
+        crc: their CRC-32, which the manifest knows.
+        seen: their XXH3 (64 bits). A second reading is compared by this one, which takes a
+            twentieth of the time.
     """
 
     start: int
     num_bytes: int
     crc: int
+    seen: int
 
 
 class SliceReader:
@@ -77,7 +81,8 @@ class SliceReader:
         memory = self._memory.bytes[:num_bytes]
         _fill(file, start, memory)
         look(memory)
-        return Slice(start, num_bytes, zlib.crc32(memory.numpy().data))
+        data = memory.numpy().data
+        return Slice(start, num_bytes, zlib.crc32(data), xxhash.xxh3_64_intdigest(data))
 
 
 def _cut(start: int, end: int) -> tuple[list[int], list[int]]:
@@ -87,7 +92,7 @@ def _cut(start: int, end: int) -> tuple[list[int], list[int]]:
 
 def _is_same(file: int, one: Slice, memory: Tensor) -> bool:
     _fill(file, one.start, memory)
-    return zlib.crc32(memory.numpy().data) == one.crc
+    return xxhash.xxh3_64_intdigest(memory.numpy().data) == one.seen
 
 
 def _fill(file: int, start: int, memory: Tensor) -> None:

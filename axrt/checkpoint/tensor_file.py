@@ -236,7 +236,7 @@ class CheckedFile:
         except OSError as error:
             raise self._has_changed(name, error.strerror or str(error)) from None
         if not is_same:
-            raise self._has_changed(name, "its crc32 does not fit any more")
+            raise self._has_changed(name, "its bytes are others")
 
     def _has_changed(self, name: str, what: str) -> AxrtError:
         return AxrtError(

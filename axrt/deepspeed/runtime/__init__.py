@@ -1,0 +1,5 @@
+"""`deepspeed.runtime`."""
+
+from . import pipe, utils
+
+__all__ = ["pipe", "utils"]

@@ -1,0 +1,249 @@
+"""DeepSpeed's JSON configuration, read as settings of axrt.
+
+Each key is read, changes nothing here, or is refused by its name; none is passed over in silence.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axrt.errors import ConfigError
+
+_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+# Keys of how DeepSpeed works inside, or of what it prints: without them the same is trained.
+_CHANGE_NOTHING = (
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dump_state",
+    "log_level",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "disable_allgather",
+    "disable_python_gc",
+    "managed_gradient_accumulation",
+    "activation_checkpointing",
+    "aio",
+    "flops_profiler",
+    "comms_logger",
+    "pipeline.seed_layers",
+    "pipeline.activation_checkpoint_interval",
+    "zero_optimization.contiguous_gradients",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.reduce_scatter",
+    "zero_optimization.allgather_partitions",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.round_robin_gradients",
+    "zero_optimization.sub_group_size",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_max_reuse_distance",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.offload_optimizer.pin_memory",
+    "zero_optimization.offload_optimizer.buffer_count",
+    "zero_optimization.offload_optimizer.fast_init",
+    "zero_optimization.offload_optimizer.pipeline_read",
+    "zero_optimization.offload_optimizer.pipeline_write",
+    "bf16.immediate_grad_update",
+    "bf16.check_grad_overflow",
+    "fp16.hysteresis",
+    "fp16.consecutive_hysteresis",
+)
+_INSTEAD = {
+    "amp": '"bf16": {"enabled": true}',
+    "zero_optimization.offload_param": (
+        '"axrt": {"memory": {"offload": "stream", "offload_parameters": true}}'
+    ),
+    "tensorboard": "a writer of your own, or axrt train with run.tensorboard",
+    "wandb": "calls of your own, or axrt train with run.wandb",
+    "csv_monitor": "axrt train, which writes metrics.jsonl",
+    "communication_data_type": '"data_types": {"grad_accum_dtype": "bf16"}',
+}
+_OFF: tuple[Any, ...] = (False, None, 0, "none", {})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a JSON configuration asks for.
+
+    Args:
+        config: sections of axrt's own configuration.
+        optimizer: its section of that name; None: there is none.
+        scheduler: its section of that name; None: there is none.
+        prints_every: steps between lines about the loss; 0: none.
+        drop_last: leave out the last samples of an epoch that fill no microbatch.
+        unused: keys that change nothing here.
+    """
+
+    config: Mapping[str, Mapping[str, Any]]
+    optimizer: Mapping[str, Any] | None
+    scheduler: Mapping[str, Any] | None
+    prints_every: int
+    drop_last: bool
+    unused: tuple[str, ...]
+
+
+class _Keys:
+    """The keys of a JSON object that nobody has read yet."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = json.loads(json.dumps(values))
+
+    def take(self, name: str, default: Any = None) -> Any:
+        """The value of a key, such as "fp16.loss_scale"; it counts as read."""
+        *sections, key = name.split(".")
+        within = self._values
+        for section in sections:
+            within = within.get(section, {})
+            if not isinstance(within, dict):
+                raise ConfigError(f"{section} = {within!r}; expected an object")
+        found = within.pop(key, None)
+        return default if found is None else found
+
+    def rest(self) -> list[tuple[str, Any]]:
+        """Keys that are left, and their values; those of what is off are left away."""
+        return [one for one in _flat(self._values, "") if one[1] not in _OFF]
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found = []
+    for key, value in values.items():
+        if not isinstance(value, dict):
+            found.append((prefix + key, value))
+        elif value.get("enabled", True) not in _OFF:
+            its = {name: one for name, one in value.items() if name != "enabled"}
+            is_told = "enabled" in value and not its
+            found += [(prefix + key, True)] if is_told else _flat(its, f"{prefix}{key}.")
+    return found
+
+
+def read(given: "str | Path | Mapping[str, Any]") -> dict[str, Any]:
+    """The JSON configuration in a file, or as it is given.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no JSON object.
+    """
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        found = json.loads(Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{given}: {error.strerror}; expected DeepSpeed's JSON configuration"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{given} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{given} is {type(found).__name__}; expected a JSON object")
+    return found
+
+
+def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
+    """Read a JSON configuration.
+
+    Args:
+        values: keys of the configuration.
+        replicas: number of replicas of the pipeline.
+    Raises:
+        ConfigError: a key has no counterpart, or batch sizes do not fit each other.
+    """
+    keys = _Keys(values)
+    size, microbatches = _batch({name: keys.take(name) for name in _BATCH}, replicas)
+    config: dict[str, dict[str, Any]] = {
+        "schedule": {"microbatches": microbatches, "microbatch_size": size},
+        "optimizer": {"clip": float(keys.take("gradient_clipping", 0.0))},
+        "precision": _precision(keys),
+        "memory": _memory(keys),
+        "parallel": {},
+        "run": {},
+    }
+    for section, its in keys.take("axrt", {}).items():
+        config[section] = {**config.get(section, {}), **its}
+    found = Settings(
+        config,
+        keys.take("optimizer"),
+        keys.take("scheduler"),
+        int(keys.take("steps_per_print", 0)),
+        bool(keys.take("dataloader_drop_last", False)),
+        tuple(name for name, _ in keys.rest() if _changes_nothing(name)),
+    )
+    for name, value in keys.rest():
+        if not _changes_nothing(name):
+            _refuse(name, value)
+    return found
+
+
+def _batch(given: Mapping[str, int | None], replicas: int) -> tuple[int, int]:
+    """Samples of a microbatch, and microbatches of a step and replica."""
+    whole, size, number = (given[name] for name in _BATCH)
+    if whole is None and size is None:
+        raise ConfigError(f"{_BATCH[0]} and {_BATCH[1]} are missing; expected one of them")
+    if size is None:
+        number = number or 1
+        size = (whole or 0) // (number * replicas)
+    if number is None:
+        number = (whole or size * replicas) // (size * replicas) if size else 0
+    if min(size, number) < 1 or (whole is not None and size * number * replicas != whole):
+        raise ConfigError(
+            f"{_BATCH[0]} = {whole}, {_BATCH[1]} = {given[_BATCH[1]]}, {_BATCH[2]} = "
+            f"{given[_BATCH[2]]} with {replicas} replicas; expected whole numbers of which the "
+            "first is the product of the other two and the replicas"
+        )
+    return size, number
+
+
+def _precision(keys: _Keys) -> dict[str, Any]:
+    wide = keys.take("data_types.grad_accum_dtype", "fp32") == "fp32"
+    sums = {"gradients": "float32" if wide else "weights"}
+    narrow, half = keys.take("bf16.enabled", False), keys.take("fp16.enabled", False)
+    if narrow and half:
+        raise ConfigError("bf16 and fp16 are both enabled; expected one of them")
+    if narrow:
+        return {"weights": "bfloat16", **sums}
+    if not half:
+        return {}
+    fixed = float(keys.take("fp16.loss_scale", 0))
+    first = 2.0 ** float(keys.take("fp16.initial_scale_power", 16))
+    moves = {"loss_scale_growth": 1.0, "loss_scale_backoff": 1.0} if fixed else {}
+    return {
+        "weights": "float16",
+        "loss_scale": fixed or first,
+        "loss_scale_interval": int(keys.take("fp16.loss_scale_window", 1000)),
+        "loss_scale_floor": float(keys.take("fp16.min_loss_scale", 1)),
+        **sums,
+        **moves,
+    }
+
+
+def _memory(keys: _Keys) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if stage := keys.take("zero_optimization.stage", 0):
+        found["zero"] = stage
+    if elements := keys.take("zero_optimization.reduce_bucket_size", 0):
+        found["bucket_mb"] = 4 * float(elements) / 2**20
+    of = "zero_optimization.offload_optimizer"
+    where, share = keys.take(f"{of}.device", "none"), float(keys.take(f"{of}.ratio", 1.0))
+    folder = keys.take(f"{of}.nvme_path")
+    if where == "cpu":
+        found |= {"offload": "cpu"} if share == 1 else {"offload": "hybrid", "host_share": share}
+    elif where == "nvme":
+        if not folder:
+            raise ConfigError(f"{of}.device = 'nvme' without nvme_path; expected a directory")
+        found |= {"offload": "stream", "scratch": f"disk:{folder}"}
+    elif where != "none":
+        raise ConfigError(f"{of}.device = {where!r}; expected 'cpu', 'nvme' or 'none'")
+    return found
+
+
+def _changes_nothing(name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in _CHANGE_NOTHING)
+
+
+def _refuse(name: str, value: Any) -> None:
+    of = [one for one in _INSTEAD if name == one or name.startswith(f"{one}.")]
+    instead = f"; expected {_INSTEAD[of[0]]}" if of else "; leave it away"
+    raise ConfigError(
+        f"{name} = {value!r} of DeepSpeed's configuration has no counterpart{instead}"
+    )

@@ -1,0 +1,138 @@
+"""Keys of DeepSpeed's JSON configuration: read, without effect, or refused by name."""
+
+from typing import Any
+
+import pytest
+
+from axrt.config import Config
+from axrt.deepspeed.settings import read, settings_of
+from axrt.errors import ConfigError
+
+BATCH = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+
+
+def of(**more: Any) -> Config:
+    return Config.read(dict(settings_of({**BATCH, **more}, replicas=1).config))
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "microbatches"),
+    [
+        ((48, 4, 4), 4, 4),
+        ((48, 4, None), 4, 4),
+        ((48, None, 4), 4, 4),
+        ((None, 4, 4), 4, 4),
+        ((48, None, None), 16, 1),
+        ((None, 4, None), 4, 1),
+    ],
+)
+def test_batch_sizes_follow_from_each_other(
+    given: tuple[int | None, ...], size: int, microbatches: int
+) -> None:
+    names = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    )
+    schedule = settings_of(dict(zip(names, given, strict=True)), replicas=3).config["schedule"]
+    assert schedule == {"microbatches": microbatches, "microbatch_size": size}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"gradient_accumulation_steps": 2},
+        {"train_batch_size": 2},
+        {"train_batch_size": 50, "train_micro_batch_size_per_gpu": 4},
+        {"train_batch_size": 48, **BATCH},
+        {"train_micro_batch_size_per_gpu": 0},
+    ],
+)
+def test_batch_sizes_that_do_not_fit_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="train_batch_size"):
+        settings_of(given, replicas=3)
+
+
+def test_precision_is_read() -> None:
+    assert of(bf16={"enabled": True}).precision.weights == "bfloat16"
+    assert of(bf16={"enabled": False}, fp16={"enabled": False}).precision.weights == "float32"
+    moving = of(fp16={"enabled": True, "initial_scale_power": 8, "loss_scale_window": 7}).precision
+    assert (moving.weights, moving.loss_scale, moving.loss_scale_interval) == ("float16", 256.0, 7)
+    fixed = of(fp16={"enabled": True, "loss_scale": 128}).precision
+    assert (fixed.loss_scale, fixed.loss_scale_growth, fixed.loss_scale_backoff) == (128, 1, 1)
+    narrow = of(bf16={"enabled": True}, data_types={"grad_accum_dtype": "bf16"})
+    assert narrow.precision.gradients == "weights"
+    with pytest.raises(ConfigError, match="both enabled"):
+        of(bf16={"enabled": True}, fp16={"enabled": True})
+
+
+def test_zero_and_offload_are_read() -> None:
+    zero = {"stage": 2, "reduce_bucket_size": 2**20, "overlap_comm": True}
+    memory = of(zero_optimization=zero).memory
+    assert (memory.zero, memory.bucket_mb) == (2, 4.0)
+    on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    assert of(zero_optimization={"stage": 1, **on_host}).memory.offload == "cpu"
+    some = {"offload_optimizer": {"device": "cpu", "ratio": 0.25}}
+    assert of(zero_optimization={"stage": 1, **some}).memory.host_share == 0.25
+    disk = {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}
+    assert of(zero_optimization=disk).memory.scratch == "disk:/scratch"
+
+
+def test_the_rest_is_read_too() -> None:
+    found = settings_of(
+        {
+            **BATCH,
+            "gradient_clipping": 0.5,
+            "steps_per_print": 3,
+            "dataloader_drop_last": True,
+            "wall_clock_breakdown": True,
+            "prescale_gradients": False,
+            "elasticity": {"enabled": False, "max_train_batch_size": 9},
+            "axrt": {"schedule": {"policy": "gpipe"}, "run": {"patience_s": 5}},
+        },
+        replicas=1,
+    )
+    config = Config.read(dict(found.config))
+    assert (config.optimizer.clip, config.schedule.policy, config.run.patience_s) == (
+        0.5,
+        "gpipe",
+        5,
+    )
+    assert (found.prints_every, found.drop_last) == (3, True)
+    assert found.unused == ("wall_clock_breakdown",)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"amp": {"enabled": True}}, "amp = True .* has no counterpart; expected .*bf16"),
+        ({"elasticity": {"enabled": True, "version": 0.1}}, "elasticity.version = 0.1"),
+        ({"prescale_gradients": True}, "prescale_gradients = True"),
+        ({"no_such_key": 3}, "no_such_key = 3"),
+        ({"fp16": {"enabled": True, "auto_cast": True}}, "fp16.auto_cast = True"),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+            'offload_param.device = .*expected "axrt"',
+        ),
+        ({"zero_optimization": {"offload_optimizer": {"device": "tape"}}}, "expected 'cpu'"),
+        ({"zero_optimization": {"offload_optimizer": {"device": "nvme"}}}, "without nvme_path"),
+        ({"zero_optimization": 3}, "zero_optimization = 3; expected an object"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(more: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        settings_of({**BATCH, **more}, replicas=1)
+
+
+def test_a_file_is_read_and_a_bad_one_refused(tmp_path: Any) -> None:
+    (file := tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    assert read(file) == {"train_batch_size": 8}
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "missing.json")
+    file.write_text("{")
+    with pytest.raises(ConfigError, match="is no JSON"):
+        read(file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match="expected a JSON object"):
+        read(file)
