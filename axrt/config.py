@@ -654,8 +654,23 @@ class Checkpoint(_Section):
     resume: str = _key(
         "",
         "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is "
-        "one; '' = begin anew",
+        "one; 'auto:PATH' = else the one at PATH; '' = begin anew",
     )
+
+    @property
+    def goes_on(self) -> bool:
+        """The run goes on from its own newest checkpoint, where there is one."""
+        return self.resume.partition(":")[0] == AUTO
+
+    @property
+    def begins_from(self) -> str:
+        """The run or checkpoint to begin from where this run has none; "" is none."""
+        return self.resume.partition(":")[2] if self.goes_on else self.resume
+
+    @property
+    def going_on(self) -> str:
+        """The same key for a start that goes on with this run: "auto", or "auto:PATH"."""
+        return f"{AUTO}:{self.begins_from}" if self.begins_from else AUTO
 
     def _of_all(self) -> Iterator[str]:
         if self.memory_every and not self.dir:
@@ -663,10 +678,10 @@ class Checkpoint(_Section):
                 f"checkpoint.memory_every = {self.memory_every} and checkpoint.dir = '': the "
                 "folder of checkpoints says whose the copies are; expected a directory"
             )
-        if self.resume == "auto" and not self.dir:
+        if self.goes_on and not self.dir:
             yield (
-                "checkpoint.resume = 'auto' and checkpoint.dir = '': nothing is saved that the run "
-                "could go on from; expected a directory, "
+                f"checkpoint.resume = {self.resume!r} and checkpoint.dir = '': nothing is saved "
+                "that the run could go on from; expected a directory, "
                 "or checkpoint.resume = ''"
             )
 

@@ -485,9 +485,13 @@ class Engine:
             if wait:
                 self._checkpoints.save(path, make_manifest, self._writing(), writers)
                 return True
-            writing = self._writing_beside()
+            snapshot = Snapshot(self._arena)
+            writing = self._writing_beside(snapshot)
             told = then or self._tell_fault
-            return self._checkpoints.begin_to_save(path, make_manifest, writing, writers, told)
+            has_begun = self._checkpoints.begin_to_save(path, make_manifest, writing, writers, told)
+            if has_begun:  # else the one before is still under way
+                self._snapshot = snapshot
+            return has_begun
 
     @one_at_a_time
     def finish_saving(self) -> None:
@@ -680,11 +684,10 @@ class Engine:
         mine = self._model.of_pipe(0)
         return (lambda directory: save_layers(directory, mine)) if self.data_rank == 0 else None
 
-    def _writing_beside(self) -> Callable[[Path, Put], Steps[Records]] | None:
+    def _writing_beside(self, snapshot: Snapshot) -> Callable[[Path, Put], Steps[Records]] | None:
         """The same, from a snapshot."""
         if self.rank not in self._writers:
             return None
-        snapshot = self._snapshot = Snapshot(self._arena)
         if self._job.shards:
             return lambda directory, put: save_shards(
                 directory, self._model, self._shards, snapshot, put

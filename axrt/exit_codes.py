@@ -12,6 +12,8 @@ from enum import IntEnum
 
 from axrt.errors import ConfigError, DataError, ModelError, PeerLostError
 
+FILE = "AXRT_EXIT_FILE"
+
 
 class Exit(IntEnum):
     """The codes; docs/reliability.md and docs/slurm.md carry the same table."""
@@ -40,7 +42,7 @@ def leave_code(code: Exit) -> None:
 
     A file that cannot be written is left out.
     """
-    path = os.environ.get("AXRT_EXIT_FILE")
+    path = os.environ.get(FILE)
     if path:
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8") as file:
             file.write(f"{code:d}\n")

@@ -127,6 +127,11 @@ def check_world(said: Told | None, rank: int, size: int) -> None:
         )
 
 
+def at_the_start() -> str:
+    """What a rank is at before it has an engine."""
+    return "the start, before any step"
+
+
 class World:
     """The job of one process alone: no other ranks to talk to, or to end when it fails.
 
@@ -139,8 +144,7 @@ class World:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.rank, self.size, self.node_rank = 0, 1, 0
-        # what this rank is at, for a failure's text
-        self.where: Callable[[], str] = lambda: "the start, before any step"
+        self.where: Callable[[], str] = at_the_start  # for a failure's text
 
     @property
     def survives(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import torch
 
 from axrt.errors import PeerLostError
-from axrt.launch import CallsMpi, MpiWorld
+from axrt.launch import CallsMpi, MpiWorld, at_the_start
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -212,7 +212,11 @@ class SurvivingWorld(MpiWorld):
         os.write(2, text.encode())
 
     def _let_go(self) -> None:
-        """Let every rank that is left find out, and leave everything as it is."""
+        """Let every rank that is left find out, and leave everything as it is. Nothing of this job
+        holds its engine any more: the next one needs the memory."""
+        self.where = at_the_start
+        for close in tuple(self._closes):
+            self.not_at_exit(close)
         for of in self._keeps:
             of.stop()
         for comm in (self.comm, self.everyone):

@@ -111,10 +111,15 @@ def candidates_at(path: Path) -> list[Candidate]:
         )
     if (path / MANIFEST).exists():
         return [Candidate.at(path)]
-    folders = [path]
+    return candidates_in(path) or candidates_in(folder_at(path))
+
+
+def folder_at(path: Path) -> Path:
+    """The folder of checkpoints that a path means: the path itself, or that of the run whose
+    directory it is."""
     if (path / "config.toml").exists():
-        folders.append(path / Config.read(path / "config.toml").checkpoint.dir)
-    return next((found for folder in folders if (found := candidates_in(folder))), [])
+        return path / Config.read(path / "config.toml").checkpoint.dir
+    return path
 
 
 def none_in(path: Path) -> ConfigError:

@@ -21,6 +21,7 @@ from .folder import (
     begin,
     candidates_at,
     check_name,
+    folder_at,
     give_up,
     home_of,
     is_checkpoint,
@@ -325,12 +326,16 @@ class JobCheckpoints:
             return kept
         for checkpoint, fault, step in ((Path(where), *of) for where, *of in offered):
             if folder and not fault and (kept := self._recalled(Path(folder), step, model)):
+                self._say_damaged(faults)
                 return kept
             manifest = fault or self._try(checkpoint, model)
             if isinstance(manifest, Manifest):
                 self._has_loaded(path, checkpoint, manifest, faults)
                 return manifest
             faults[checkpoint] = manifest
+        if folder and faults and (kept := self._recalled(Path(folder), -1, model)):
+            self._say_damaged(faults)
+            return kept
         if not offered and missing_ok:
             return None
         raise DamagedError("; ".join(faults.values())) if faults else none_in(path)
@@ -427,10 +432,7 @@ class JobCheckpoints:
             return
         folder = checkpoint.parent
         if faults:
-            self._say(
-                f"damaged, and not taken: {'; '.join(faults.values())}. Taken is {checkpoint}, the "
-                "newest undamaged one"
-            )
+            self._say_damaged(faults, f". Taken is {checkpoint}, the newest undamaged one")
         elif checkpoint != asked and (named := named_latest(folder)) not in (None, checkpoint.name):
             self._say(
                 f"{folder / 'latest'} names {str(named)[:80]!r}; taken is {checkpoint.name}. To "
@@ -439,6 +441,10 @@ class JobCheckpoints:
         self._went_back[home_of(checkpoint)] = _WentBack(
             manifest.step, tuple([path.name for path in faults])
         )
+
+    def _say_damaged(self, faults: Mapping[Path, str], then: str = "") -> None:
+        if faults and self._rank == MAIN:
+            self._say(f"damaged, and not taken: {'; '.join(faults.values())}{then}")
 
     def own(self, folder: Path, step: int) -> None:
         """Make a folder this run's own: no other run writes there until `close`, and later
@@ -469,7 +475,10 @@ class JobCheckpoints:
         return ThreadQueue("axrt saves")
 
     def close(self) -> None:
-        """Release the locks, so that other runs may write where this job has."""
+        """Release the locks, so that other runs may write where this job has. A file that is being
+        written, of a save that nobody will end, is written before."""
+        if "_queue" in vars(self):
+            self._queue.drain()
         for lock in self._locks.values():
             lock.release()
         self._locks.clear()
@@ -485,7 +494,7 @@ def _offered(path: Path) -> tuple[list[tuple[str, str, int]], str]:
     offered = [(str(one.path), one.fault, one.step) for one in candidates]
     if is_checkpoint(path):
         return offered, ""
-    return offered, str(candidates[0].path.parent if candidates else path)
+    return offered, str(candidates[0].path.parent if candidates else folder_at(path))
 
 
 def _outcome(steps: Steps[Any]) -> Steps[Any]:

@@ -133,6 +133,12 @@ class CheckedPieces:
                     is_same = (told.get("first"), told.get("is_whole")) == piece[1:3]
                     if file is None or not is_same:
                         raise self._is_of_another(piece.name)
+                    if told["optimizer"] != piece.optimizer:
+                        raise ConfigError(
+                            f"{self._directory}: the optimizer of {piece.name} was "
+                            f"{told['optimizer']}, and is {piece.optimizer} here; expected the "
+                            "same (optimizer.name)"
+                        )
                     masters = {f"{piece.name}/{key}": one for key, one in piece.tensors}
                     self._fit(masters, {name: file.like.get(name) for name in masters})
 

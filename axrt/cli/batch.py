@@ -117,4 +117,5 @@ def _order(options: dict[str, Any]) -> Order:
         options["modules"],
         options["python"],
         options["mpi"],
+        config.checkpoint.begins_from,
     )

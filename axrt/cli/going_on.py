@@ -4,6 +4,7 @@ The ranks that are left take the layout of the same batch that fits them, and go
 copies in memory or the newest checkpoint, as after a start of their own.
 """
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ class Attempt:
         directory: directory of the run, once it is known.
         when_lost: function that lets go of what only one attempt may have.
         commit: git commit of the directory, on the first rank, see `commit_of`.
+        interrupt: what has been told by signals, between two attempts, too; None: nobody listens
+            yet.
     """
 
     file: str
@@ -38,6 +41,7 @@ class Attempt:
     directory: Path | None = None
     when_lost: Callable[[], None] = lambda: None
     commit: str = ""
+    interrupt: Interrupt | None = None
 
 
 def train_with_survivors(
@@ -61,22 +65,24 @@ def train_with_survivors(
     whole = whole_layout(config, min(wanted, world.size))
     if whole.ranks < world.size:
         surviving = surviving.with_spares(whole.ranks)
-    begun = attempt
-    while True:
-        begun = replace(begun, world=surviving)
-        try:
-            if surviving.is_spare:
-                with Interrupt():  # a launcher passes signals on to all ranks
+    with Interrupt() as interrupt:  # a launcher passes signals on to all ranks, spares too
+        begun = replace(attempt, interrupt=interrupt)
+        while True:
+            begun = replace(begun, world=surviving)
+            try:
+                if surviving.is_spare:
                     return Exit(surviving.wait_as_a_spare()), surviving
-            code = train(begun)
-        except RankLostError:
-            begun.when_lost()
-            surviving, layout = _left(config, whole, surviving)
-            begun = _again(attempt, begun.directory, layout)
-        else:
-            if surviving.rank == 0:
-                surviving.dismiss_spares(code)
-            return code, surviving
+                code = train(begun)
+            except RankLostError:
+                begun.when_lost()
+                surviving, layout = _left(config, whole, surviving)
+                begun = replace(_again(attempt, begun.directory, layout), interrupt=interrupt)
+                gc.unfreeze()  # what the attempt has held is let go of before there is more
+                gc.collect()
+            else:
+                if surviving.rank == 0:
+                    surviving.dismiss_spares(code)
+                return code, surviving
 
 
 def _may_go_on(world: World) -> SurvivingWorld | None:
@@ -133,8 +139,9 @@ def _fitting(config: Config, whole: Layout, ranks: int) -> Layout | None:
 
 def _again(first: Attempt, directory: Path | None, layout: Layout) -> Attempt:
     """The attempt that goes on from the newest state, where there is any."""
-    file, overrides = first.file, first.overrides
-    if directory is not None:
-        file, overrides = str(directory / "config.toml"), ()
-    settings = ("checkpoint.resume=auto", *layout.settings)
-    return Attempt(file, (*overrides, *settings), directory=directory, commit=first.commit)
+    if directory is None:  # nothing has begun
+        return replace(first, overrides=(*first.overrides, *layout.settings))
+    file = directory / "config.toml"
+    resume = f"checkpoint.resume={Config.read(file).checkpoint.going_on}"
+    settings = (resume, *layout.settings)
+    return Attempt(str(file), settings, directory=directory, commit=first.commit)

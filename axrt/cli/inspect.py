@@ -11,6 +11,8 @@ from axrt.exit_codes import Exit
 from axrt.observe.asking import asked, table
 from axrt.observe.inspection import Answer
 
+from .refusal import errors_as_lines
+
 
 @click.command(short_help="Say what each rank of a run does, and who is waited for.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -31,7 +33,8 @@ def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
     \b
     axrt inspect runs/mine --stacks
     """
-    answers = asked(run, stacks, within)
+    with errors_as_lines():
+        answers = asked(run, stacks, within)
     if not answers:
         click.echo(
             f"axrt inspect: nobody answers in {run} within {within:g} s; expected the directory of "

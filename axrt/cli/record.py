@@ -154,7 +154,7 @@ class Record:
             changes = changed(Manifest.read(resumed_from).config, self._config)
             if changes:
                 self._show.say(f"changed since then: {', '.join(changes)}")
-        elif self._config.checkpoint.resume == "auto":
+        elif self._config.checkpoint.goes_on:
             self._show.say(f"no checkpoint in {self.directory}: beginning anew")
         if done >= self._config.run.steps:
             self._show.say(

@@ -33,7 +33,7 @@ from axrt.model import PipelineModule
 from axrt.model.precision import types_of
 from axrt.models.registry import model_of
 from axrt.observe.idle import Idle
-from axrt.observe.metrics import RunFiles, stays
+from axrt.observe.metrics import RunFiles, in_its_directory
 from axrt.observe.origin import commit_of
 from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
@@ -128,7 +128,7 @@ def _train(attempt: Attempt) -> Exit:
     """
     try:
         read = Config.read(attempt.file, attempt.overrides)
-        config = _of_this_run(attempt.file, read)
+        config = in_its_directory(attempt.file, read)
         model = model_of(config)
         check_vocab(config.data, config.model.vocab)
         check_trackers(config)
@@ -140,7 +140,7 @@ def _train(attempt: Attempt) -> Exit:
     predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
     flops, idle = _flops(model, sample), Idle()
     with (
-        Interrupt() as interrupt,
+        nullcontext(attempt.interrupt) if attempt.interrupt else Interrupt() as interrupt,
         initialize(
             model, config=config, sample=sample, world=attempt.world, observers=[idle]
         ) as engine,
@@ -260,22 +260,13 @@ def _on_main(engine: Engine, act: Callable[[], T] | None) -> T | None:
     return made
 
 
-def _of_this_run(file: str, config: Config) -> Config:
-    """The configuration with `run.out` set to the directory of the given file, where that is a run
-    that goes on: it may have been moved."""
-    directory = Path(file).parent
-    if (directory / "metrics.jsonl").exists() and stays(config, directory):
-        return replace(config, run=replace(config.run, out=str(directory)))
-    return config
-
-
 def _resume(engine: Engine) -> Path | None:
     """Load the checkpoint to begin with. Returns its path; None where the run begins anew."""
     config = engine.config
-    if config.checkpoint.resume == "auto" and config.checkpoint.dir:
+    if config.checkpoint.goes_on and config.checkpoint.dir:
         engine.load_checkpoint(Path(config.run.out, config.checkpoint.dir), missing_ok=True)
-    elif config.checkpoint.resume not in ("", "auto"):
-        engine.load_checkpoint(config.checkpoint.resume)
+    if engine.loaded_from is None and config.checkpoint.begins_from:
+        engine.load_checkpoint(config.checkpoint.begins_from)
     where = engine.loaded_from
     if where is not None and not config.model.factory:
         _on_main(engine, lambda: _check_heads(where, config))

@@ -29,6 +29,7 @@ class Order:
         modules: environment modules to load first.
         python: Python of the environment, the same on every node.
         mpi: what the MPI library speaks with Slurm, pmi2 or pmix.
+        begins_from: run or checkpoint to begin from, until the run has one of its own; "" is none.
     """
 
     file: str
@@ -44,6 +45,7 @@ class Order:
     modules: tuple[str, ...] = ()
     python: str = sys.executable
     mpi: str = "pmi2"
+    begins_from: str = ""
 
 
 def mpi_of_environment() -> str:
@@ -91,6 +93,7 @@ def slurm(order: Order, command: str) -> str:
             "",
             *_environment(order),
             f"export AXRT_SRUN_MPI={shlex.quote(order.mpi)}",
+            f"export AXRT_BEGIN_FROM={shlex.quote(order.begins_from)}",
             check,
             f"set -- {words}",
             "",

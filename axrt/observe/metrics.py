@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tomli_w
 
 from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.data.prepared import tokenizer_name
 from axrt.errors import ConfigError, SaveError
 
@@ -55,7 +56,7 @@ class RunFiles:
         resolved = self._config.as_dict()
         resolved["run"]["out"] = str(self.directory)
         if self._stays:  # a run that has gone back once goes on from there the next time
-            resolved["checkpoint"]["resume"] = "auto"
+            resolved["checkpoint"]["resume"] = AUTO
         try:
             write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
             self._keep_tokenizer()
@@ -167,11 +168,20 @@ def stays(config: Config, directory: Path) -> bool:
     resume, folder = config.checkpoint.resume, config.checkpoint.dir
     if not directory.is_dir():
         return False
-    if resume == "auto":
+    if config.checkpoint.goes_on:
         return True
     return bool(resume and folder) and Path(resume).resolve().is_relative_to(
         (directory / folder).resolve()
     )
+
+
+def in_its_directory(file: str | Path, config: Config) -> Config:
+    """The configuration with `run.out` set to the directory of the given file, where that is a run
+    that goes on: it may have been moved."""
+    directory = Path(file).parent
+    if (directory / METRICS).exists() and stays(config, directory):
+        return replace(config, run=replace(config.run, out=str(directory)))
+    return config
 
 
 def _append(path: Path, data: bytes) -> None:

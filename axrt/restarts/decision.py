@@ -10,7 +10,8 @@ from .history import Start
 
 _BY_SIGNAL = 128
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
-# So many starts in a row may gain nothing. A failure that is no lost rank is likely to come again.
+# So many starts in a row may gain nothing, and so many of them may be failures: one that is no lost
+# rank is likely to come again.
 _LOST_AT_MOST, _FAILED_AT_MOST = 3, 2
 
 
@@ -40,12 +41,15 @@ def decide(starts: Sequence[Start], restarts: int, asked: bool) -> Decision:
     over = _over(last, asked)
     if over:
         return Decision(False, over)
-    reason, at_most = _cause(last)
+    reason = _cause(last)
     if len(starts) > restarts:
         return Decision(False, f"{reason}, and it was started again {restarts} times (--restarts)")
-    in_vain = len(list(takewhile(lambda start: start.gained <= 0, reversed(starts))))
-    if in_vain >= at_most:
+    vain = list(takewhile(lambda start: start.gained <= 0, reversed(starts)))
+    in_vain, failed = len(vain), sum(start.said == Exit.FAILED for start in vain)
+    if in_vain >= _LOST_AT_MOST:
         return Decision(False, f"{reason}, and {in_vain} starts in a row have gained no step")
+    if failed >= _FAILED_AT_MOST:
+        return Decision(False, f"{reason} twice while no step was gained")
     pause_s = _FIRST_PAUSE_S * 2 ** max(0, in_vain - 1) if in_vain else 0.0
     return Decision(True, reason, min(pause_s, _LONGEST_PAUSE_S))
 
@@ -64,14 +68,14 @@ def _over(last: Start, asked: bool) -> str:
     return ""
 
 
-def _cause(last: Start) -> tuple[str, int]:
-    """Why the job may be started again, and how many starts in a row may gain nothing."""
+def _cause(last: Start) -> str:
+    """Why the job may be started again."""
     if last.said == Exit.SAVED:
-        return "it was interrupted, and has saved", _LOST_AT_MOST
+        return "it was interrupted, and has saved"
     if last.said == Exit.FAILED:
-        return "it has failed", _FAILED_AT_MOST
+        return "it has failed"
     if last.code == Exit.DONE:
-        return "nobody has said that all is done", _LOST_AT_MOST
+        return "nobody has said that all is done"
     if last.said is None and 0 < last.code < _BY_SIGNAL and not last.lost:
-        return f"the launcher ended with {last.code}", _LOST_AT_MOST
-    return "a rank was lost", _LOST_AT_MOST
+        return f"the launcher ended with {last.code}"
+    return "a rank was lost"

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from axrt.errors import ConfigError
+from axrt.exit_codes import FILE
 
 from .hosts import Host
+from .witness import FOLDER
 
-_COUNTS = ("-n", "-np", "--n", "--np", "--ntasks", "-c", "-ntasks")
-_PROGRAMS = ("axrt", "python", "python3")
+_COUNT = re.compile(r"(--?(?:n|np|ntasks))(?:=?(\d+))?")
+_PROGRAM = re.compile(r"axrt|python[\d.]*")
 _HOSTS = ("-hosts", "-host", "--host", "-H", "-f", "-hostfile", "--hostfile", "-machinefile")
+TOLD = (FILE, FOLDER)  # variables that ranks are told by
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun")
 
 
@@ -29,12 +31,18 @@ class Launcher:
     says_lost: tuple[re.Pattern[str], ...]
 
     def on(self, hosts: Sequence[Host]) -> list[str]:
-        """The arguments that let the job run on some hosts."""
+        """The arguments that let the job run on some hosts; on those that it chooses where there
+        are none, and with what `axrt launch` tells its ranks."""
+        names = ",".join(f"{host.name}:{host.slots}" for host in hosts)
         if self.name == "srun":
-            names = ",".join(host.name for host in hosts)
-            return [f"--nodelist={names}", f"--nodes={len(hosts)}"]
-        separator = "-hosts" if self.name == "MPICH" else "--host"
-        return [separator, ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+            # without it the others wait for a rank that was killed
+            ends = ["--kill-on-bad-exit=1"]
+            plain = ",".join(host.name for host in hosts)
+            return [*ends, f"--nodelist={plain}", f"--nodes={len(hosts)}"] if hosts else ends
+        if self.name == "MPICH":
+            return ["-hosts", names] if hosts else []
+        passed = [word for name in TOLD for word in ("-x", name)]  # it passes its own on alone
+        return [*passed, "--host", names] if hosts else passed
 
     def lost(self, text: str) -> list[str]:
         """The hosts on which a rank has died, as a line of the launcher says."""
@@ -66,69 +74,79 @@ def launcher_of(program: str, version: str) -> Launcher | None:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that starts a job, in parts.
+    """A command that starts a job.
 
     Args:
-        launcher: the launcher with its arguments, without the number of ranks; () where the job is
-            one process.
-        count: argument that gives the number of ranks; "" where none does.
+        before: all of its words up to the settings that are laid over a configuration.
+        count_at: index of the word with the number of ranks; None where there is none.
         ranks: number of ranks; 0 where the launcher chooses.
-        program: what each rank runs.
+        own: number of its first words that are the launcher's own, as far as it is known.
         file: configuration of `axrt train`; "" where the program is another.
         overrides: what is laid over it.
     """
 
-    launcher: tuple[str, ...]
-    count: str
+    before: tuple[str, ...]
+    count_at: int | None
     ranks: int
-    program: tuple[str, ...]
+    own: int
     file: str
     overrides: tuple[str, ...]
 
     @classmethod
     def of(cls, words: Sequence[str]) -> "Command":
-        """The parts of a command.
-
-        Raises:
-            ConfigError: it sets what the restarts have to set.
-        """
-        begin = next(
-            (at for at, word in enumerate(words) if PurePath(word).name in _PROGRAMS), len(words)
+        """The parts of a command."""
+        names = [PurePath(word).name for word in words]
+        program = next(
+            (at for at, name in enumerate(names) if _PROGRAM.fullmatch(name)), len(words)
         )
-        launcher, program = list(words[:begin]), list(words[begin:])
-        count, ranks = "", 0
-        for at, word in enumerate(launcher[:-1]):
-            if word in _COUNTS and launcher[at + 1].isdigit():
-                count, ranks = word, int(launcher[at + 1])
-                del launcher[at : at + 2]
-                break
-        file = ""
-        overrides: tuple[str, ...] = ()
-        if "train" in program[:4]:
-            at = program.index("train") + 1
-            file, overrides = "".join(program[at : at + 1]), tuple(program[at + 1 :])
-            program = program[:at]
-        for override in overrides:
-            if override.startswith("checkpoint.resume=") and override != "checkpoint.resume=auto":
-                raise ConfigError(
-                    f"{override}: axrt launch goes on from the newest checkpoint at every start "
-                    "(checkpoint.resume=auto); expected no such key, and `axrt train` once to go "
-                    "back"
-                )
-        return cls(tuple(launcher), count, ranks, tuple(program), file, overrides)
+        own = program if names[0] in LAUNCHERS else 0
+        count_at, ranks = _count(words[:own])
+        after = _after_train(names)
+        if after is None:
+            return cls(tuple(words), count_at, ranks, own, "", ())
+        file = "".join(words[after : after + 1])
+        return cls(tuple(words[: after + 1]), count_at, ranks, own, file, tuple(words[after + 1 :]))
+
+    @property
+    def launcher(self) -> str:
+        """The launcher; "" where the job is one process."""
+        return self.before[0] if self.own else ""
 
     @property
     def names_hosts(self) -> str:
         """The argument that says on which hosts the launcher is to run; "" where none does."""
         names = (*_HOSTS, "--machinefile", "-w", "--nodelist", "-N", "--nodes")
-        return next((word for word in self.launcher if word.partition("=")[0] in names), "")
+        return next(
+            (word for word in self.before[: self.own] if word.partition("=")[0] in names), ""
+        )
 
     def words(self, ranks: int, placed: Sequence[str], settings: Sequence[str]) -> list[str]:
         """The command with a number of ranks, arguments for the launcher, and settings of a
         start."""
-        head = list(self.launcher)
-        if head:
-            head += [self.count or "-n", str(ranks)] if ranks else []
-            head += placed
-        file = [self.file] * bool(self.file)
-        return [*head, *self.program, *file, *self.overrides, *settings]
+        words = list(self.before)
+        if self.count_at is not None:
+            words[self.count_at] = words[self.count_at].replace(str(self.ranks), str(ranks))
+        if self.own:
+            words[1:1] = placed
+        return [*words, *self.overrides, *settings]
+
+
+def _count(launcher: Sequence[str]) -> tuple[int | None, int]:
+    """The index of the word with the number of ranks, and that number."""
+    for at, word in enumerate(launcher):
+        found = _COUNT.fullmatch(word)
+        if found and found[2]:
+            return at, int(found[2])
+        after = launcher[at + 1] if at + 1 < len(launcher) else ""
+        is_count = found is not None or (word == "-c" and PurePath(launcher[0]).name != "srun")
+        if is_count and after.isdigit():
+            return at + 1, int(after)
+    return None, 0
+
+
+def _after_train(names: Sequence[str]) -> int | None:
+    """The index of the configuration of `axrt train`; None where that is not the program."""
+    for at, name in enumerate(names[:-1]):
+        if name == "axrt" and names[at + 1] == "train":
+            return at + 2
+    return None

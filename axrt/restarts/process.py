@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from axrt.exit_codes import FILE
+
 from .witness import FOLDER
 
 _CODE = "code"
@@ -27,7 +29,7 @@ class JobProcess:
     """
 
     def __init__(self, words: Sequence[str], folder: Path, hear: Callable[[str], None]) -> None:
-        variables = {"AXRT_EXIT_FILE": str(folder / _CODE), FOLDER: str(folder)}
+        variables = {FILE: str(folder / _CODE), FOLDER: str(folder)}
         self._folder = folder
         self._mark = f"{FOLDER}={folder}".encode()  # of processes of this job
         self._hear = hear
@@ -88,6 +90,7 @@ class JobProcess:
     def _show(self) -> None:
         assert self._process.stderr is not None
         for line in self._process.stderr:
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            with suppress(OSError, ValueError):  # nobody may look any more; the job goes on
+                sys.stderr.write(line)
+                sys.stderr.flush()
             self._hear(line)

@@ -20,16 +20,17 @@ from axrt.checkpoint.memory_run import MemoryRun
 from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
+from axrt.observe.metrics import in_its_directory, stays
 
 from .decision import decide
 from .history import History, Start
 from .hosts import Host, host_of, left_out, placed, read_hosts
-from .launcher import LAUNCHERS, Command, Launcher, launcher_of
+from .launcher import Command, Launcher, launcher_of
 from .layout import Layout, smaller_layouts, whole_layout
 from .process import JobProcess
 from .witness import first_lost
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _HOSTS_AGAIN_S = 60.0  # between two looks at the host file, where the job runs on fewer ranks
 _NAP_S = 0.1
 
@@ -62,11 +63,12 @@ class Supervisor:
                 "the command has no `axrt train FILE`; expected one, or --run DIR with the "
                 "directory that a script of yours saves to and goes on from"
             )
-        self._directory = directory or Path(self._config.run.out if self._config else "")
+        self._directory = directory or self._directory_of_the_run()
+        self._resume = self._going_on()
         self._launcher = _launcher(command)
         if hosts and self._launcher is None:
             raise ConfigError(
-                f"--hosts {hosts} with {command.words(0, [], [])[0]!r}: how that takes hosts is "
+                f"--hosts {hosts} with {command.before[0]!r}: how that takes hosts is "
                 "not known; expected mpirun of MPICH or Open MPI, or srun"
             )
         if hosts and not command.ranks:
@@ -88,10 +90,33 @@ class Supervisor:
         self._is_small, self._grows = False, False
         self._looked = 0.0
 
+    def _directory_of_the_run(self) -> Path:
+        assert self._config is not None
+        return Path(in_its_directory(self._command.file, self._config).run.out)
+
+    def _going_on(self) -> list[str]:
+        """The setting with which each start goes on, also from what the run is to begin from.
+
+        Raises:
+            ConfigError: it is to go back within the same run.
+        """
+        if self._config is None:
+            return []
+        checkpoint = self._config.checkpoint
+        if not checkpoint.goes_on and stays(self._config, self._directory):
+            raise ConfigError(
+                f"checkpoint.resume = {checkpoint.resume!r} goes back within the run, and axrt "
+                "launch would do that at every start; expected no such key, and `axrt train` once "
+                "to go back"
+            )
+        return [f"checkpoint.resume={checkpoint.going_on}"]
+
     def until_done(self) -> int:
         """Start the job until it is done or given up. Returns its last exit code."""
         with self._alone(), self._hearing_signals():
             while True:
+                if self._asked:
+                    return self._end("it was asked to end")
                 try:
                     self._starts.append(self._start())
                 except ConfigError as error:
@@ -107,13 +132,11 @@ class Supervisor:
                 until = time.monotonic() + decision.pause_s
                 while time.monotonic() < until and not self._asked:
                     time.sleep(_NAP_S)
-                if self._asked:
-                    return self._end("it was asked to end")
 
     def _start(self) -> Start:
         """Run the job once."""
         hosts, ranks, settings = self._placed()
-        where = self._launcher.on(hosts) if self._launcher and hosts else []
+        where = self._launcher.on(hosts) if self._launcher else []
         words = self._command.words(ranks, where, settings)
         step, began, clock = self._step(), datetime.now(UTC), time.monotonic()
         _say(f"start {len(self._starts) + 1} from step {step}: {shlex.join(words)}")
@@ -148,6 +171,8 @@ class Supervisor:
             raise ConfigError(
                 f"{words[0]}: {error.strerror}; expected a launcher, such as mpirun"
             ) from None
+        if self._asked:  # before there was anybody to pass it on to
+            self._process.send(signal.SIGUSR1)
         self._looked = time.monotonic()
         try:
             code, said = self._process.wait(self._look), self._process.said
@@ -160,18 +185,28 @@ class Supervisor:
         first = first_lost(folder)
         if first and not lost:
             rank, where = first
-            lost = [host_of(rank, hosts) or where]
+            lost = [where if where in names else host_of(rank, hosts) or where]
         if said is None and code == Exit.DONE and self._config is None and not lost:
             said = Exit.DONE  # a script of the user's says it by its code alone
-        # A launcher that a signal has ended takes its ranks along, and no host is to blame.
-        is_blamed = code >= 0 and said in (None, Exit.LOST_PEER)
+        # A launcher that a signal has ended takes its ranks along, and no host is to blame. Where a
+        # rank has ended the job since another was silent, those that died did so after that.
+        is_blamed = code >= 0 and said is None
         return code, said, tuple(lost) if is_blamed else ()
 
     @contextmanager
     def _shared_folder(self) -> Iterator[Path]:
         """A directory beside that of the run, which its hosts share."""
         parent, prefix = self._directory.parent, f".{self._directory.name}-"
-        with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+        try:
+            # a witness of another host may write to it in the end
+            made = tempfile.TemporaryDirectory(
+                prefix=prefix, dir=parent, ignore_cleanup_errors=True
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{parent}: {error.strerror}; expected a place for the run that can be written to"
+            ) from None
+        with made as folder:
             yield Path(folder).resolve()
 
     @contextmanager
@@ -204,7 +239,7 @@ class Supervisor:
     def _placed(self) -> tuple[list[Host], int, list[str]]:
         """The hosts of a start, its number of ranks, and its settings."""
         wanted = self._command.ranks
-        settings = ["checkpoint.resume=auto"] if self._config else []
+        settings = self._resume
         self._is_small = self._grows = False
         if self._hosts is None:
             return [], wanted, settings
@@ -278,6 +313,9 @@ class Supervisor:
             _say(f"{self._directory}: {error.strerror}: this start is not kept there")
 
     def _end(self, reason: str) -> int:
+        if not self._starts:
+            _say(reason)
+            return Exit.INTERRUPTED
         last = self._starts[-1]
         code = last.code if last.said is None else last.said
         is_done = last.code == last.said == Exit.DONE
@@ -291,7 +329,9 @@ class Supervisor:
     @contextmanager
     def _hearing_signals(self) -> Iterator[None]:
         before: dict[signal.Signals, Any] = {
-            number: signal.signal(number, self._hear) for number in _SIGNALS
+            number: signal.signal(number, self._hear)
+            for number in _SIGNALS
+            if signal.getsignal(number) != signal.SIG_IGN  # as SIGHUP is under nohup
         }
         try:
             yield
@@ -313,9 +353,9 @@ def _slots(hosts: Sequence[Host]) -> int:
 
 def _launcher(command: Command) -> Launcher | None:
     """The kind of launcher; None where the job is one process, or it is none that is known."""
-    if not command.launcher or Path(command.launcher[0]).name not in LAUNCHERS:
+    program = command.launcher
+    if not program:
         return None
-    program = command.launcher[0]
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

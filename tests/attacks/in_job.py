@@ -7,7 +7,8 @@ stages and spares. Ranks are killed at moments that the seed draws until one is 
 further and ends by SIGUSR1, and the next job goes on. At last the run is trained to its end in
 peace. The loss of every step must be that of a quiet run, but for the order of sums: no further
 from it than three times what another layout's quiet run is, since such differences grow with the
-run. No job may stand still, and none may end with another code than 75. Hasty kills, while others recover, may end
+run. No job may stand still, and none may end with another code than 75. Hasty kills, while others
+recover, may end
 a job: Open MPI 5.0.11 can crash where a rank dies while a communicator is made.
 """
 

@@ -61,4 +61,6 @@ def test_starts_that_gain_nothing_are_given_up() -> None:
     ended = decide([lost] * 3, 100, False)
     assert (ended.again, "3 starts in a row have gained no step" in ended.reason) == (False, True)
     assert not decide([failed] * 2, 100, False).again
+    assert not decide([failed, lost, failed], 100, False).again
+    assert decide([lost, failed], 100, False).again
     assert decide([lost, lost, start(_KILLED, gained=1), lost, lost], 100, False).again

@@ -42,6 +42,12 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
     assert "did you mean" in refused("--", mpirun, *TRAIN, "run.stepz=3")
 
 
+def test_going_back_at_every_start_is_refused() -> None:
+    Path("out/checkpoints/step-00000003").mkdir(parents=True)
+    resume = "checkpoint.resume=out/checkpoints/step-00000003"
+    assert "axrt launch would do that at every start" in refused("--", launcher(), *TRAIN, resume)
+
+
 def test_a_place_that_is_no_directory_is_refused() -> None:
     Path("file").touch()
     assert "file is no directory" in refused("--", launcher(), *TRAIN, "run.out=file")
