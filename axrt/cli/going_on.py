@@ -69,20 +69,30 @@ def train_with_survivors(
         begun = replace(attempt, interrupt=interrupt)
         while True:
             begun = replace(begun, world=surviving)
-            try:
-                if surviving.is_spare:
-                    return Exit(surviving.wait_as_a_spare()), surviving
-                code = train(begun)
-            except RankLostError:
-                begun.when_lost()
-                surviving, layout = _left(config, whole, surviving)
-                begun = replace(_again(attempt, begun.directory, layout), interrupt=interrupt)
-                gc.unfreeze()  # what the attempt has held is let go of before there is more
-                gc.collect()
-            else:
-                if surviving.rank == 0:
-                    surviving.dismiss_spares(code)
+            code = _code_of(begun, surviving, train)
+            if code is not None:
                 return code, surviving
+            # Behind the error, which holds all that the attempt has held; there is more to come.
+            gc.unfreeze()
+            gc.collect()
+            surviving, layout = _left(config, whole, surviving)
+            begun = _again(config, attempt, begun, layout)
+
+
+def _code_of(
+    begun: Attempt, surviving: SurvivingWorld, train: Callable[[Attempt], Exit]
+) -> Exit | None:
+    """How an attempt ends; None where a rank is lost."""
+    try:
+        if surviving.is_spare:
+            return Exit(surviving.wait_as_a_spare())
+        code = train(begun)
+    except RankLostError:
+        begun.when_lost()
+        return None
+    if surviving.rank == 0:
+        surviving.dismiss_spares(code)
+    return code
 
 
 def _may_go_on(world: World) -> SurvivingWorld | None:
@@ -137,11 +147,17 @@ def _fitting(config: Config, whole: Layout, ranks: int) -> Layout | None:
     return next(iter(smaller_layouts(config, whole, ranks)), None)
 
 
-def _again(first: Attempt, directory: Path | None, layout: Layout) -> Attempt:
-    """The attempt that goes on from the newest state, where there is any."""
-    if directory is None:  # nothing has begun
-        return replace(first, overrides=(*first.overrides, *layout.settings))
-    file = directory / "config.toml"
-    resume = f"checkpoint.resume={Config.read(file).checkpoint.going_on}"
-    settings = (resume, *layout.settings)
-    return Attempt(str(file), settings, directory=directory, commit=first.commit)
+def _again(config: Config, first: Attempt, lost: Attempt, layout: Layout) -> Attempt:
+    """The attempt that goes on from the newest state, where there is any. A spare does not know
+    the directory yet, and has the same settings."""
+    file, overrides = first.file, first.overrides
+    if lost.directory is not None:
+        file, overrides = str(lost.directory / "config.toml"), ()
+    resume = f"checkpoint.resume={config.checkpoint.going_on}"
+    return replace(
+        first,
+        file=file,
+        overrides=(*overrides, resume, *layout.settings),
+        directory=lost.directory,
+        interrupt=lost.interrupt,
+    )

@@ -89,8 +89,9 @@ class JobProcess:
 
     def _show(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
-            with suppress(OSError, ValueError):  # nobody may look any more; the job goes on
-                sys.stderr.write(line)
-                sys.stderr.flush()
-            self._hear(line)
+        with self._process.stderr as said:
+            for line in said:
+                with suppress(OSError, ValueError):  # nobody may look any more; the job goes on
+                    sys.stderr.write(line)
+                    sys.stderr.flush()
+                self._hear(line)

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,7 @@ from typing import Any
 
 from axrt.checkpoint.folder import candidates_at
 from axrt.checkpoint.memory_run import MemoryRun
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
 from axrt.observe.metrics import in_its_directory, stays
@@ -92,7 +93,11 @@ class Supervisor:
 
     def _directory_of_the_run(self) -> Path:
         assert self._config is not None
-        return Path(in_its_directory(self._command.file, self._config).run.out)
+        checkpoint = replace(
+            self._config.checkpoint, resume=AUTO if self._config.checkpoint.dir else ""
+        )
+        going_on = replace(self._config, checkpoint=checkpoint)
+        return Path(in_its_directory(self._command.file, going_on).run.out)
 
     def _going_on(self) -> list[str]:
         """The setting with which each start goes on, also from what the run is to begin from.

@@ -277,6 +277,35 @@ def test_who_asks_for_parameters_may_write_to_them(
     assert files_in(tmp_path / "beside") == files_in(tmp_path / "waited")
 
 
+def test_a_save_that_is_refused_leaves_the_one_before_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for parameters still waits for the copies of the first one."""
+    slowed(monkeypatch, snapshot, "_fill", 0.05)
+    with alone(tmp_path) as engine:
+        step(engine)
+        assert engine.save_checkpoint(tmp_path / "a", wait=False)
+        assert not engine.save_checkpoint(tmp_path / "b", wait=False)
+        with torch.no_grad():
+            for _, parameter in engine.named_parameters():
+                parameter.mul_(2)
+        engine.finish_saving()
+
+
+def test_what_is_being_written_is_written_before_others_may(tmp_path: Path) -> None:
+    """A job that goes on without lost ranks leaves the save of before half way."""
+    written = []
+
+    def write() -> None:
+        time.sleep(0.3)
+        written.append(True)
+
+    with alone(tmp_path) as engine:
+        engine._checkpoints._queue.put(write)
+        engine._checkpoints.close()
+        assert written == [True]
+
+
 def test_a_step_that_is_dropped_changes_nothing_that_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -496,14 +496,16 @@ def test_where_some_shards_are_lost_the_disk_is_taken(
     assert "both copies of ranks 3 are gone" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("zero", [0, 1, 3])
 def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
-    places: tuple[Path, Path],
+    places: tuple[Path, Path], zero: int
 ) -> None:
     """Beginning anew instead would lose them, where nothing is on a disk."""
-    run(places, 4, keeps=(4,))
+    sections: dict[str, Any] = {"data": 2 if zero else 1, "memory": {"zero": zero}}
+    run(places, 4, keeps=(4,), **sections)
 
     def begun(transport: Transport, model: axrt.PipelineModule, factory: Any) -> None:
-        config = config_of(places[1], 1)
+        config = config_of(places[1], **sections)
         with axrt.initialize(model, factory, config=config, transport=transport) as engine:
             engine.load_checkpoint(places[0], missing_ok=True)
 
@@ -515,7 +517,29 @@ def test_copies_of_another_optimizer_or_model_are_refused_and_stay(
     shorter = axrt.PipelineModule(perceptron().layers[:-1], perceptron().loss_fn)
     with pytest.raises(axrt.ConfigError, match="expected a checkpoint of the same model"):
         LocalWorld(4).run(lambda t: begun(t, shorter, adamw))
+    assert {one[0] for one in run(places, STEPS, **sections)} == {4}
+
+
+def test_where_all_on_the_disk_is_damaged_memory_is_taken_though_it_is_older(
+    places: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(places, 5, keeps=(4,), disk=(5,))
+    (places[0] / "step-5" / "optimizer-0003.safetensors").write_bytes(b"torn")
     check_went_on(run(places, STEPS), began=4)
+    assert "damaged, and not taken: " in capfd.readouterr().err
+
+
+def test_the_directory_of_a_run_means_its_copies_too(places: tuple[Path, Path]) -> None:
+    run(places, 4, keeps=(4,))
+    (places[0].parent / "config.toml").write_text('[checkpoint]\ndir = "checkpoints"\n')
+
+    def begun(transport: Transport) -> int:
+        config = config_of(places[1], 1)
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            engine.load_checkpoint(places[0].parent)
+            return engine.step
+
+    assert LocalWorld(4).run(begun) == [4] * 4
 
 
 def test_shards_of_another_width_are_refused(places: tuple[Path, Path]) -> None:

@@ -186,6 +186,46 @@ def test_where_no_layout_is_left_the_job_ends_as_with_a_lost_rank(tmp_path: Path
     assert "no layout with the same samples in a step fits them" in log.read_text()
 
 
+COUNTED = """
+import sys, weakref
+from axrt.engine import Engine
+from axrt.models.gpt import gpt
+
+alive, plain = weakref.WeakSet(), Engine.__init__
+
+def noted(self, *given, **named):
+    alive.add(self)
+    plain(self, *given, **named)
+
+Engine.__init__ = noted
+
+def model(config):
+    print(f"engines from before: {len(alive)}", file=sys.stderr)
+    return gpt(config)
+"""
+
+
+def test_what_the_job_of_before_has_held_is_let_go_of(tmp_path: Path) -> None:
+    """Else a device that is more than half full is too small for the next attempt."""
+    (tmp_path / "counted.py").write_text(COUNTED)
+    said = run_with_losses(tmp_path, (1, 0), *GOING_ON, "model.factory=counted:model")
+    assert said.count("engines from before: 0") > 8, said
+    assert "engines from before: 1" not in said
+
+
+def test_what_the_run_began_from_is_begun_from_again(tmp_path: Path) -> None:
+    """There is no checkpoint of its own yet."""
+    base = mpirun(4, [*TRAIN, "run.out=base", "run.steps=20"], cwd=tmp_path)
+    assert base.code == 0, base.err
+    begins = "checkpoint.resume=base"
+    run_with_losses(tmp_path, (1,), *GOING_ON, "checkpoint.every=1000", begins, "run.steps=60")
+    quiet = mpirun(4, [*TRAIN, "run.out=quiet", begins, "run.steps=60"], cwd=tmp_path)
+    assert quiet.code == 0, quiet.err
+    found, expected = losses(tmp_path / "out"), losses(tmp_path / "quiet")
+    assert sorted(expected) == list(range(21, 61))
+    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
+
+
 def test_replicas_that_share_go_on_as_long_as_there_are_several(tmp_path: Path) -> None:
     batch = ("schedule.microbatches=4", "schedule.global_batch=8")
     said = run_with_losses(tmp_path, (1, 0), *GOING_ON, *batch, "schedule.share=true")

@@ -116,6 +116,36 @@ def test_ranks_that_are_killed_change_no_bit_of_the_run(tmp_path: Path) -> None:
     same_as_in_peace(tmp_path)
 
 
+def test_a_run_that_begins_from_another_does_so_at_every_start_until_it_has_saved(
+    tmp_path: Path,
+) -> None:
+    never, more = "checkpoint.every=1000", "run.steps=60"
+    begins = (*SETTINGS, never, more, "checkpoint.resume=base")
+    assert mpirun(2, [*TRAIN, *SETTINGS, "run.out=base"], cwd=tmp_path).code == 0
+    assert mpirun(2, [*TRAIN, *begins, "run.out=quiet"], cwd=tmp_path).code == 0
+    job = Launch(tmp_path, "--", launcher(), "-n", "2", sys.executable, *TRAIN, *begins)
+    job.wait_for_step(STEPS + 2)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    code, err = job.end()
+    assert code == 0, err
+    assert len(starts(tmp_path)) == 2
+    by_step = {line["step"]: line for line in told(tmp_path / "out")}
+    expected = told(tmp_path / "quiet")
+    assert [line["step"] for line in expected] == list(range(STEPS + 1, 61))
+    assert [by_step[line["step"]] for line in expected] == expected
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path: Path) -> None:
+    assert mpirun(2, [*TRAIN, *SETTINGS], cwd=tmp_path).code == 0
+    (tmp_path / "out").rename(tmp_path / "moved")
+    train = ("-m", "axrt", "train", "moved/config.toml", "run.steps=45")
+    code, err = Launch(tmp_path, "--", launcher(), "-n", "2", sys.executable, *train).end()
+    assert code == 0, err
+    (start,) = (tmp_path / "moved/launches.jsonl").read_text().splitlines()
+    assert (json.loads(start)["step"], json.loads(start)["gained"]) == (STEPS, 5)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_work_is_started_once(tmp_path: Path) -> None:
     command = (launcher(), "-n", "2", sys.executable, *TRAIN, "model.heads=3", "model.width=8")
     code, err = Launch(tmp_path, "--", *command).end()

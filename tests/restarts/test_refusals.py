@@ -1,14 +1,21 @@
 """What `axrt launch` refuses before it starts anything, and what it goes on with."""
 
 import fcntl
+import os
+import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from axrt.cli import main
+from axrt.restarts import process
 from axrt.restarts.history import History
 from axrt.restarts.hosts import read_hosts
+from axrt.restarts.launcher import Command
+from axrt.restarts.supervisor import Supervisor
 
 from ..cli.test_train import TINY
 from ..mpi.mpirun import launcher
@@ -60,6 +67,21 @@ def test_a_second_launch_of_a_run_is_refused() -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         said = refused("--", launcher(), *TRAIN)
     assert "another axrt launch starts out" in said
+
+
+def test_a_signal_before_there_is_a_job_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Supervisor._placed
+
+    def placed(of: Supervisor) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return plain(of)
+
+    monkeypatch.setattr(Supervisor, "_placed", placed)
+    monkeypatch.setattr(process, "_LEAVES_S", 1.0)
+    began = time.monotonic()
+    supervisor = Supervisor(Command.of(["sleep", "30"]), 5, None, 0, Path("out"))
+    supervisor.until_done()
+    assert time.monotonic() - began < 10
 
 
 def test_a_host_file_that_is_no_text_is_refused() -> None:
