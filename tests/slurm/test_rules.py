@@ -17,7 +17,7 @@ SRUN = """#!/bin/bash
 case "$*" in *--mpi=*) ;; *) exit 0 ;; esac
 trap 'got=1' USR1
 [ -z "$STANDIN_WAITS" ] || touch ready
-while [ -n "$STANDIN_WAITS" ] && [ -z "$got" ]; do sleep 0.02; done
+while [ -n "$STANDIN_WAITS" ] && { [ -z "$got" ] || [ ! -e all ]; }; do sleep 0.02; done
 [ -z "$STANDIN_AXRT" ] || echo "$STANDIN_AXRT" > "$AXRT_EXIT_FILE"
 exit "$STANDIN_SRUN"
 """
@@ -40,7 +40,7 @@ def ended(folder: Path, srun: int, axrt: int | None, *told: signal.Signals) -> t
         "STANDIN_WAITS": "yes" if told else "",
     }
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
-    for left in ("told", "ready"):
+    for left in ("told", "ready", "all"):
         (folder / left).unlink(missing_ok=True)
     script = subprocess.Popen(
         ["bash", str(SCRIPT), "tiny.toml", "runs/mine"],
@@ -54,6 +54,7 @@ def ended(folder: Path, srun: int, axrt: int | None, *told: signal.Signals) -> t
         for one in told:
             script.send_signal(one)
             time.sleep(0.005)  # so that the shell hears them in this order
+        (folder / "all").touch()
     code = script.wait(30)
     return code, (folder / "told").exists() and (folder / "told").read_text() == "requeue 7\n"
 
