@@ -1,13 +1,15 @@
-"""Tokens that a model goes on with, one after the other."""
+"""Tokens that a model goes on with: how the next one is chosen, layers that remember those so far,
+and what they are fed."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from axrt.models.attention import keeping
+from axrt.device import CPU
+from axrt.models.attention import Past, Remembers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,40 +52,61 @@ def _nucleus(likely: Tensor, share: float) -> Tensor:
     return likely.index_fill(0, places[before >= share], 0.0)
 
 
-@torch.inference_mode()
-def sample(
-    model: nn.Module,
-    prompt: Sequence[int],
-    number: int,
-    context: int,
-    choice: Choice,
-    generator: torch.Generator,
-    *,
-    keeps: bool = False,
-) -> Iterator[int]:
-    """Choose tokens, one after the other.
+class Stage:
+    """Consecutive layers of a model that writes several texts, each in a slot. The layers keep
+    keys and values of each (the key-value cache).
 
     Args:
-        model: network from tokens, shape (1, length), int64, to logits, shape (1, length, vocab).
-        prompt: tokens to go on from, at least one.
-        number: number of tokens to choose.
-        context: number of last tokens that the model looks at.
-        choice: how to choose.
-        generator: random numbers of the choices, on the CPU.
-        keeps: the model's layers keep keys and values (`keeping`), so that a token alone is fed
-            while all tokens are in the context. Behind that all are fed each time.
+        layers: the layers, on one device and in evaluation mode.
+        context: most tokens of a text that they look at.
+        device: the device that they are on.
     """
-    tokens = list(prompt)
-    with ExitStack() as kept:
-        fed = 0
-        for _ in range(number):
-            if not keeps or len(tokens) > context or not fed:
-                kept.close()
-                kept.enter_context(keeping(model, context))
-                new = tokens[-context:]
-            else:
-                new = tokens[fed:]
-            logits = model(torch.tensor([new]))[0, -1].float()
-            fed = len(tokens)
-            tokens.append(choice.of(logits, generator))
-            yield tokens[-1]
+
+    def __init__(self, layers: nn.Module, context: int, device: torch.device = CPU) -> None:
+        self._layers, self._context, self.device = layers, context, device
+        self._remembering = [of for of in layers.modules() if isinstance(of, Remembers)]
+        self._pasts: dict[int, list[Past]] = {}
+
+    def forward(self, slot: int, value: Any, is_fresh: bool) -> Any:
+        """Compute what follows the tokens so far.
+
+        Args:
+            slot: slot of the text.
+            value: what goes into the first layer, for the next tokens.
+            is_fresh: no token so far counts: a text begins, or begins anew further on.
+        """
+        if is_fresh:
+            self._pasts[slot] = [Past(self._context) for _ in self._remembering]
+        for module, past in zip(self._remembering, self._pasts[slot], strict=True):
+            module.past = past
+        return self._layers(value)
+
+
+class Text:
+    """A text that is being written.
+
+    Args:
+        prompt: tokens that it begins with, at least one.
+        number: number of tokens to add.
+        context: number of last tokens that the model looks at.
+        keeps: the model's layers keep keys and values, so that a token alone is fed while all
+            tokens are in the context. Behind that all are fed each time.
+    """
+
+    def __init__(self, prompt: Sequence[int], number: int, context: int, keeps: bool) -> None:
+        self._tokens, self._left = list(prompt), number
+        self._context, self._keeps = context, keeps
+        self._fed = 0
+
+    def feed(self) -> tuple[Tensor, bool]:
+        """What the model is fed next, shape (1, length), int64; and whether it begins anew."""
+        is_fresh = not self._keeps or len(self._tokens) > self._context or not self._fed
+        new = self._tokens[-self._context :] if is_fresh else self._tokens[self._fed :]
+        self._fed = len(self._tokens)
+        return torch.tensor([new]), is_fresh
+
+    def add(self, token: int) -> bool:
+        """Add a token. Returns True where that was the last one."""
+        self._tokens.append(token)
+        self._left -= 1
+        return self._left == 0

@@ -39,6 +39,10 @@ class Topic(Vocabulary):
     # the sender has waited long for something that this rank owes it; about 0, number: of the
     # sessions that the sender has entered
     WAITS = "waits"
+    # what the next tokens of a text come to, for the next stage; about: the slot, number: the text.
+    # About -1: all texts are written
+    WRITES = "writes"
+    WRITTEN = "written"  # the next token of a text; about: the slot, number: the text
     # the sender has closed its engine and sends nothing more; about 0, number: of its calls
     LEAVES = "leaves"
 

@@ -1,14 +1,14 @@
-"""`axrt generate`: let a trained model go on from a prompt, in one process."""
+"""`axrt generate`: let a trained model go on from prompts, with one process or a pipeline."""
 
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
-import torch
 from torch import nn
 
 from axrt.checkpoint.folder import newest_undamaged
@@ -21,10 +21,12 @@ from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
 from axrt.errors import AxrtError, ConfigError, DataError
 from axrt.exit_codes import exit_code_of
-from axrt.generation import Choice, sample
-from axrt.launch import told
+from axrt.generation import Choice, Stage
+from axrt.launch import World, join
+from axrt.model.layers import build
 from axrt.models.registry import model_of
 from axrt.observe.metrics import TOKENIZER, kept_in_run
+from axrt.pipelined_generation import PipelinedGeneration
 
 
 @click.command(short_help="Let a trained model go on from a prompt.")
@@ -38,7 +40,8 @@ from axrt.observe.metrics import TOKENIZER, kept_in_run
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="a file with a prompt a line; a JSON object with prompt and text is written for each",
+    help="a file with a prompt a line; each gets a JSON object with prompt and text, and empty "
+    "lines are left out",
 )
 @click.option(
     "--tokens", default=200, show_default=True, type=click.IntRange(1), help="how many to add"
@@ -83,63 +86,105 @@ def generate(
     \b
     axrt generate runs/quickstart --prompt "def " --tokens 300
     """
-    said = told()
-    if said is not None and said.rank > 0:
-        return  # one process is enough, whatever has started more
+    world = join()
     try:
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
-        speaker = _Speaker(run, Choice(temperature, top_k, top_p), tokens, seed)
-        if prompts is None:
-            click.echo(prompt, nl=False)
-            for text in speaker.goes_on(prompt):
-                click.echo(text, nl=False)
-                sys.stdout.flush()
-            click.echo()
+        lines = [prompt] if prompts is None else _lines_of(prompts)
+        speaker = _Speaker(run, world, Choice(temperature, top_k, top_p), tokens, seed)
+        if world.rank:
+            speaker.serve()
+        elif prompts is None:
+            _stream(prompt, speaker)
         else:
-            for line in _lines_of(prompts):
-                text = "".join(speaker.goes_on(line))
-                click.echo(json.dumps({"prompt": line, "text": text}, ensure_ascii=False))
-        if speed:
+            _write_lines(lines, speaker)
+        if speed and not world.rank:
             click.echo(speaker.speed(), err=True)
+        speaker.close()
     except AxrtError as error:
+        if world.size > 1:
+            world.fail(error)
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
 
 
+def _stream(prompt: str, speaker: "_Speaker") -> None:
+    """Show a text as it comes."""
+    click.echo(prompt, nl=False)
+    for _, text in speaker.goes_on([prompt]):
+        click.echo(text, nl=False)
+        sys.stdout.flush()
+    click.echo()
+
+
+def _write_lines(prompts: Sequence[str], speaker: "_Speaker") -> None:
+    """Write each text as soon as it and those before it are whole."""
+    parts: list[list[str]] = [[] for _ in prompts]
+    whole, shown = set[int](), 0
+    for index, text in speaker.goes_on(prompts):
+        if text is not None:
+            parts[index].append(text)
+            continue
+        whole.add(index)
+        while shown in whole:
+            line = {"prompt": prompts[shown], "text": "".join(parts[shown])}
+            click.echo(json.dumps(line, ensure_ascii=False))
+            shown += 1
+
+
 def _lines_of(prompts: Path) -> list[str]:
     try:
-        return prompts.read_text(encoding="utf-8").splitlines()
+        lines = prompts.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompts {prompts}: {error}; expected a file of text") from None
+    return [line for line in lines if line.strip()]
 
 
 class _Speaker:
-    """Goes on from prompts with the model of a run."""
+    """Goes on from prompts with the layers that this rank has of a model.
 
-    def __init__(self, run: Path, choice: Choice, tokens: int, seed: int) -> None:
-        self._config, self._model = newest_undamaged(run, _loaded, to_stderr)
+    Args:
+        run: run or checkpoint.
+        world: ranks of the pipeline.
+        choice: how tokens are chosen.
+        tokens: number of tokens to add.
+        seed: seed of the choices.
+    """
+
+    def __init__(self, run: Path, world: World, choice: Choice, tokens: int, seed: int) -> None:
+        load = partial(_loaded, rank=world.rank, ranks=world.size)
+        self._config, layers = newest_undamaged(run, load, to_stderr)
         self._codec = _codec_for(self._config, run)
-        self._choice, self._tokens, self._seed = choice, tokens, seed
-        self._made, self._took_s = 0, 0.0
+        self._tokens, self._made, self._took_s = tokens, 0, 0.0
+        stage = Stage(layers.to(world.device), self._config.model.context, world.device)
+        self._transport = world.transport(world.device, self._config.run.cuda_aware)
+        self._writes = PipelinedGeneration(self._transport, stage, choice, seed)
 
-    def goes_on(self, prompt: str) -> Iterator[str]:
-        """The text behind a prompt, bit by bit."""
+    def goes_on(self, prompts: Sequence[str]) -> Iterator[tuple[int, str | None]]:
+        """The texts behind prompts, bit by bit, each with the index of its prompt; None at its
+        end."""
         model = self._config.model
-        given, decode = self._codec.encode(prompt), self._codec.decoder()
-        _check(given, model.vocab)
-        random, clock = torch.Generator().manual_seed(self._seed), time.perf_counter()
-        keeps, of = not model.factory, (self._tokens, model.context, self._choice)
-        for token in sample(self._model, given, *of, random, keeps=keeps):
-            self._made += 1
-            if token == self._codec.end:
-                break
-            yield decode(token)
+        given = [self._codec.encode(prompt) for prompt in prompts]
+        for tokens in given:
+            _check(tokens, model.vocab)
+        decoders, clock = [self._codec.decoder() for _ in given], time.perf_counter()
+        of = (self._tokens, model.context, not model.factory, self._codec.end)
+        for index, token in self._writes.write(given, *of):
+            self._made += token is not None
+            yield index, None if token is None else decoders[index](token)
         self._took_s += time.perf_counter() - clock
+
+    def serve(self) -> None:
+        """Compute for the first rank, until all texts are written."""
+        self._writes.serve()
 
     def speed(self) -> str:
         """How fast it has been."""
         return f"{self._made} tokens, {self._made / self._took_s:,.1f} tokens/s"
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        self._transport.close()
 
 
 class Numbers:
@@ -194,15 +239,21 @@ def _check(tokens: list[int], vocab: int) -> None:
         )
 
 
-def _loaded(checkpoint: Path) -> tuple[Config, nn.Sequential]:
-    """The model of a checkpoint, with its configuration.
+def _loaded(checkpoint: Path, rank: int, ranks: int) -> tuple[Config, nn.Sequential]:
+    """The layers that a rank has of the model of a checkpoint, with its configuration.
 
     Raises:
+        ConfigError: the model has fewer layers than there are ranks.
         DamagedError: it is damaged.
     """
     manifest = Manifest.read(checkpoint)
     config = Config.read(manifest.config)
-    whole = model_of(config).sequential(config.run.seed)
-    layers = {place: dict(weights_of(place, layer)) for place, layer in enumerate(whole)}
+    model = model_of(config)
+    cuts = model.boundaries(ranks)
+    mine = {
+        place: build(model.layers, place, config.run.seed)
+        for place in range(cuts[rank], cuts[rank + 1])
+    }
+    layers = {place: dict(weights_of(place, layer)) for place, layer in mine.items()}
     take_weights(check_weights(checkpoint, manifest, layers, SliceReader()), layers)
-    return config, whole.eval()
+    return config, nn.Sequential(*mine.values()).eval()

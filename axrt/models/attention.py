@@ -1,9 +1,6 @@
 """Causal self-attention: grouped heads (Ainslie et al. 2023), rotary positions, documents apart,
 and keys and values that are kept while a text is written."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -140,21 +137,3 @@ def _mask(
         return None
     ones = torch.ones(length, before + length, dtype=torch.bool, device=device)
     return ones.tril(before)
-
-
-@contextmanager
-def keeping(model: nn.Module, context: int) -> Iterator[None]:
-    """Context in which each call of a model goes on behind the tokens of the call before.
-
-    Args:
-        model: model, or layers of one.
-        context: most tokens in all.
-    """
-    remembers = [module for module in model.modules() if isinstance(module, Remembers)]
-    for module in remembers:
-        module.past = Past(context)
-    try:
-        yield
-    finally:
-        for module in remembers:
-            module.past = None

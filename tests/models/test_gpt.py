@@ -2,6 +2,7 @@
 other."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ from torch import Tensor, nn
 import axrt
 from axrt.config import Config
 from axrt.errors import ConfigError
-from axrt.generation import Choice, sample
+from axrt.generation import Choice, Stage
 from axrt.losses import IGNORED
-from axrt.models.attention import keeping
 from axrt.models.gpt import gpt, masked_cross_entropy
 from axrt.transport.local import LocalWorld
 
 from ..engine.reference import configured as run_settings
 from ..engine.reference import momentum, train_in_plain_torch, train_on_a_rank
+from .writing import written, written_by_ranks
 
 CONTEXT, VOCAB, END = 24, 64, 63
 SMALL: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "context": CONTEXT, "vocab": VOCAB}
@@ -51,10 +52,12 @@ def grown(config: Config) -> nn.Sequential:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_token_alone_gets_the_logits_that_it_has_behind_all_others(form: str) -> None:
     model, tokens = grown(configured(form)), torch.randint(VOCAB, (2, CONTEXT))
-    with torch.inference_mode(), keeping(model, CONTEXT):
-        parts = [model(part) for part in torch.split(tokens, [10, 1, 1, 5, 7], dim=1)]
+    stage, parts = Stage(model, CONTEXT), []
     with torch.inference_mode():
-        assert torch.allclose(torch.cat(parts, dim=1), model(tokens), atol=1e-5)
+        for number, part in enumerate(torch.split(tokens, [10, 1, 1, 5, 7], dim=1)):
+            parts.append(stage.forward(0, part, is_fresh=number == 0))
+        whole = Stage(model, CONTEXT).forward(0, tokens, is_fresh=True)
+        assert torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -63,11 +66,33 @@ def test_what_is_written_is_the_same_with_and_without_memory_also_behind_the_con
 ) -> None:
     model = grown(configured(form))
     plain, keeping_ = (
-        list(sample(model, [1, 2, 3], 2 * CONTEXT, CONTEXT, Choice(0), torch.Generator(), keeps=k))
+        written(Stage(model, CONTEXT), [1, 2, 3], 2 * CONTEXT, CONTEXT, Choice(0), keeps=k)
         for k in (False, True)
     )
     assert plain == keeping_
     assert len(plain) == 2 * CONTEXT
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("cuts", [(0, 1, 4), (0, 2, 3, 4)])
+def test_a_pipeline_writes_what_one_rank_does_whatever_comes_first(
+    form: str, cuts: tuple[int, ...]
+) -> None:
+    """More texts than are under way at a time, of many lengths; some end before the others."""
+    whole, choice = grown(configured(form)), Choice(0.9, top_k=20)
+    stages = [whole[begin:end] for begin, end in pairwise(cuts)]
+    prompts = [[7 * n % VOCAB for n in range(1, 2 + 3 * k)] for k in range(9)]
+    number = CONTEXT
+    alone = [written(Stage(whole, CONTEXT), of, number, CONTEXT, choice, True, 5) for of in prompts]
+    end = alone[3][10]
+    expected = {
+        n: tokens[: tokens.index(end)] if end in tokens else tokens
+        for n, tokens in enumerate(alone)
+    }
+    assert len({len(tokens) for tokens in expected.values()}) > 1
+    for seed in range(3):
+        found = written_by_ranks(stages, prompts, number, CONTEXT, choice, end, seed)
+        assert found == expected
 
 
 @pytest.mark.parametrize("form", FORMS)

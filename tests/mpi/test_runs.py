@@ -116,6 +116,24 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
     assert told.out.startswith("all ")
 
 
+def test_a_pipeline_writes_what_one_process_does(tmp_path: Path) -> None:
+    """Of a model whose embedding and head are tied; then ranks have no layer left."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    train = ["-m", "axrt", "train", "tiny.toml", "model.tied=true", "run.steps=8"]
+    ended = mpirun(1, train, cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    (tmp_path / "prompts").write_text("all\nwork and no play\n\nno\n")
+    command = ["-m", "axrt", "generate", "out", "--prompts", "prompts", "--tokens", "12"]
+    alone = run([sys.executable, *command], 60, tmp_path)
+    several = mpirun(3, command, cwd=tmp_path)
+    assert (several.code, several.out) == (0, alone.out), several.err
+    assert len(alone.out.splitlines()) == 3
+    refused = mpirun(5, command, cwd=tmp_path)
+    assert refused.code == 2
+    assert "layers" in refused.err
+
+
 def test_ctrl_c_saves_where_the_launcher_waits_and_harms_no_checkpoint_where_it_does_not(
     tmp_path: Path,
 ) -> None:
