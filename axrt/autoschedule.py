@@ -221,11 +221,13 @@ def choose(
 def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found]:
     """The schedules that fit, each with its job."""
     asked = config.schedule
-    for name in NAMES:
+    for name in (*NAMES, *asked.also):
         for cap in [asked.max_held] if asked.max_held else caps_of(name, ranks):
             try:
                 found = _of(replace(asked, policy=name, max_held=cap), config, model, ranks)
-            except ConfigError:
+            except ConfigError as error:
+                if name in asked.also and not asked.max_held:
+                    raise ConfigError(f"schedule.also: {error}") from None
                 continue
             if (
                 found[1].pipes == 1 or asked.placement

@@ -18,7 +18,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
-from axrt.scheduler.policies import FIXED, NAMES, policy_by_name
+from axrt.scheduler.policies import FIXED, NAMES, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
 
 AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
@@ -355,6 +355,10 @@ class Schedule(_Section):
         choices=("", *NAMES, FIXED, AUTO),
         takes_own=True,
     )
+    also: tuple[str, ...] = _key(
+        (),
+        "policies of your own, 'package.module:Class', that policy auto tries beside the others",
+    )
     placement: str = _key(
         "", "which rank holds which stage; '' = the policy's own", choices=("", *PLACEMENTS)
     )
@@ -403,6 +407,17 @@ class Schedule(_Section):
                 policy_by_name(self.policy, self.max_held)
         except ValueError as error:
             yield f"schedule.max_held: {error}"
+        if self.also and self.policy != AUTO:
+            yield (
+                f"schedule.also = {list(self.also)} and schedule.policy = {self.policy!r}; "
+                f"expected schedule.policy = {AUTO!r}, which chooses among them"
+            )
+        for name in self.also:
+            if not is_own(name):
+                yield (
+                    f"schedule.also: {name!r}; expected 'package.module:Class', since all others "
+                    "are tried already"
+                )
 
 
 @dataclass(frozen=True, slots=True)

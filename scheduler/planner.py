@@ -1,7 +1,7 @@
 """Schedules by name: the job that a policy's settings give, all schedules that fit, and what each
 would do on given costs."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -94,7 +94,11 @@ class Option(NamedTuple):
 
 
 def options(
-    ranks: int, microbatches: int, chunks: Iterable[int] = (0,), thorough: bool = False
+    ranks: int,
+    microbatches: int,
+    chunks: Iterable[int] = (0,),
+    thorough: bool = False,
+    also: Sequence[str] = (),
 ) -> Iterator[Option]:
     """Every policy that fits the ranks and microbatches; policies that take a cap come with
     several.
@@ -105,8 +109,9 @@ def options(
         chunks: numbers of stages of a rank to try where the placement leaves the choice; 0 is its
             own.
         thorough: True to try the caps of `all_caps_of` in place of those of `caps_of`.
+        also: policies of the user's own.
     """
-    for name in NAMES:
+    for name in (*NAMES, *also):
         for cap in all_caps_of(name, ranks) if thorough else caps_of(name, ranks):
             for count in chunks:
                 with suppress(ValueError):
@@ -172,6 +177,7 @@ def search(
     steps: int,
     most_held: float,
     run: Callable[[Job], tuple[Costs, Timeline]],
+    also: Sequence[str] = (),
 ) -> tuple[list[Outcome], float]:
     """Simulate every schedule that fits.
 
@@ -181,13 +187,17 @@ def search(
         steps: number of steps that `run` simulates.
         most_held: limit on what a rank holds, in microbatches of all its layers; 0: no limit.
         run: function that simulates a job and returns the costs that it used and the timeline.
+        also: policies of the user's own.
     Returns:
         The schedules within the limit, the fastest first; and the duration that no schedule on any
         of the tried placements can beat, 0 if there is none.
     """
     found = []
-    for option in options(ranks, microbatches, _CHUNKS, thorough=True):
-        costs, line = run(option.job)
+    for option in options(ranks, microbatches, _CHUNKS, thorough=True, also=also):
+        try:
+            costs, line = run(option.job)
+        except ValueError:  # costs by stage are of another number of stages
+            continue
         where = option.job.placement
         least = least_makespan(where, costs, microbatches, steps)
         found.append(

@@ -4,12 +4,14 @@ A study calls it a hundred times. So modules that only some calls need are impor
 them.
 """
 
+import csv
 import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
+from statistics import mean
 from typing import Any, NoReturn
 
 import click
@@ -19,7 +21,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.planner import build_schedule, search
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, is_own
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.sharing import with_sharing
@@ -62,7 +64,10 @@ _COSTS = (
         "--microbatches",
         "--memory",
         "--json",
+        "--also",
+        "--csv",
         "--costs",
+        "--stage-costs",
         "--latency",
         "--transfer",
         "--task-cost",
@@ -88,6 +93,34 @@ _COSTS = (
     *("--linger", "--steps", "--barrier", "--clip", "--seed", "--lengths"),
     *("--buckets", "--slots", "--host-rooms", "--host-share", "--copy-costs", "--bring-cost"),
 )
+
+
+class _OwnPolicy(click.ParamType):  # type: ignore[type-arg]
+    """The module and class of a policy of the user's own, which can be made."""
+
+    name = "MODULE:CLASS"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            if not is_own(value):
+                raise ValueError(f"{value!r}; expected 'package.module:Class'")
+            policy_by_name(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class _StageCosts(click.ParamType):  # type: ignore[type-arg]
+    """Costs of each stage, such as 1,1,1/1,1,1/2,2,2."""
+
+    name = "A,B,C/..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[float, ...], ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(_Numbers(3, ",").convert(one, param, ctx) for one in value.split("/"))
 
 
 class _PolicyName(click.Choice[str]):
@@ -141,6 +174,12 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     type=_PolicyName([*NAMES, FIXED, "all"]),
     help="the rule, or 'package.module:Class' of your own; all: a table of those that fit",
 )
+@click.option(
+    "--also",
+    multiple=True,
+    type=_OwnPolicy(),
+    help="with --policy all or --search: a policy of your own, too; may be given again",
+)
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
 @click.option("--microbatches", type=click.IntRange(1), help="per step")
 @click.option(
@@ -189,6 +228,11 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     default=(1.0, 1.0, 1.0),
     type=_Numbers(3, ","),
     help="forward, input and weight gradient of a rank; a chunk's is 1/v",
+)
+@click.option(
+    "--stage-costs",
+    type=_StageCosts(),
+    help="the same for each stage, in place of --costs",
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
 @click.option(
@@ -380,6 +424,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     help="what a microbatch holds on a rank; a chunk holds 1/v",
 )
 @click.option("--json", "as_json", is_flag=True, help="figures as JSON")
+@click.option("--csv", "as_csv", is_flag=True, help="figures as CSV, a line a schedule")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -404,6 +449,7 @@ def simulate_command(
     what_if: bool,
     searches: bool,
     as_json: bool,
+    as_csv: bool,
     held_mib: float,
     **options: Any,
 ) -> None:
@@ -430,14 +476,23 @@ def simulate_command(
             "--policy"
         )
     _check(options)
+    if options["stage_costs"] and "--costs" in _given(context):
+        _refuse("--costs and --stage-costs both say what stages take; expected one of them")
+    if options["also"] and not (searches or policy == "all"):
+        _refuse(
+            "--also adds policies to those that are compared; expected --policy all, or --search"
+        )
+    if as_json and as_csv:
+        _refuse("--json and --csv are two forms of the figures; expected one of them")
+    form = "json" if as_json else "csv" if as_csv else "table"
     if searches:
         _refuse_besides("--search", _COSTS, context)
-        _search(options, memory, as_json)
+        _search(options, memory, form)
     elif policy:
-        _simulate(policy, as_json, held_mib, options)
+        _simulate(policy, form, held_mib, options)
 
 
-def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, Any]) -> None:
+def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) -> None:
     """Simulate one policy, or all of them, and print the figures."""
     files = {name: options.pop(name) for name in ("picture", "timeline", "write_order")}
     if policy == "all":
@@ -447,7 +502,7 @@ def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, An
             )
     found: list[dict[str, Any]] = []
     misfits: list[str] = []
-    for name in NAMES if policy == "all" else (policy,):
+    for name in (*NAMES, *options["also"]) if policy == "all" else (policy,):
         try:
             takes_the_cap = policy != "all" or name in CAPPED
             job, line = _simulated(name, options if takes_the_cap else {**options, "max_held": 0})
@@ -460,14 +515,56 @@ def _simulate(policy: str, as_json: bool, held_mib: float, options: dict[str, An
         _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
     if policy != "all" and misfits:
         _refuse(misfits[0])
-    if as_json:
-        click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
-        for misfit in misfits:  # standard output has the figures alone
-            click.echo(f"axrt: left out: {misfit}", err=True)
-    else:
+    if not found:
+        _refuse(f"no policy fits: {misfits[0]}")
+    if form == "table":
         from axrt.cli.tables import show_schedules
 
-        show_schedules(found, misfits)
+        show_schedules(found, misfits, _taken(options))
+        return
+    if form == "csv":
+        _print_csv([_in_columns(one) for one in found])
+    else:
+        click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
+    for misfit in misfits:  # standard output has the figures alone
+        click.echo(f"axrt: left out: {misfit}", err=True)
+
+
+def _taken(options: dict[str, Any]) -> str:
+    """A line about the costs that were taken, and their unit."""
+    if options["stage_costs"]:
+        work = f"costs of {len(options['stage_costs'])} stages by --stage-costs"
+    else:
+        work = "forward {:g}, input gradient {:g}, weight gradient {:g} of a rank".format(
+            *options["costs"]
+        )
+    latency = f"latency {options['latency']:g}" if options["latency"] else "messages take no time"
+    return (
+        f"costs: {work}, {latency} (--costs, --stage-costs, --latency). Times are in the unit of "
+        "these costs."
+    )
+
+
+def _in_columns(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures of a schedule with one number each: of lists by rank the largest, of idle times the
+    mean, and each cause by itself."""
+    causes = figures["idle_by_cause"]
+    plain = {
+        key: max(value) if isinstance(value, list) else value
+        for key, value in figures.items()
+        if key not in ("idle", "idle_by_cause")
+    }
+    return {
+        **plain,
+        "idle": mean(figures["idle"]),
+        **{f"idle_{cause}": mean(causes[cause]) for cause in causes},
+    }
+
+
+def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    writer = csv.DictWriter(sys.stdout, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
 
 
 def _drawn(line: Timeline) -> str:
@@ -521,21 +618,27 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
         show_comparison(found, tried, run)
 
 
-def _search(options: dict[str, Any], memory: float, as_json: bool) -> None:
+def _search(options: dict[str, Any], memory: float, form: str) -> None:
     def run(job: Job) -> tuple[Costs, Timeline]:
         costs = _costs(job, options)
         return costs, _run(job, costs, options)
 
-    found, least = search(options["ranks"], options["microbatches"], options["steps"], memory, run)
+    found, least = search(
+        options["ranks"], options["microbatches"], options["steps"], memory, run, options["also"]
+    )
+    if not found and not least:
+        _refuse("no schedule has as many stages as --stage-costs; expected costs of each stage")
     if not found:
         _refuse(
             f"--memory {memory:g}: no schedule on {options['ranks']} ranks holds so little; "
             "expected more, or more ranks"
         )
-    if as_json:
+    if form == "json":
         click.echo(
             json.dumps({"found": [one.as_dict() for one in found], "least": least}, indent=1)
         )
+    elif form == "csv":
+        _print_csv([one.as_dict() for one in found])
     else:
         from axrt.cli.tables import show_search
 
@@ -633,12 +736,11 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 
 
 def _costs(job: Job, options: dict[str, Any]) -> Costs:
-    forward, back, weight = options["costs"]
     fetch, store = options["copy_costs"]
     ranks, factor = options["node"] or (0, 1.0)
     bring, take = options["stash_costs"]
     return Costs(
-        Work(forward, back, weight, sent=options["transfer"]),
+        _work(job, options),
         reduce=options["reduce_cost"],
         bucket=options["reduce_transfer"],
         step=options["step_cost"],
@@ -666,6 +768,22 @@ def _costs(job: Job, options: dict[str, Any]) -> Costs:
         pieces=options["pieces"],
         linger=options["linger"],
         seed=options["seed"],
+    )
+
+
+def _work(job: Job, options: dict[str, Any]) -> Work | tuple[Work, ...]:
+    """The cost of a rank, or of each stage; raises `ValueError` where there are others."""
+    sent = options["transfer"]
+    if not options["stage_costs"]:
+        forward, back, weight = options["costs"]
+        return Work(forward, back, weight, sent)
+    if len(options["stage_costs"]) != job.stages:
+        raise ValueError(
+            f"--stage-costs are of {len(options['stage_costs'])} stages, and there are "
+            f"{job.stages}; expected costs of each stage"
+        )
+    return tuple(
+        [Work(forward, back, weight, sent) for forward, back, weight in options["stage_costs"]]
     )
 
 

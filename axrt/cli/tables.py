@@ -23,12 +23,13 @@ _CAUSES = {
 }
 
 
-def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
+def show_schedules(found: list[dict[str, Any]], misfits: list[str], taken: str) -> None:
     """Print the figures of simulated schedules, the fastest first.
 
     Args:
         found: figures of each schedule.
         misfits: texts about policies that do not fit.
+        taken: a line about the costs.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
@@ -57,6 +58,7 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str]) -> None:
             *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )
     _print(table, 140)
+    click.echo(taken)
     *others, last = [_CAUSES[cause][1] for cause in causes]
     click.echo(
         "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a "

@@ -1,5 +1,6 @@
 """Timelines as a picture in SVG, light and dark: one row a rank, a colour a kind, microbatch
-numbers, and below each row the number of chunks held.
+numbers, the cause of each gap, and below each row the number of chunks held. A mark is where a rank
+begins its next step.
 
 Where state is offloaded, a rank also has a thin row for each direction of its copies, and its own
 row has the optimizer steps that the copies are for.
@@ -12,8 +13,9 @@ from itertools import groupby
 from math import floor, log10
 from statistics import median
 
+from axrt.scheduler.state import COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import AnyKind, Kind
-from axrt.scheduler.timeline import Span, Timeline
+from axrt.scheduler.timeline import Pause, Span, Timeline
 
 _escape = partial(escape, quote=False)
 _ROW, _LANE, _STRIP, _GAP, _LEFT, _RIGHT, _TOP = 22, 11, 12, 8, 64, 10, 44
@@ -45,6 +47,12 @@ _LANES = {
     Kind.LOAD: "weights",
     Kind.BRING: "whole weights",
 }
+_GAPS = {  # by the cause of a pause: class and words
+    INPUT: ("gi", "idle: nothing has come"),
+    ROOM: ("gr", "idle: a cap says no"),
+    COPIES: ("gc", "idle: state is on its way"),
+    END: ("ge", "idle: nothing is left"),
+}
 _OTHER = "o"  # of kinds without a colour of their own
 _HELD = ("h", "held: forward started, weight gradient not finished")
 _STYLE = """
@@ -52,10 +60,11 @@ text{font:11px sans-serif;fill:#222}.n{font-size:10px;text-anchor:middle;fill:#f
 .t{font-size:13px;font-weight:bold}
 .f{fill:#3b6fb6}.c{fill:#8a63b0}.b{fill:#2e8b57}.i{fill:#1f9e9e}.w{fill:#c7772e}.o{fill:#777}
 .p{fill:#b04a5a}.in{fill:#5d7f99}.out{fill:#99855d}.l{font-size:9px}
+.gi{fill:#f3d9d9}.gr{fill:#f6e7bf}.gc{fill:#d9e6f3}.ge{fill:#e4e4e4}.e{stroke:#222;stroke-width:1.5}
 .x{text-anchor:middle}.a{stroke:#888}.h{fill:#9a9a9a;opacity:.55}.r{fill:#f1f1f1}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#fff;stroke-width:.6}rect.s{stroke:none}.d{opacity:.72}
 @media (prefers-color-scheme:dark){svg{background:#16181c}text{fill:#ddd}.n{fill:#fff}
-.r{fill:#24272d}
+.r{fill:#24272d}.gi{fill:#4a3034}.gr{fill:#4a4330}.gc{fill:#30404a}.ge{fill:#33363c}.e{stroke:#eee}
 rect.f,rect.c,rect.b,rect.i,rect.w{stroke:#16181c}rect.s{stroke:none}.h{fill:#777}}
 """
 
@@ -112,7 +121,7 @@ def _height(line: Timeline) -> int:
 
 
 def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
-    yield f'<text class="t" x="8" y="16">{_escape(line.title)}</text>'
+    yield f'<text class="t" x="8" y="16">{_escape(_heading(line))}</text>'
     yield from _legend(line)
     spans = sorted(_drawn(line), key=lambda span: (span.rank, span.start))
     most, lanes = max(1, *line.held), _lanes(line)
@@ -123,9 +132,11 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
         yield f'<text x="8" y="{top + 15}">rank {rank}</text>'
         size = f'width="{width - _LEFT - _RIGHT}" height="{_ROW}"'
         yield f'<rect class="r" x="{_LEFT}" y="{top}" {size}/>'
+        yield from (_pause(of, top, scale) for of in line.pauses if of.rank == rank)
         yield from (
             _box(span, top, scale, line.microbatches, span.task.stage > shallowest) for span in mine
         )
+        yield from _borders(line, mine, top, scale)
         for kind in lanes:
             copies = [span for span in everything if span.task.kind is kind]
             top += _LANE
@@ -133,6 +144,33 @@ def _panel(line: Timeline, scale: float, width: int) -> Iterator[str]:
             yield from (_copy(span, top + _ROW - _LANE, scale) for span in copies)
         yield _held(line, mine, top + _ROW + _STRIP, scale, most)
     yield from _axis(line, scale, width, _height(line))
+
+
+def _heading(line: Timeline) -> str:
+    """The title, with how long it takes, and which share of that the busiest rank computes."""
+    took = f"makespan {line.makespan:.5g}{f' {line.unit}' if line.unit else ''}"
+    busy = f", utilisation {line.utilisation:.3f}" if line.ideal else ""
+    return f"{line.title}: {took}{busy}" if line.title else f"{took}{busy}"
+
+
+def _pause(pause: Pause, top: float, scale: float) -> str:
+    """A time in which a rank ran nothing, by its cause."""
+    x, width = _LEFT + pause.start * scale, (pause.end - pause.start) * scale
+    name, why = _GAPS[pause.cause]
+    place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
+    return f'<rect class="{name}" {place}><title>{why}</title></rect>'
+
+
+def _borders(line: Timeline, spans: Sequence[Span], top: float, scale: float) -> Iterator[str]:
+    """A mark where a rank begins a step: before the first forward of each but the first."""
+    steps: dict[int, float] = {}
+    for span in spans:
+        if span.task.kind is Kind.FORWARD:
+            steps.setdefault(span.task.microbatch // line.microbatches, span.start)
+    for step, start in list(steps.items())[1:]:
+        x = f"{_LEFT + start * scale:.1f}"
+        mark = f'<path class="e" d="M{x} {top - 3}v{_ROW + 6}"/>'
+        yield mark.replace("/>", f"><title>step {step}</title></path>")
 
 
 def _width(line: Timeline) -> int:
@@ -154,6 +192,11 @@ def _legend(line: Timeline) -> Iterable[str]:
         box = f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/>'
         yield f'{box}<text x="{at + 16}" y="34">{_escape(words)}</text>'
         at += 30 + 7 * len(words)
+    for cause in dict.fromkeys(pause.cause for pause in line.pauses):
+        name, words = _GAPS[cause]
+        box = f'<rect class="{name}" x="{at}" y="24" width="12" height="12"/>'
+        yield f'{box}<text x="{at + 16}" y="34">{words}</text>'
+        at += 30 + 6 * len(words)
     if len({span.task.stage for span in line.computing()}) > line.ranks:
         yield f'<text x="{at}" y="34">lighter: a deeper stage of the rank</text>'
 

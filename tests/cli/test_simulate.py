@@ -1,6 +1,8 @@
 """`axrt simulate`: figures, a table, a picture."""
 
+import csv
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from itertools import pairwise
@@ -255,6 +257,7 @@ def test_copies_are_rows_of_their_own_below_the_rank_and_steps_are_in_its_row(
         title.text or "": (float(box.get("y", "")), float(box.get("x", "")), box)
         for box in picture.iter(f"{svg}rect")
         for title in box.iter(f"{svg}title")
+        if not (title.text or "").startswith("idle")
     }
     assert len(places) == 2 * 2 * (2 * 2 + 4 * 3), "F and B; fetch, step and store"
     for stage in range(2):
@@ -330,7 +333,7 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
     boxes = [
         box
         for box in picture.iter("{http://www.w3.org/2000/svg}rect")
-        if box.find("{http://www.w3.org/2000/svg}title") is not None
+        if not box.findtext("{http://www.w3.org/2000/svg}title", "idle").startswith("idle")
     ]
     assert len(boxes) == ranks * 2 * 8 * 6
     assert len({box.get("y") for box in boxes}) == ranks
@@ -710,3 +713,82 @@ def test_recomputation_takes_a_forward_more() -> None:
     )
     assert plain == [80] * 4
     assert again == [10] * 4
+
+
+OWN = """
+from axrt.scheduler.policies.one_f_one_b import OneForwardOneBackward
+
+class Mine(OneForwardOneBackward):
+    name = "mine"
+"""
+SMALL = ("--ranks", "4", "--microbatches", "8")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "mine_alone.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "mine_alone:Mine"
+
+
+def test_policies_of_ones_own_are_compared_with_the_others(own: str) -> None:
+    found = {
+        one["policy"]: one
+        for one in json.loads(simulate("--policy", "all", "--also", own, *SMALL, "--json").output)
+    }
+    assert found["mine"]["makespan"] == found["1f1b"]["makespan"] == 33
+    searched = json.loads(simulate("--search", "--also", own, *SMALL, "--json").output)["found"]
+    assert own in {one["policy"] for one in searched}
+    for wrong, text in (("1f1b", "expected 'package.module:Class'"), ("none:X", "No module named")):
+        result = simulate("--policy", "all", "--also", wrong, *SMALL)
+        assert (result.exit_code, text in result.output) == (2, True)
+    assert "expected --policy all" in simulate("--policy", "1f1b", "--also", own, *SMALL).output
+
+
+def test_figures_as_csv_are_those_of_json() -> None:
+    table = list(csv.DictReader(simulate("--policy", "all", *SMALL, "--csv").stdout.splitlines()))
+    plain = json.loads(simulate("--policy", "all", *SMALL, "--json").stdout)
+    assert [row["policy"] for row in table] == [one["policy"] for one in plain]
+    for row, one in zip(table, plain, strict=True):
+        assert float(row["makespan"]) == one["makespan"]
+        assert float(row["held"]) == max(one["held"])
+        assert float(row["idle"]) == pytest.approx(sum(one["idle"]) / 4)
+        causes = [float(row[f"idle_{cause}"]) for cause in one["idle_by_cause"]]
+        assert sum(causes) == pytest.approx(float(row["idle"]))
+    assert len(list(csv.DictReader(simulate("--search", *SMALL, "--csv").stdout.splitlines()))) > 20
+
+
+def test_costs_by_stage_count_and_must_be_of_each() -> None:
+    """The last of four stages takes twice as long: on linear placement it is busy all the time."""
+    stages = ("--stage-costs", "1,1,1/1,1,1/1,1,1/2,2,2")
+    found = json.loads(simulate("--policy", "1f1b", *SMALL, *stages, "--json").output)
+    assert found["makespan"] == 3 * 1 + 8 * 6 + 3 * 2
+    assert (
+        "are of 4 stages, and there are 8" in simulate("--policy", "zb-v", *SMALL, *stages).output
+    )
+    searched = json.loads(simulate("--search", *SMALL, *stages, "--json").output)["found"]
+    assert {one["placement"] for one in searched} == {"linear", "bidirectional"}
+    both = simulate("--policy", "1f1b", *SMALL, *stages, "--costs", "1,1,1").output
+    assert "both say what stages take" in both
+
+
+def test_the_table_says_which_costs_were_taken() -> None:
+    said = simulate("--policy", "1f1b", *SMALL, "--costs", "1,2,1.5").output
+    assert (
+        "costs: forward 1, input gradient 2, weight gradient 1.5 of a rank, messages take no"
+        in said
+    )
+    assert "Times are in the unit of these costs." in said
+
+
+def test_the_picture_says_how_long_it_takes_and_why_ranks_wait(tmp_path: Path) -> None:
+    path = tmp_path / "p.svg"
+    simulate("--policy", "1f1b", *SMALL, "--steps", "3", "--latency", "0.1", "--picture", str(path))
+    drawn = path.read_text()
+    assert ": makespan " in drawn
+    assert ", utilisation 0." in drawn
+    for step in (1, 2):
+        assert drawn.count(f"<title>step {step}</title>") == 4
+    assert {"idle: nothing has come", "idle: a cap says no", "idle: nothing is left"} <= set(
+        re.findall("<title>(idle: [^<]+)</title>", drawn)
+    )

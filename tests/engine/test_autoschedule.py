@@ -1,6 +1,7 @@
 """Policy "auto": measured, simulated, chosen alike on every rank."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +78,29 @@ def test_memory_and_what_is_set_narrow_the_choice() -> None:
         chosen({"memory": {"activations_mb": 1}})
     with pytest.raises(axrt.ConfigError, match="finds no schedule for 9 ranks that fits the model"):
         chosen({}, ranks=9)
+
+
+def test_policies_of_ones_own_are_candidates_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that holds nothing back is as fast as gpipe; one that is not there is refused."""
+    (tmp_path / "my_own.py").write_text(
+        "from axrt.scheduler.policies.gpipe import GPipe\n\nclass Mine(GPipe):\n    name = 'mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def tried(name: str) -> dict[str, float]:
+        found = chosen({"schedule": {"policy": "auto", "also": [name]}})
+        return {one.schedule.policy: one.step_s for one in found}
+
+    found = tried("my_own:Mine")
+    assert found["my_own:Mine"] == found["gpipe"]
+    with pytest.raises(axrt.ConfigError, match="schedule.also: .*No module named 'not_there'"):
+        tried("not_there:X")
+    with pytest.raises(axrt.ConfigError, match="expected 'package.module:Class'"):
+        tried("gpipe")
+    with pytest.raises(axrt.ConfigError, match="expected schedule.policy = 'auto'"):
+        chosen({"schedule": {"policy": "1f1b", "also": ["my_own:Mine"]}})
 
 
 def test_recomputation_counts() -> None:
