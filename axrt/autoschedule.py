@@ -110,7 +110,10 @@ def resolve(
     edge = measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
     policy, max_held, candidates = exchange.agreed(decided)
     schedule, job = _of(
-        replace(config.schedule, policy=policy, max_held=max_held), config, model, mesh.pipe
+        replace(config.schedule, policy=policy, max_held=max_held, also=()),
+        config,
+        model,
+        mesh.pipe,
     )
     return schedule, _with_replicas(job, mesh, config), candidates
 
@@ -221,13 +224,17 @@ def choose(
 def _legal(config: Config, model: PipelineModule, ranks: int) -> Iterator[_Found]:
     """The schedules that fit, each with its job."""
     asked = config.schedule
+    for name in asked.also:
+        try:
+            policy_by_name(name)
+        except ValueError as error:
+            raise ConfigError(f"schedule.also: {error}") from None
     for name in (*NAMES, *asked.also):
         for cap in [asked.max_held] if asked.max_held else caps_of(name, ranks):
             try:
-                found = _of(replace(asked, policy=name, max_held=cap), config, model, ranks)
-            except ConfigError as error:
-                if name in asked.also and not asked.max_held:
-                    raise ConfigError(f"schedule.also: {error}") from None
+                of = replace(asked, policy=name, max_held=cap, also=())
+                found = _of(of, config, model, ranks)
+            except ConfigError:
                 continue
             if (
                 found[1].pipes == 1 or asked.placement
