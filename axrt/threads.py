@@ -51,3 +51,21 @@ def threads_of(
     if any(name in environment for name in _SETTINGS):
         return threads
     return min(threads, share_of(node_rank, usable))
+
+
+def crowding(places: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """A line about a host whose ranks share cores; "" where there is none.
+
+    Args:
+        places: host of each rank, and the cores that it may use, by number.
+    """
+    for host in dict.fromkeys(host for host, _ in places):
+        of_ranks = [cores for name, cores in places if name == host]
+        cores = len(set().union(*of_ranks))
+        if len(of_ranks) > cores:
+            which = f" on {host}" if len({name for name, _ in places}) > 1 else ""
+            return (
+                f"{len(of_ranks)} ranks share {cores} cores{which}: they take turns, and are "
+                "slower than with a core each"
+            )
+    return ""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from axrt.threads import share_of, threads_of, usable_cores
+from axrt.threads import crowding, share_of, threads_of, usable_cores
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,12 @@ def test_what_the_environment_says_counts() -> None:
 
 def test_this_process_may_use_some_core() -> None:
     assert usable_cores()
+
+
+def test_ranks_that_share_cores_are_told() -> None:
+    own = [("a", [0]), ("a", [1]), ("b", [0, 1]), ("b", [0, 1])]
+    assert crowding(own) == ""
+    assert crowding([("a", [0, 1])] * 3) == (
+        "3 ranks share 2 cores: they take turns, and are slower than with a core each"
+    )
+    assert "2 ranks share 1 cores on b" in crowding([*own[:2], ("b", [4]), ("b", [4])])

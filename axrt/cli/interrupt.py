@@ -12,7 +12,8 @@ _TWICE_S = 1.0  # a terminal and the launcher may both pass one Ctrl-C on
 
 class Interrupt:
     """A context in which Ctrl-C (or SIGUSR1) asks for an end; a second Ctrl-C ends at once, as
-    ever.
+    ever. So does the first one before there is a step to end with, while layers compile for
+    example.
 
     Every rank catches signals, and the main one acts on them: its batches end with a step, which
     every rank is told as it is of any end of data.
@@ -23,6 +24,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
+        self._trains = False
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -33,6 +35,10 @@ class Interrupt:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def begin_to_train(self) -> None:
+        """From now on there is something to save."""
+        self._trains = True
 
     def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
         """The batches until an end is asked for, in whole steps.
@@ -46,7 +52,8 @@ class Interrupt:
                 yield next(batches)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and number == signal.SIGINT and time.monotonic() - self._since > _TWICE_S:
+        is_again = self.asked and time.monotonic() - self._since > _TWICE_S
+        if number == signal.SIGINT and (is_again or not self._trains):
             raise KeyboardInterrupt
         if not self.asked:
             self.asked, self._since = True, time.monotonic()

@@ -23,6 +23,7 @@ from axrt.data.corpus import check_vocab, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Samples, Windows
+from axrt.device import CPU
 from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
@@ -40,6 +41,7 @@ from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.restarts.witness import witnessed
 from axrt.store.presets import optimizer_factory
 from axrt.survivors import SurvivingWorld
+from axrt.threads import crowding, usable_cores
 
 from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
@@ -88,6 +90,7 @@ def train(file: str, overrides: tuple[str, ...]) -> None:
         sys.exit(code)
     except KeyboardInterrupt:
         click.echo("axrt: interrupted", err=True)
+        leave_code(Exit.INTERRUPTED)
         sys.exit(Exit.INTERRUPTED)
     except (
         Exception
@@ -145,6 +148,7 @@ def _train(attempt: Attempt) -> Exit:
             model, config=config, sample=sample, world=attempt.world, observers=[idle]
         ) as engine,
     ):
+        interrupt.begin_to_train()
         files = _on_main(engine, lambda: RunFiles(config))
         if files:
             attempt.when_lost = files.let_go
@@ -160,12 +164,15 @@ def _train(attempt: Attempt) -> Exit:
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
         engine.answer_in(directory)
-        hosts = engine.gathered(socket.gethostname())
+        places = engine.gathered([socket.gethostname(), *usable_cores()])
         saves = _Saves(engine, record, directory)
         if record:
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
-            record.start(hosts or (), attempt.commit)
+            hosts = [(str(host), cores) for host, *cores in places or ()]
+            record.start([host for host, _ in hosts], attempt.commit)
+            if engine.device == CPU and (text := crowding(hosts)):
+                record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
         gc.freeze()

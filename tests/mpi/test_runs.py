@@ -193,3 +193,43 @@ def test_doctor_looks_at_all_ranks_and_measures_between_them(ranks: int) -> None
     ]
     assert all(link["gb_per_s"] > 0 for link in found["links"])
     assert not [finding for finding in found["findings"] if finding["level"] == "problem"]
+
+
+SLOW_START = """
+import time
+from torch import nn
+import axrt
+
+class Slow(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 4)
+        print("building", flush=True)
+        time.sleep(60)
+
+def model(config):
+    return axrt.PipelineModule([axrt.LayerSpec(Slow)] * 2, nn.functional.mse_loss)
+"""
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
+    """As while layers compile: there is nothing to save."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    (tmp_path / "slow.py").write_text(SLOW_START)
+    command = [launcher(), "-n", "2", sys.executable, "-m", "axrt", "train", "tiny.toml"]
+    job = subprocess.Popen(
+        [*command, "model.factory=slow:model"],
+        cwd=tmp_path,
+        env=environment({"AXRT_EXIT_FILE": str(tmp_path / "code")}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "building\n"
+    began = time.monotonic()
+    end(job, signal.SIGINT)
+    assert time.monotonic() - began < 20
+    assert (tmp_path / "code").read_text() == "130\n"
+    assert not (tmp_path / "out").exists()
