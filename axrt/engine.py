@@ -367,6 +367,7 @@ class Engine:
             stays=self._job.stays_a_step,
             spans=self._rank.trace.spans,
             pauses=self._rank.trace.pauses,
+            messages=self._rank.trace.messages,
         )
         with self._working():
             parts = self._exchange.gathered(mine.to_json())

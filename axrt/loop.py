@@ -264,7 +264,7 @@ class Loop:
     def _send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         self._transport.send(rank, parcel, after)
         for tell in self._audience.sent:
-            tell(rank, parcel.message)
+            tell(rank, parcel.message, parcel.payload)
 
     def _enter(self, session: Session) -> None:
         self._session = session

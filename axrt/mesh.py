@@ -1,7 +1,7 @@
 """The coordinates of a rank in the job: its index in a pipeline, and the replica of that
 pipeline."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axrt.errors import ConfigError
 
@@ -58,6 +58,11 @@ class Mesh:
     def data_rank(self) -> int:
         """Index of the replica that this rank belongs to."""
         return self.rank // self.pipe if self.order == "pipe" else self.rank % self.data
+
+    def row_of(self, rank: int) -> int:
+        """The row of a rank of the job in pictures: the ranks of the first replica come first."""
+        there = replace(self, rank=rank)
+        return there.data_rank * self.pipe + there.pipe_rank
 
     def rank_of(self, replica: int, pipe_rank: int) -> int:
         """The rank of the job that has these coordinates."""

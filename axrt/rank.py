@@ -83,9 +83,8 @@ class Rank:
         self._settle(world)
         self.generator = BorrowedGenerator(config.run.seed, self.device)
         self.transport = transport or world.transport(self.device, config.run.cuda_aware)
-        self.trace = Trace(
-            self.mesh.data_rank * self.mesh.pipe + self.mesh.pipe_rank, config.run.trace_steps
-        )
+        row_of = self.mesh.row_of
+        self.trace = Trace(row_of(self.number), row_of, config.run.trace_steps)
         self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
         self.inspection = Inspection(self.number, self.size)

@@ -30,6 +30,36 @@ class Pause(NamedTuple):
     end: float
 
 
+class Delivery(NamedTuple):
+    """A message between two ranks, with the times at which it was handed over and taken.
+
+    Args:
+        source, to: rows of the two ranks.
+        what: the message.
+        sent, arrived: the times. Of one rank alone only the one that it knows; the other is None.
+        num_bytes: size of its tensors.
+    """
+
+    source: int
+    to: int
+    what: str
+    sent: float | None
+    arrived: float | None
+    num_bytes: int
+
+    @property
+    def meaning(self) -> str:
+        """The first word of the message, such as "activation"."""
+        return self.what.partition(" ")[0]
+
+    @property
+    def took(self) -> float:
+        """How long it was under way; nan where one end is not known."""
+        if self.sent is None or self.arrived is None:
+            return float("nan")
+        return self.arrived - self.sent
+
+
 def _start(span: Span) -> float:
     return span.start
 
@@ -54,6 +84,7 @@ class Timeline:
         stays: number of times that weights of each stage come for a step; () where they stay.
         spans: tasks that ran, by start.
         pauses: times in which a rank could run nothing.
+        messages: messages between ranks; () where they were not kept, as in simulations.
     """
 
     ranks: int
@@ -66,6 +97,7 @@ class Timeline:
     stays: tuple[int, ...] = ()
     spans: list[Span] = field(default_factory=list)
     pauses: list[Pause] = field(default_factory=list)
+    messages: list[Delivery] = field(default_factory=list)
 
     def computing(self) -> Iterator[Span]:
         """The spans of forwards and backwards: all work on microbatches but copies."""
@@ -252,7 +284,8 @@ class Timeline:
             for part in parts
             for rank, cause, start, end in part.pauses
         ]
-        whole = replace(parts[0], spans=spans, pauses=pauses)
+        messages = _joined([one for part in parts for one in part.messages], zero)
+        whole = replace(parts[0], spans=spans, pauses=pauses, messages=messages)
         busy = [0.0] * whole.ranks
         for span in whole.computing():
             busy[span.rank] += (span.end - span.start) * (span.task.kind is not Kind.RECOMPUTE)
@@ -261,10 +294,11 @@ class Timeline:
 
     def to_json(self) -> str:
         """The timeline as one JSON object; spans are [rank, task, start, end], pauses [rank, cause,
-        start, end]."""
+        start, end], messages [from, to, message, sent, arrived, bytes]."""
         told = asdict(self) | {
             "spans": [[rank, str(task), start, end] for rank, task, start, end in self.spans],
             "pauses": [list(pause) for pause in self.pauses],
+            "messages": [list(one) for one in self.messages],
         }
         return json.dumps(told)
 
@@ -283,9 +317,21 @@ class Timeline:
             ]
             pauses = [Pause(*pause) for pause in told.pop("pauses")]
             stays = tuple(told.pop("stays", ()))
-            return cls(spans=spans, pauses=pauses, stays=stays, **told)
+            messages = [Delivery(*one) for one in told.pop("messages", ())]
+            return cls(spans=spans, pauses=pauses, stays=stays, messages=messages, **told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate "
                 "--timeline"
             ) from None
+
+
+def _joined(halves: Sequence[Delivery], zero: float) -> list[Delivery]:
+    """Messages whose both ends are known, by the time at which they were sent."""
+    sent = {one[:3]: one for one in halves if one.sent is not None}
+    whole = []
+    for one in halves:
+        half = sent.get(one[:3])
+        if one.arrived is not None and half is not None and half.sent is not None:
+            whole.append(half._replace(sent=half.sent - zero, arrived=one.arrived - zero))
+    return sorted(whole, key=lambda one: one.sent or 0.0)

@@ -2,7 +2,7 @@
 may change what happens."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from axrt.note import News
 from axrt.scheduler.task import Task
@@ -32,8 +32,8 @@ class Observer:
     def arrived(self, source: int, message: News) -> None:
         """A message has arrived from rank `source`."""
 
-    def sent(self, rank: int, message: News) -> None:
-        """A message is on its way to rank `rank`."""
+    def sent(self, rank: int, message: News, payload: Any) -> None:
+        """A message is on its way to rank `rank`, with a payload beside it."""
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...

@@ -1,32 +1,38 @@
-"""The tasks that a rank has run, with their times, for a timeline."""
+"""The tasks that a rank has run, and its messages, with their times, for a timeline."""
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from axrt.note import News
+from axrt.payload import flatten
+from axrt.scheduler.message import Message
 from axrt.scheduler.task import AnyKind, Task
-from axrt.scheduler.timeline import Pause, Span
+from axrt.scheduler.timeline import Delivery, Pause, Span
 
 from .observer import Observer, Wait
 
 
 class Trace(Observer):
-    """Keeps the tasks of some steps, and why nothing ran in between.
+    """Keeps the tasks and messages of some steps, and why nothing ran in between.
 
     Args:
         place: this rank's row in the timeline.
+        row_of: function that gives the row of any rank.
         steps: number of steps to keep; the first trained step warms up and is not kept.
     Attributes:
         spans: tasks that have run, with times in seconds.
         pauses: times in which nothing ran.
+        messages: messages that this rank has sent or taken, each with the time that it knows.
     """
 
-    def __init__(self, place: int, steps: int) -> None:
-        self._place, self._steps, self._begun = place, steps, 0
+    def __init__(self, place: int, row_of: Callable[[int], int], steps: int) -> None:
+        self._place, self._row_of, self._steps, self._begun = place, row_of, steps, 0
         self._now = _time_of_day()
         self._recording = False
-        self._kept = 0, 0
+        self._kept = 0, 0, 0
         self._started: dict[Task, float] = {}
         # When the task before has ended, on the device (None) and for each kind that runs beside
         # it: what is started behind a task waits for that.
@@ -34,13 +40,14 @@ class Trace(Observer):
         self._idle: tuple[str, float] | None = None
         self.spans: list[Span] = []
         self.pauses: list[Pause] = []
+        self.messages: list[Delivery] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Context in which a step is trained."""
         self._recording = 0 < self._begun <= self._steps
         self._begun += 1
-        self._kept = len(self.spans), len(self.pauses)
+        self._kept = len(self.spans), len(self.pauses), len(self.messages)
         try:
             yield
         finally:
@@ -49,8 +56,8 @@ class Trace(Observer):
 
     def drop_step(self) -> None:
         """Forget the last step, which was not whole: it will be trained again."""
-        spans, pauses = self._kept
-        del self.spans[spans:], self.pauses[pauses:]
+        spans, pauses, messages = self._kept
+        del self.spans[spans:], self.pauses[pauses:], self.messages[messages:]
         self._started.clear()
         self._begun -= 1
 
@@ -70,6 +77,17 @@ class Trace(Observer):
             queue = task.kind if task.kind.beside else None
             self.spans.append(Span(self._place, task, max(began, self._free[queue]), now))
             self._free[queue] = now
+
+    def sent(self, rank: int, message: News, payload: Any) -> None:
+        if self._recording and isinstance(message, Message):
+            size = sum(tensor.nbytes for tensor in flatten(payload)[1])
+            to, what = self._row_of(rank), str(message)
+            self.messages.append(Delivery(self._place, to, what, self._now(), None, size))
+
+    def arrived(self, source: int, message: News) -> None:
+        if self._recording and isinstance(message, Message):
+            row, what = self._row_of(source), str(message)
+            self.messages.append(Delivery(row, self._place, what, None, self._now(), 0))
 
     def waiting(self, wait: Wait) -> None:
         if self._recording and self._idle is None:

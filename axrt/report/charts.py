@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
+from statistics import median
 from typing import Any
 
 from axrt.ledger.ledger import readable
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
+from axrt.scheduler.timeline import Delivery, Timeline
 
 from .run_data import RunData, Traced
 
@@ -69,6 +71,8 @@ def charts_of(run: RunData, against: RunData | None) -> Iterator[Chart]:
     if run.traced:
         yield _timeline(run.traced)
         yield _idle(run.traced)
+        if run.traced.measured.messages:
+            yield _messages(run.traced.measured.messages)
     if run.memory:
         yield _memory(run.memory)
 
@@ -186,6 +190,46 @@ def _idle(traced: Traced) -> Chart:
         "it waited for copies of state; or it had come to its end. The loop's own time has none."
     )
     return Chart("idle", "Idle time", says, traces, layout, ["rank", "all", *CAUSES], rows)
+
+
+def _messages(messages: Sequence[Delivery]) -> Chart:
+    """Sizes of messages, and how long they were under way, by what they carry."""
+    by_meaning: dict[str, list[Delivery]] = {}
+    for one in messages:
+        by_meaning.setdefault(one.meaning, []).append(one)
+    traces: list[dict[str, Any]] = [
+        {"type": "scatter", "mode": "markers", "name": meaning}
+        | {"x": [one.num_bytes for one in of], "y": [1e3 * one.took for one in of]}
+        | {"text": [f"{one.what}, rank {one.source} to {one.to}" for one in of]}
+        | {"marker": {"color": colour, "size": 6, "opacity": 0.7}}
+        for (meaning, of), colour in zip(
+            by_meaning.items(), cycle((BLUE, GREEN, ORANGE, PURPLE, SKY, RED, YELLOW)), strict=False
+        )
+    ]
+    layout = {
+        "xaxis": {"title": {"text": "bytes"}, "tickformat": ".2s"},
+        "yaxis": {"title": {"text": "ms under way"}},
+    }
+    rows = []
+    for meaning, of in by_meaning.items():
+        took, sizes = sorted(1e3 * one.took for one in of), [one.num_bytes for one in of]
+        rows.append(
+            [
+                meaning,
+                str(len(of)),
+                readable(int(median(sizes))),
+                readable(sum(sizes)),
+                f"{median(took):.2f}",
+                f"{took[int(0.95 * (len(took) - 1))]:.2f}",
+            ]
+        )
+    says = (
+        "From the call that sent each message of the traced steps to the moment at which the "
+        "receiver's loop took it: a rank takes messages between tasks, so that includes the task "
+        "that it was in. Clocks of different hosts are taken as they are."
+    )
+    head = ["message", "number", "bytes each", "bytes in all", "ms, median", "ms, 95 %"]
+    return Chart("messages", "Messages", says, traces, layout, head, rows)
 
 
 def _memory(memory: Mapping[str, Any]) -> Chart:

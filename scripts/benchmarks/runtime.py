@@ -162,7 +162,7 @@ class Stamps(Observer):
         self.sent_at: dict[str, float] = {}
         self.heard_at: dict[str, float] = {}
 
-    def sent(self, rank: int, message: News) -> None:
+    def sent(self, rank: int, message: News, payload: object) -> None:
         self.sent_at[str(message)] = time.perf_counter()
 
     def arrived(self, source: int, message: News) -> None:

@@ -204,7 +204,7 @@ class Events(Observer):
     def __init__(self) -> None:
         self.told: list[str] = []
 
-    def sent(self, rank: int, message: News) -> None:
+    def sent(self, rank: int, message: News, payload: object) -> None:
         self.told.append(str(message))
 
     def started(self, task: Task) -> None:

@@ -153,7 +153,7 @@ class InOrder(Observer):
     def started(self, task: Task) -> None:
         self.seen.append(task.kind)
 
-    def sent(self, rank: int, message: News) -> None:
+    def sent(self, rank: int, message: News, payload: object) -> None:
         self.seen.append(message[0])
 
 

@@ -113,7 +113,7 @@ class Watch(Observer):
         self.in_flight += (task.kind is Kind.FORWARD) - (task.kind is Kind.BACKWARD)
         self.most = max(self.most, self.in_flight)
 
-    def sent(self, rank: int, message: News) -> None:
+    def sent(self, rank: int, message: News, payload: object) -> None:
         self.messages.append(message)
 
 

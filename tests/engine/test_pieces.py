@@ -79,7 +79,7 @@ class WhenPartsLeave(Watch):
         if task.kind in (Kind.BACKWARD, Kind.WEIGHT) and task.microbatch == MICROBATCHES - 1:
             self._pieces += 1
 
-    def sent(self, rank: int, message: News) -> None:
+    def sent(self, rank: int, message: News, payload: object) -> None:
         if isinstance(message, Message) and message.meaning is Meaning.PART:
             self.pieces_before.append(self._pieces)
 

@@ -1,16 +1,25 @@
 """The spans of a traced rank, by a clock of the test's own."""
 
+from collections import Counter
+
 import pytest
 
+import axrt
 from axrt.observe.trace import Trace
 from axrt.scheduler.task import Task
+from axrt.scheduler.timeline import Timeline
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from ..engine.models import perceptron
+from ..engine.reference import adamw, configured, random_batches
 
 
 def test_what_starts_behind_a_task_of_its_queue_takes_time_from_the_end_of_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Copies of a direction are made one after the other, beside tasks and other copies."""
-    trace, clock = Trace(0, steps=1), [0.0]
+    trace, clock = Trace(0, lambda rank: rank, steps=1), [0.0]
     monkeypatch.setattr(trace, "_now", lambda: clock[0])
     with trace.step():
         pass  # warms up
@@ -26,3 +35,39 @@ def test_what_starts_behind_a_task_of_its_queue_takes_time_from_the_end_of_that(
         ("step0.1", 1.0, 3.0),
         ("fetch0.1/1", 2.0, 4.0),
     ]
+
+
+@pytest.mark.parametrize("order", ["pipe", "data"])
+def test_messages_have_both_ends_and_the_size_of_what_they_carry(order: str) -> None:
+    """Two replicas of three stages; each row sends to the next one of its replica."""
+    microbatches, steps, traced = 4, 4, 2
+    batches = random_batches((6, 16), classes=5, microbatches=2 * microbatches)
+
+    def rank_main(transport: Transport) -> Timeline | None:
+        config = configured(
+            microbatches,
+            parallel={"pipe": 3, "data": 2, "rank_order": order},
+            schedule={"policy": "1f1b"},
+            run={"trace_steps": traced},
+        )
+        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+            mine = slice(engine.data_rank * microbatches, (engine.data_rank + 1) * microbatches)
+            for step in range(steps):
+                engine.train_batch(iter(batches(step)[mine]))
+            return engine.timeline()
+
+    line = LocalWorld(6, seed=1).run(rank_main)[0]
+    assert line is not None
+    again = Timeline.from_json(line.to_json())
+    assert again.messages == line.messages
+    number = Counter(one.meaning for one in line.messages)
+    assert number["activation"] == number["gradient"] == 2 * 2 * microbatches * traced
+    for one in line.messages:
+        assert one.took >= 0
+        if one.meaning in ("activation", "gradient"):
+            assert one.num_bytes == 6 * 16 * 4
+            assert one.to - one.source == (1 if one.meaning == "activation" else -1)
+            assert one.to // 3 == one.source // 3
+        if one.meaning in ("part", "sum"):
+            assert one.to % 3 == one.source % 3
+            assert one.num_bytes > 0

@@ -94,6 +94,8 @@ def test_everything_of_a_run_is_on_its_page(runs: Path) -> None:
     assert "mpirun -n 2 axrt train tiny.toml" in page.texts["starts"]
     assert "torch 2." in page.texts["starts"]
     assert '"text.txt"' in page.texts["configuration"]
+    assert "ms, median" in page.texts["messages"]
+    assert "activation" in page.texts["messages"]
     assert {"loss-chart", "timeline-chart", "memory-chart"} <= page.labels.keys()
 
 
