@@ -47,6 +47,7 @@ from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
 from axrt.observe.asking import asked, table
 from axrt.observe.observer import Observer
+from axrt.observe.origin import processes_of
 from axrt.observe.step_time import StepTime
 from axrt.one_call import OneCall, one_at_a_time
 from axrt.precompile import precompile
@@ -813,7 +814,7 @@ class Engine:
             return
         with suppress(OSError):  # the job ends all the same
             answers = asked(inspection.run, False, _ANSWERS_S, inspection.answer_waiting)
-            lines = table(answers) if answers else ()
+            lines = table(answers, processes_of(inspection.run)) if answers else ()
             print(*lines, sep="\n", file=sys.stderr, flush=True)
 
     def _end_the_job(self, error: BaseException) -> NoReturn:

@@ -361,8 +361,12 @@ class MpiWorld(World):
                 said = self._leave_together(f"axrt: {error}", exit_code_of(error))
             if not said:
                 self._speak(error)
-            self.comm.Abort(exit_code_of(error))
+            self.abort(exit_code_of(error))
         _exit(Exit.FAILED)
+
+    def abort(self, code: int) -> None:
+        """End every rank at once."""
+        self.comm.Abort(code)
 
     def _leave_together(self, text: str, code: Exit) -> bool:
         """Leave with an error that every rank has found: rank 0 prints it, and all leave once it

@@ -191,6 +191,9 @@ class SurvivingWorld(MpiWorld):
         if not self.has_lost:  # else its end may wait for them
             super().end_mpi(code)
 
+    def abort(self, code: int) -> None:
+        self.mpi.COMM_WORLD.Abort(code)  # that of a part of it ends that part alone
+
     def fail(self, error: BaseException) -> NoReturn:
         if not is_loss(self.mpi, error):
             super().fail(error)

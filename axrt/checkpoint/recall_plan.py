@@ -85,7 +85,7 @@ def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
                 for rank, of_rank in enumerate(plan.taken)
                 if any(wanted.hosts[one.holder] != wanted.hosts[rank] for one in of_rank)
             ]
-            who = f", those of ranks {_listed(lacking)} from their keepers" if lacking else ""
+            who = f", those of {_ranks(lacking)} from their keepers" if lacking else ""
             return plan._replace(text=f"taken from memory: the copies of step {step}{who}")
     return Plan(text=_lost(kept[max(kept)])) if kept else Plan()
 
@@ -96,7 +96,7 @@ _Kept = dict[Offer, list[int]]  # the ranks on whose hosts an offered part is
 def _lost(kept: _Kept) -> str:
     size, step = next(iter(kept)).part.size, next(iter(kept)).part.step
     lost = sorted(set(range(size)) - {offer.part.rank for offer in kept})
-    what = f"both copies of ranks {_listed(lost)} are" if lost else "some layers are"
+    what = f"both copies of {_ranks(lost)} are" if lost else "some layers are"
     return (
         f"not taken from memory: of step {step} {what} gone or damaged. What there is on a disk is "
         "taken"
@@ -161,5 +161,5 @@ def transfers(plan: Plan, hosts: Sequence[str]) -> list[tuple[Part, int, int]]:
     return [(part, *between) for (part, _), between in found.items()]
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, ranks))
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import click
 
+from axrt.checkpoint.keepers import host_name
 from axrt.config import Config
+from axrt.errors import ConfigError
 from axrt.exit_codes import Exit, leave_code
 from axrt.launch import MpiWorld, World, leave_at_once
 from axrt.restarts.layout import Layout, smaller_layouts, whole_layout
@@ -63,8 +65,11 @@ def train_with_survivors(
     of = config.parallel
     wanted = of.pipe * of.data if of.pipe else world.size
     whole = whole_layout(config, min(wanted, world.size))
+    _check_hosts(config, world)
     if whole.ranks < world.size:
         surviving = surviving.with_spares(whole.ranks)
+        if world.rank == 0:
+            click.echo(f"axrt: run.survive: spares: {len(surviving.spares)}", err=True)
     with Interrupt() as interrupt:  # a launcher passes signals on to all ranks, spares too
         begun = replace(attempt, interrupt=interrupt)
         while True:
@@ -77,6 +82,14 @@ def train_with_survivors(
             gc.collect()
             surviving, layout = _left(config, whole, surviving)
             begun = _again(config, attempt, begun, layout)
+
+
+def _check_hosts(config: Config, world: World) -> None:
+    """A spare may become any rank, and then it is late to find that it has no host."""
+    try:
+        host_name(config.run, world.size - 1)
+    except ConfigError as error:
+        world.fail(error)
 
 
 def _code_of(
@@ -99,8 +112,9 @@ def _may_go_on(world: World) -> SurvivingWorld | None:
     surviving = SurvivingWorld.begun(world) if isinstance(world, MpiWorld) else None
     if isinstance(world, MpiWorld) and surviving is None and world.rank == 0:
         click.echo(
-            f"axrt: run.survive: here the job ends when a rank is lost; it would go on under {HOW}."
-            " `axrt launch` starts it again",
+            f"axrt: run.survive: here the job ends when a rank is lost; under {HOW} it would go "
+            "on, and ranks beyond parallel.pipe x parallel.data would be spares. `axrt launch` "
+            "starts it again",
             err=True,
         )
     return surviving

@@ -10,6 +10,7 @@ import click
 from axrt.exit_codes import Exit
 from axrt.observe.asking import asked, table
 from axrt.observe.inspection import Answer
+from axrt.observe.origin import processes_of
 
 from .refusal import errors_as_lines
 
@@ -47,11 +48,11 @@ def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
         of_all = [asdict(answers[rank]) if rank in answers else None for rank in range(size)]
         click.echo(json.dumps(of_all, indent=1))
         return
-    _show(answers)
+    _show(answers, processes_of(run))
 
 
-def _show(answers: dict[int, Answer]) -> None:
-    for line in table(answers):
+def _show(answers: dict[int, Answer], processes: list[str]) -> None:
+    for line in table(answers, processes):
         click.echo(line)
     for rank, answer in sorted(answers.items()):
         for thread, stack in answer.stacks.items():

@@ -163,15 +163,15 @@ class Record:
             )
         self._last_s, self._last_step = time.perf_counter(), done
 
-    def start(self, hosts: Sequence[str], commit: str) -> None:
+    def start(self, hosts: Sequence[str], pids: Sequence[int], commit: str) -> None:
         """Write where this start comes from.
 
         Args:
-            hosts: host of each rank.
+            hosts, pids: host of each rank, and the number of its process there.
             commit: git commit of the directory, see `commit_of`.
         """
         seed, done = self._config.run.seed, self._last_step
-        origin = Origin.now(self._launch, commit, hosts, done, self._schedule, seed)
+        origin = Origin.now(self._launch, commit, hosts, pids, done, self._schedule, seed)
         try:
             self._files.append(STARTS, origin.line())
         except SaveError as error:

@@ -1,6 +1,7 @@
 """`axrt train`: train a model on text, alone or on the ranks of a job."""
 
 import gc
+import os
 import socket
 import sys
 import traceback
@@ -164,14 +165,15 @@ def _train(attempt: Attempt) -> Exit:
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
         engine.answer_in(directory)
-        places = engine.gathered([socket.gethostname(), *usable_cores()])
+        places = engine.gathered([socket.gethostname(), os.getpid(), *usable_cores()])
         saves = _Saves(engine, record, directory)
         if record:
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
-            hosts = [(str(host), cores) for host, *cores in places or ()]
-            record.start([host for host, _ in hosts], attempt.commit)
-            if engine.device == CPU and (text := crowding(hosts)):
+            hosts = [str(host) for host, *_ in places or ()]
+            record.start(hosts, [pid for _, pid, *_ in places or ()], attempt.commit)
+            cores = [(str(host), of) for host, _, *of in places or ()]
+            if engine.device == CPU and (text := crowding(cores)):
                 record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task

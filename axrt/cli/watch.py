@@ -18,6 +18,7 @@ from axrt.observe.progress import Progress, Shown, progress_for
 from .runs import state_of
 
 _LOOK_S = 0.5
+_LONG_S = 30.0
 
 
 @click.command(short_help="Follow a run that is under way.")
@@ -49,7 +50,18 @@ def watch(run: Path, once: bool) -> None:
                 time.sleep(_LOOK_S)
     except KeyboardInterrupt:
         return
-    click.echo(_end(run, seen, steps))
+    click.echo(_end(run, seen, steps) + (_silent(run) if is_under_way else ""))
+
+
+def _silent(run: Path) -> str:
+    """How long nothing has been written, where that is long."""
+    try:
+        age_s = time.time() - (run / METRICS).stat().st_mtime
+    except OSError:
+        return ""
+    if age_s < _LONG_S:
+        return ""
+    return f". The last line is {age_s:.0f} s old: axrt inspect {run} asks the ranks what they do"
 
 
 def _show(line: dict[str, Any], seen: Shown, show: Progress) -> None:

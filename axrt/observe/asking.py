@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,14 +54,20 @@ def _answer(file: Path) -> Answer:
     return Answer(**{**values, "owing": tuple(values["owing"])})
 
 
-def table(answers: Mapping[int, Answer]) -> Iterator[str]:
-    """Lines with what each rank does, and who everyone waits for in the end."""
+def table(answers: Mapping[int, Answer], processes: Sequence[str] = ()) -> Iterator[str]:
+    """Lines with what each rank does, and who everyone waits for in the end.
+
+    Args:
+        answers: what ranks have answered.
+        processes: where each rank is, for those that have not; () where that is not known.
+    """
     size = next(iter(answers.values())).size
     yield "rank  state     since      task          lacks"
     for rank in range(size):
         answer = answers.get(rank)
         if answer is None:
-            yield f"{rank:<5} no answer"
+            where = processes[rank] if len(processes) == size else ""
+            yield f"{rank:<5} no answer {where}".rstrip()
             continue
         since = f"{answer.since_s:.1f} s"
         lacks = _shortened(answer.lacks)

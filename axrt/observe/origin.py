@@ -29,6 +29,7 @@ class Origin:
         commit: git commit of that directory, with "+" where files have changed since; "": it has
             none.
         hosts: host of each rank.
+        pids: number of each rank's process there.
         step: number of steps that were done before.
         schedule: settings of the schedule that it came to.
         seed: run seed.
@@ -40,6 +41,7 @@ class Origin:
     directory: str
     commit: str
     hosts: tuple[str, ...]
+    pids: tuple[int, ...]
     step: int
     schedule: dict[str, object]
     seed: int
@@ -51,6 +53,7 @@ class Origin:
         launcher: str,
         commit: str,
         hosts: Sequence[str],
+        pids: Sequence[int],
         step: int,
         schedule: dict[str, object],
         seed: int,
@@ -67,6 +70,7 @@ class Origin:
             os.getcwd(),
             commit,
             tuple(hosts),
+            tuple(pids),
             step,
             schedule,
             seed,
@@ -76,6 +80,17 @@ class Origin:
     def line(self) -> str:
         """It as a line of JSON."""
         return json.dumps(asdict(self)) + "\n"
+
+
+def processes_of(run: Path) -> list[str]:
+    """The process of each rank of a run's last start, as "process 4711 on node-3"; [] where they
+    are not known."""
+    try:
+        last = json.loads((run / STARTS).read_text(encoding="utf-8").splitlines()[-1])
+        pairs = zip(last["pids"], last["hosts"], strict=True)
+        return [f"process {pid} on {host}" for pid, host in pairs]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def commit_of(directory: Path) -> str:

@@ -74,6 +74,10 @@ def _cause(last: Start) -> str:
         return "it was interrupted, and has saved"
     if last.said == Exit.FAILED:
         return "it has failed"
+    if last.code < 0:
+        return f"the launcher was ended by signal {-last.code}"
+    if last.said == Exit.DONE:
+        return "all was done, and then a rank was lost"
     if last.code == Exit.DONE:
         return "nobody has said that all is done"
     if last.said is None and 0 < last.code < _BY_SIGNAL and not last.lost:

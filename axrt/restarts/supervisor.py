@@ -85,6 +85,7 @@ class Supervisor:
         self._history = History(self._directory)
         self._known: list[Host] = []  # as the host file has said last
         self._starts: list[Start] = []
+        self._out = set[str]()  # hosts that were told to be left out
         self._asked = 0
         self._whole: Layout | None = None
         self._process: JobProcess | None = None
@@ -236,8 +237,10 @@ class Supervisor:
                 raise ConfigError(
                     f"another axrt launch starts {self._directory}; expected that one to end first"
                 ) from None
-            yield
-            beside.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                beside.unlink(missing_ok=True)
 
     # Hosts and layouts.
 
@@ -263,7 +266,11 @@ class Supervisor:
             if not self._known:
                 raise
             _say(f"{error}: going on with the hosts that it had before")
-        return placed(self._known, self._command.ranks, left_out(self._starts), self._spares)
+        out = left_out(self._starts)
+        for host in sorted(out - self._out):
+            _say(f"{host} is left out: a rank has died there in two starts")
+        self._out = out
+        return placed(self._known, self._command.ranks, out, self._spares)
 
     def _smaller(self, slots: int) -> Layout:
         """The layout for fewer ranks than the command has."""
@@ -281,10 +288,13 @@ class Supervisor:
                 f"{self._config.global_batch} samples a step; expected more hosts"
             )
         best = found[0]
+        kept_back = f", {self._spares} hosts being kept back (--spares)" if self._spares else ""
+        out = f", without {', '.join(sorted(self._out))}" if self._out else ""
         _say(
-            f"{slots} of {wanted} slots are left. Replicas: {best.data}, ranks of each: "
-            f"{best.pipe}, microbatches of each: {best.microbatches}. A step has the same samples, "
-            f"at {self._whole.step / best.step:.2f} of the speed by simulation"
+            f"{self._hosts} has {slots} slots for {wanted} ranks{out}{kept_back}. Replicas: "
+            f"{best.data}, ranks of each: {best.pipe}, microbatches of each: "
+            f"{best.microbatches}. A step has the same samples, at "
+            f"{self._whole.step / best.step:.2f} of the speed by simulation"
         )
         return best
 

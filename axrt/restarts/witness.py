@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-_TELL_OF_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
+_TELL_OF_PARENTS_DEATH, _SET_NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 _MOST_FILES = 4096
 FOLDER = "AXRT_WITNESSES"  # the environment's variable that names a directory which hosts share
 
@@ -58,7 +58,9 @@ def _watch(parent: int, hears: int, file: Path) -> None:
         os.closerange(hears + 1, _MOST_FILES)  # the launcher's own, and the end that says a word
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
         # No end of a pipe is waited for: children of the rank may hold it for longer.
-        ctypes.CDLL(None).prctl(_TELL_OF_PARENTS_DEATH, int(signal.SIGUSR2))
+        library = ctypes.CDLL(None)
+        library.prctl(_SET_NAME, b"axrt witness")  # as ps -o comm and top show it
+        library.prctl(_TELL_OF_PARENTS_DEATH, int(signal.SIGUSR2))
         if os.getppid() == parent:
             signal.sigwait([signal.SIGUSR2])
         at = time.time()

@@ -184,7 +184,7 @@ def test_where_both_copies_are_lost_the_disk_is_taken_and_a_line_says_so(
         shutil.rmtree(step_of(places, host, 4) / "rank-1-of-4")
     check_went_on(run(places, STEPS))
     told = capfd.readouterr().err
-    assert "of step 4 both copies of ranks 1 are gone or damaged" in told
+    assert "of step 4 both copies of rank 1 are gone or damaged" in told
 
 
 def test_where_all_copies_are_lost_a_line_says_so(
@@ -493,7 +493,7 @@ def test_where_some_shards_are_lost_the_disk_is_taken(
     for part in memory_of(places).glob("*/*/step-00000004/rank-3-of-4-*"):
         shutil.rmtree(part)
     assert {one[0] for one in run(places, STEPS)} == {KEPT}
-    assert "both copies of ranks 3 are gone" in capfd.readouterr().err
+    assert "both copies of rank 3 are gone" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])

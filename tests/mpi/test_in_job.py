@@ -149,7 +149,12 @@ def test_a_job_that_is_asked_to_end_says_how_to_go_on_with_its_spare(tmp_path: P
 
 @pytest.mark.parametrize(
     ("setting", "code"),
-    [("checkpoint.memory_every=1", 2), ("memory.device_gb=0.000001", 2), ("run.steps=2", 0)],
+    [
+        ("checkpoint.memory_every=1", 2),
+        ("run.host_of=0,0,1,1", 2),
+        ("memory.device_gb=0.000001", 2),
+        ("run.steps=2", 0),
+    ],
 )
 def test_a_job_with_spares_ends_as_one_without(tmp_path: Path, setting: str, code: int) -> None:
     """A refusal reaches the spares, too."""

@@ -49,6 +49,19 @@ def test_others_are_as_long_as_steps_are_gained(code: int, said: int | None) -> 
     assert decide(many, restarts=50, asked=False).again
 
 
+@pytest.mark.parametrize(
+    ("code", "said", "text"),
+    [
+        (-9, None, "the launcher was ended by signal 9"),
+        (255, Exit.DONE, "all was done, and then a rank was lost"),
+        (137, None, "a rank was lost"),
+        (1, None, "the launcher ended with 1"),
+    ],
+)
+def test_what_has_happened_is_told(code: int, said: int | None, text: str) -> None:
+    assert decide([start(code, said, gained=1)], 100, False).reason == text
+
+
 def test_pauses_grow_while_nothing_is_gained() -> None:
     lost = start(_KILLED)
     pauses = [decide([lost] * number, 100, False).pause_s for number in (1, 2)]
