@@ -67,7 +67,13 @@ from axrt.pipelined_generation import PipelinedGeneration
     type=click.FloatRange(0, min_open=True, max=1),
     help="choose among the likeliest with this much of the probability; 1 = all",
 )
-@click.option("--seed", default=0, show_default=True, type=int, help="of the choices")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**63 - 1),
+    help="of the choices",
+)
 @click.option("--speed", is_flag=True, help="say at the end how many tokens a second came")
 def generate(
     run: Path,

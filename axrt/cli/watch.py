@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ from typing import Any
 import click
 
 from axrt.checkpoint.lock import holder_of
+from axrt.config import Config
 from axrt.exit_codes import Exit
 from axrt.observe.metrics import METRICS, is_run
 from axrt.observe.progress import Progress, Shown, progress_for
 
+from .refusal import errors_as_lines
 from .runs import state_of
 
 _LOOK_S = 0.5
@@ -34,7 +35,8 @@ def watch(run: Path, once: bool) -> None:
     if not is_run(run):
         click.echo(f"axrt: {run} has no config.toml; expected the directory of a run", err=True)
         sys.exit(Exit.BAD_INPUT)
-    steps = int(tomllib.loads((run / "config.toml").read_text())["run"]["steps"])
+    with errors_as_lines():
+        steps = Config.read(run / "config.toml").run.steps
     kind = "plain" if once else "auto"
     lines, seen = _Lines(run / METRICS), Shown(0, 0.0)
     try:
@@ -119,5 +121,5 @@ class _Lines:
                     found = json.loads(line)
                 except ValueError:
                     continue
-                if isinstance(found, dict):
+                if isinstance(found, dict) and isinstance(found.get("step"), int):
                     yield found

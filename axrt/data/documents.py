@@ -140,6 +140,12 @@ def _of_json(piece: Piece, at: int, line: str, field: str) -> str:
 def _checked(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where} is {type(value).__name__}; expected text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where} has no character at {error.start} ({error.reason}); expected text"
+        ) from None
     return value
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from axrt.checkpoint.folder import name_latest, named_latest
 from axrt.engine import Engine
 from axrt.engine import initialize as axrt_initialize
 from axrt.errors import AxrtError, ConfigError
@@ -83,6 +84,8 @@ def initialize(
         factory, rate = _schedule(settings, optimizer, factory, lr, lr_scheduler, groups)
     except ConfigError as error:
         world.fail(error)
+    except (TypeError, ValueError, AttributeError) as error:  # values of other types
+        world.fail(ConfigError(f"DeepSpeed's configuration: {error}; expected its types"))
     engine = axrt_initialize(
         model, factory, rate.factor, _config(settings, model, pipe, replicas), world=world
     )
@@ -173,6 +176,11 @@ def _schedule(
             "optimizer="
         )
     highest, schedule = learning_rate(settings.scheduler, lr)
+    if settings.scheduler["type"] != "WarmupCosineLR":  # all groups get the rate of the schedule
+        groups = {
+            name: {key: value for key, value in of.items() if key != "lr"}
+            for name, of in groups.items()
+        }
     params = {**settings.optimizer.get("params", {}), "lr": highest}
     its = optimizer_class({**settings.optimizer, "params": params})
     return factory_of(*its, groups), Rate(highest, schedule)
@@ -196,19 +204,21 @@ def _loader(
     collate: Callable[[Any], Any] | None,
     settings: Settings,
 ) -> Iterable[Any] | None:
-    """The microbatches of this rank's replica, in the order of the dataset, as DeepSpeed's pipeline
-    has them."""
+    """The microbatches of this rank's replica, again and again, in the order of the dataset, as
+    DeepSpeed's pipeline has them. Whoever iterates goes on where the others are."""
     if data is None:
         return None
     sampler: DistributedSampler[Any] = DistributedSampler(
         data, num_replicas=engine.data_size, rank=engine.data_rank, shuffle=False
     )
-    return DataLoader(
-        data,
-        engine.config.schedule.microbatch_size,
-        sampler=sampler,
-        collate_fn=collate,
-        drop_last=settings.drop_last,
+    return RepeatingLoader(
+        DataLoader(
+            data,
+            engine.config.schedule.microbatch_size,
+            sampler=sampler,
+            collate_fn=collate,
+            drop_last=settings.drop_last,
+        )
     )
 
 
@@ -237,7 +247,7 @@ class PipelineEngine:
         self.axrt = engine
         self._world, self._rate = world, rate
         self._prints_every = prints_every
-        self._batches = iter(RepeatingLoader(loader)) if loader is not None else None
+        self._batches = iter(loader) if loader is not None else None
         self._transform: Callable[[Any], Any] | None = None
         self._last: StepResult | None = None
         self._since_s = time.monotonic()
@@ -246,14 +256,17 @@ class PipelineEngine:
         """Train one step.
 
         Args:
-            data_iter: iterator of this replica's microbatches, (inputs, targets); None: those of
-                the training data. Only the ranks of the first stage draw from it.
+            data_iter: iterator of this replica's microbatches, (inputs, targets); None: the last
+                one that was given, or the training data. Only ranks of the first stage draw from
+                it.
         Returns:
             The mean loss over all microbatches of all replicas, on every rank, a float32 scalar.
         Raises:
             ConfigError: there is no iterator and no training data.
         """
-        batches = self._batches if data_iter is None else data_iter
+        if data_iter is not None:  # which counts from now on, as DeepSpeed has it
+            self._batches = data_iter
+        batches = self._batches
         if batches is None:
             raise ConfigError("train_batch() without training_data; expected an iterator")
         transform = self._transform
@@ -319,12 +332,16 @@ class PipelineEngine:
             save_dir: directory that all ranks share.
             tag: name of the checkpoint; None: that of the step.
             client_state: values of yours that JSON can hold.
-            save_latest, exclude_frozen_parameters: change nothing.
+            save_latest: let the file `latest` name it, by which it is loaded.
+            exclude_frozen_parameters: changes nothing.
         Returns:
             True.
         """
         path = Path(save_dir) / (tag or _TAG.format(self.global_steps))
-        return self.axrt.save_checkpoint(path, client_state)
+        saved = self.axrt.save_checkpoint(path, client_state)
+        if save_latest and self.axrt.is_main:
+            name_latest(path)
+        return saved
 
     def load_checkpoint(
         self, load_dir: str | Path, tag: str | None = None, **options: object
@@ -333,7 +350,8 @@ class PipelineEngine:
 
         Args:
             load_dir: directory of checkpoints.
-            tag: name of one; None: the newest undamaged one.
+            tag: name of one; None: the one that the file `latest` names, or else the newest
+                undamaged one.
             **options: DeepSpeed's other options, of which only the defaults are accepted: all of a
                 checkpoint is taken.
         Returns:
@@ -342,8 +360,9 @@ class PipelineEngine:
         for name, value in options.items():
             if name not in _LOADS or value != _LOADS[name]:
                 raise ConfigError(f"load_checkpoint: {name} = {value!r} has no counterpart")
+        tag = tag or self.axrt.broadcast(named_latest(Path(load_dir)))
         path = Path(load_dir) / tag if tag else Path(load_dir)
-        extra = self.axrt.load_checkpoint(path, missing_ok=tag is None)
+        extra = self.axrt.load_checkpoint(path, missing_ok=not tag)
         return (None, None) if extra is None else (str(self.axrt.loaded_from), extra)
 
     @property

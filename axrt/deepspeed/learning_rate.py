@@ -15,8 +15,8 @@ _LOG, _LINEAR = "log", "linear"
 
 
 def warmup_lr(
+    warmup_max_lr: float,
     warmup_min_lr: float = 0.0,
-    warmup_max_lr: float = 0.001,
     warmup_num_steps: int = 1000,
     warmup_type: str = _LOG,
 ) -> Rate:
@@ -105,6 +105,10 @@ def learning_rate(section: Mapping[str, Any], lr: float) -> tuple[float, Rate]:
             f"scheduler.type = {kind!r} has no counterpart; expected {', '.join(makers)}, or "
             "lr_scheduler=lambda optimizer: one of torch.optim.lr_scheduler"
         )
+    if kind == "WarmupLR":  # of which the optimizer's rate is the default
+        params = {"warmup_max_lr": lr, **params}
+    if listed := [name for name, value in params.items() if isinstance(value, list)]:
+        raise ConfigError(f"scheduler.params.{listed[0]} is a list; expected a number for all")
     try:
         rate = makers[kind](**params)
         rate(0), rate(1)

@@ -1,5 +1,6 @@
 """Optimizers as DeepSpeed's scripts and JSON configurations ask for them."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -28,15 +29,18 @@ def optimizer_class(section: Mapping[str, Any]) -> tuple[Make, dict[str, Any]]:
     Raises:
         ConfigError: torch has no such optimizer, or an option has no counterpart.
     """
+    if "max_grad_norm" in section.get("params", {}):
+        raise ConfigError("optimizer.params.max_grad_norm; expected gradient_clipping instead")
     kind, options = str(section.get("type")), dict(section.get("params", {}))
     if kind.lower() in ("adam", "adamw"):
-        options.pop("torch_adam", None)
+        by_torch = options.pop("torch_adam", False)
         options.pop("fused", None)
         decouples = options.pop("adam_w_mode", True) or kind.lower() == "adamw"
         for name, only in _ONLY_SO.items():
             if options.pop(name, only) != only:
                 raise ConfigError(f"optimizer.params.{name} has no counterpart; expected {only}")
-        options.setdefault("weight_decay", 0.0)
+        if not by_torch:  # DeepSpeed's own has no decay by default, and torch's AdamW has
+            options.setdefault("weight_decay", 0.0)
         return torch.optim.AdamW if decouples else torch.optim.Adam, options
     found = getattr(torch.optim, kind, None)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
@@ -59,10 +63,15 @@ def factory_of(make: Make, options: Options, groups: Mapping[str, Options]) -> O
     def factory(named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         alike: dict[tuple[tuple[str, Any], ...], list[nn.Parameter]] = {}
         for name, parameter in named:
-            alike.setdefault(tuple(sorted(groups.get(name, {}).items())), []).append(parameter)
+            its = {key: _hashable(value) for key, value in groups.get(name, {}).items()}
+            alike.setdefault(tuple(sorted(its.items())), []).append(parameter)
         return make([{_PARAMS: of, **dict(its)} for its, of in alike.items()], **options)
 
     return factory
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def factory_of_given(given: Any, groups: Mapping[str, Options]) -> OptimizerFactory:
@@ -72,7 +81,9 @@ def factory_of_given(given: Any, groups: Mapping[str, Options]) -> OptimizerFact
         ConfigError: it is neither.
     """
     if isinstance(given, torch.optim.Optimizer):
-        return factory_of(type(given), given.defaults, groups)
+        takes = inspect.signature(type(given)).parameters
+        defaults = {key: value for key, value in given.defaults.items() if key in takes}
+        return factory_of(type(given), defaults, groups)
     if callable(given):
         return factory_of(given, {}, groups)
     raise ConfigError(
@@ -92,9 +103,15 @@ def groups_of(model: PipelineModule, given: Any) -> dict[str, Options]:
     """
     if given is None:
         return {}
+    given = list(given)
+    if model.builds_later and given and isinstance(given[0], dict):
+        raise ConfigError(
+            "parameters are given in groups, and those of LayerSpecs are not there yet; expected "
+            "modules in place of LayerSpecs, or optimizer=function of parameters"
+        )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, Options] = {}
-    for group in _grouped(list(given)):
+    for group in _grouped(given):
         options = {key: value for key, value in group.items() if key not in (_PARAMS, "name")}
         for parameter in group[_PARAMS]:
             if id(parameter) not in names:
@@ -133,7 +150,8 @@ def schedule_of_given(given: Any, lr: float) -> LrSchedule:
             f"lr_scheduler is of type {type(given).__name__}, which belongs to one optimizer; "
             "expected a function that makes one: each bucket of a rank has an optimizer of its own"
         )
-    alone = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    alone = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr, momentum=0.9)
+    usual = _all_but_rates(alone)
     scheduler = given(alone)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigError(
@@ -147,6 +165,19 @@ def schedule_of_given(given: Any, lr: float) -> LrSchedule:
             factors.append(alone.param_groups[0]["lr"] / lr)
             alone.step()
             scheduler.step()
+            if {key: alone.param_groups[0][key] for key in usual} != usual:
+                raise ConfigError(
+                    f"{type(scheduler).__name__} changes more than the learning rate; expected one "
+                    "that does not, such as with cycle_momentum=False"
+                )
         return factors[step]
 
+    factor(1)
     return factor
+
+
+def _all_but_rates(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The options of an optimizer that no learning rate is."""
+    rates = ("lr", "initial_lr", "max_lr", "min_lr")
+    group = optimizer.param_groups[0]
+    return {key: value for key, value in group.items() if key not in (_PARAMS, *rates)}

@@ -1,5 +1,6 @@
 """`deepspeed.pipe`: a model as a list of layers, with DeepSpeed's arguments."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -65,7 +66,13 @@ class PipelineModule(module.PipelineModule):
         self.pipe_ranks = topology.pipe if topology else num_stages
         self.replicas = topology.data if topology else None
         self.recomputes = bool(activation_checkpoint_interval)
+        self._told = False
         self.base_seed = base_seed if seed_layers else None
+
+    @property
+    def builds_later(self) -> bool:
+        """There are layers of LayerSpecs, which the ranks build that hold them."""
+        return any(isinstance(layer, LayerSpec) for layer in self.layers)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of modules that are given as they are; layers of LayerSpecs are not built
@@ -74,7 +81,14 @@ class PipelineModule(module.PipelineModule):
             yield parameter
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with their names, `INDEX.NAME`."""
+        """The same with their names, `INDEX.NAME`. A line says where some are not there yet."""
+        if self.builds_later and not self._told:
+            self._told = True
+            print(
+                "axrt: layers of LayerSpecs are built by initialize, on the ranks that hold them: "
+                "what is done to parameters before is done to those of modules alone",
+                file=sys.stderr,
+            )
         for index, layer in enumerate(self.layers):
             if isinstance(layer, nn.Module):
                 yield from layer.named_parameters(prefix=str(index))

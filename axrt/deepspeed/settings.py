@@ -61,6 +61,7 @@ _INSTEAD = {
     "csv_monitor": "axrt train, which writes metrics.jsonl",
     "communication_data_type": '"data_types": {"grad_accum_dtype": "bf16"}',
 }
+_CLIPS_AT = 1.0  # DeepSpeed's own default (0.19): 0 turns it off
 _OFF: tuple[Any, ...] = (False, None, 0, "none", {})
 
 
@@ -113,9 +114,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
         if not isinstance(value, dict):
             found.append((prefix + key, value))
         elif value.get("enabled", True) not in _OFF:
-            its = {name: one for name, one in value.items() if name != "enabled"}
-            is_told = "enabled" in value and not its
-            found += [(prefix + key, True)] if is_told else _flat(its, f"{prefix}{key}.")
+            found += _flat(value, f"{prefix}{key}.")
     return found
 
 
@@ -149,11 +148,12 @@ def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
     Raises:
         ConfigError: a key has no counterpart, or batch sizes do not fit each other.
     """
+    _check_values(values)
     keys = _Keys(values)
     size, microbatches = _batch({name: keys.take(name) for name in _BATCH}, replicas)
     config: dict[str, dict[str, Any]] = {
         "schedule": {"microbatches": microbatches, "microbatch_size": size},
-        "optimizer": {"clip": float(keys.take("gradient_clipping", 0.0))},
+        "optimizer": {"clip": float(keys.take("gradient_clipping", _CLIPS_AT))},
         "precision": _precision(keys),
         "memory": _memory(keys),
         "parallel": {},
@@ -173,6 +173,24 @@ def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
         if not _changes_nothing(name):
             _refuse(name, value)
     return found
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Refuse values that somebody else is to fill in, and sections that are none."""
+    for name, value in _flat(values, ""):
+        if value == "auto":
+            raise ConfigError(
+                f"{name} = 'auto' is for a trainer that fills it in; expected a value"
+            )
+    for name in ("optimizer", "scheduler"):
+        if not isinstance(values.get(name, {}), Mapping):
+            raise ConfigError(f"{name} = {values[name]!r}; expected an object with type and params")
+    for section, its in values.get("axrt", {}).items():
+        if not isinstance(its, Mapping):
+            raise ConfigError(f"axrt.{section} = {its!r}; expected a section of axrt's own keys")
+    for name in _BATCH:
+        if not isinstance(values.get(name), int | None):
+            raise ConfigError(f"{name} = {values[name]!r}; expected a whole number")
 
 
 def _batch(given: Mapping[str, int | None], replicas: int) -> tuple[int, int]:

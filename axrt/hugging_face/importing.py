@@ -97,10 +97,20 @@ class _Names:
         self._last = max(entry.place for entry in table)
         known = {self._as_there(name) for entry in table for name in entry.theirs}
         left = {name for name in weights.names if _LEFT.match(name) or (tied and name == _TIED)}
+        if tied and _TIED in weights.names:
+            self._check_head(weights, table[0])
         if unknown := sorted(weights.names - known - left):
             raise DataError(
                 f"{unknown[0]} is none of the model's weights; expected those that config.json "
                 "speaks of"
+            )
+
+    def _check_head(self, weights: TheirWeights, embedding: Entry) -> None:
+        """A head that is said to be tied is the embedding's weight."""
+        if not torch.equal(weights.tensor(_TIED), self._of(embedding)):
+            raise DataError(
+                f"{_TIED} differs from the embedding, and config.json says tie_word_embeddings; "
+                "expected the same weight, or tie_word_embeddings = false"
             )
 
     def _as_there(self, name: str) -> str:

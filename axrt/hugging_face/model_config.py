@@ -122,7 +122,10 @@ def _llama(config: Values, kind: str) -> dict[str, Any]:
 
 def _rope(config: Values) -> dict[str, Any]:
     """Rotary positions, as new files and old ones say them."""
-    said: Values = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    new, old = (config.get(key) or {} for key in ("rope_parameters", "rope_scaling"))
+    said: Values = {**new, **old}  # transformers lets the old key win where both are there
+    if old and "rope_type" not in old:
+        said = {**said, "rope_type": old.get("type", "default")}
     theta = float(said.get("rope_theta") or config.get("rope_theta") or 10000.0)
     scaling = said.get("rope_type", said.get("type", "default"))
     if scaling == "default":

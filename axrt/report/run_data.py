@@ -13,6 +13,9 @@ from axrt.observe.origin import STARTS
 from axrt.scheduler.comparison import Run, compared
 from axrt.scheduler.timeline import Timeline
 
+_OF_A_START = {"began", "step", "command", "hosts", "commit", "versions"}
+_OF_A_LAUNCH = {"began", "step", "gained", "took_s", "code", "lost"}
+
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -69,9 +72,9 @@ class RunData:
         return cls(
             path,
             config,
-            list(_json_lines(path / METRICS)),
-            list(_json_lines(path / STARTS)),
-            list(_json_lines(path / "launches.jsonl")),
+            [one for one in _json_lines(path / METRICS) if isinstance(one.get("step"), int)],
+            [one for one in _json_lines(path / STARTS) if one.keys() >= _OF_A_START],
+            [one for one in _json_lines(path / "launches.jsonl") if one.keys() >= _OF_A_LAUNCH],
             next(_json_lines(path / MEMORY), {}),
             _traced(path),
         )

@@ -45,6 +45,12 @@ def test_rates_are_deepspeeds(kind: str, params: dict[str, float], theirs: list[
     assert rates == pytest.approx(theirs, abs=1e-9)
 
 
+def test_the_optimizers_rate_is_the_highest_where_none_is_named() -> None:
+    assert learning_rate({"type": "WarmupLR"}, lr=0.05)[0] == 0.05
+    decays = {"type": "WarmupDecayLR", "params": {"total_num_steps": 10}}
+    assert learning_rate(decays, lr=0.05)[0] == 0.001
+
+
 @pytest.mark.parametrize(
     ("section", "text"),
     [
@@ -53,6 +59,7 @@ def test_rates_are_deepspeeds(kind: str, params: dict[str, float], theirs: list[
         ({"type": "WarmupLR", "params": {"warmup_steps": 3}}, "warmup_steps"),
         ({"type": "WarmupLR", "params": {"warmup_type": "cubic"}}, "'cubic'; expected 'log'"),
         ({"type": "WarmupLR", "params": {"warmup_max_lr": 0}}, "expected more than 0"),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": [0.1, 0.2]}}, "is a list"),
     ],
 )
 def test_what_has_no_counterpart_is_refused(section: dict[str, object], text: str) -> None:

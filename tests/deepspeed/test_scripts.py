@@ -105,7 +105,12 @@ def test_a_refused_configuration_ends_all_ranks_with_code_2(tmp_path: Path) -> N
     assert "amp.a = 1 of DeepSpeed's configuration has no counterpart" in ended.err
 
 
-ONE = {"train_batch_size": 8, "gradient_accumulation_steps": 2, "optimizer": {"type": "SGD"}}
+ONE: dict[str, Any] = {
+    "train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "SGD"},
+    "gradient_clipping": 0,
+}
 DATA = TensorDataset(torch.randn(24, 4), torch.randn(24, 4))
 
 
@@ -133,21 +138,28 @@ def test_what_scripts_ask_an_engine_for(tmp_path: Path) -> None:
     )
     assert (engine.global_rank, engine.local_rank, engine.is_first_stage()) == (0, 0, True)
     first = engine.train_batch()
-    assert engine.train_batch(iter(loader)).item() < first.item()
+    for _ in range(2):
+        engine.train_batch(iter(loader))  # the rest of the epoch
+    assert engine.train_batch().item() < first.item()
     assert engine.get_lr() == [0.1]
-    assert engine.global_steps == 2
-    assert engine.global_samples == 16
+    assert engine.global_steps == 4
+    assert engine.global_samples == 32
     assert engine.get_global_grad_norm() is not None
-    before, outputs = engine.eval_batch(iter(loader), return_logits=True)
+
+    def alike() -> Any:
+        return iter(DataLoader(DATA, 4))
+
+    before, outputs = engine.eval_batch(alike(), return_logits=True)
     assert before.shape == ()
     assert [of.shape for of in outputs] == [(4, 4)] * 2
-    assert engine.eval_batch(iter(loader), num_micro_batches=1) != before
+    assert engine.eval_batch(alike(), num_micro_batches=1) != before
     engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
-    assert (tmp_path / "global_step2").is_dir()
+    assert (tmp_path / "global_step4").is_dir()
     engine.train_batch()
+    engine.save_checkpoint(tmp_path, tag="best", save_latest=False)
     path, state = engine.load_checkpoint(tmp_path)
-    assert (path, state) == (str(tmp_path / "global_step2"), {"epoch": 3})
-    assert engine.eval_batch(iter(loader)).item() == before.item()
+    assert (path, state) == (str(tmp_path / "global_step4"), {"epoch": 3})
+    assert engine.eval_batch(alike()).item() == before.item()
     assert engine.load_checkpoint(tmp_path / "none") == (None, None)
     engine.set_batch_fn(lambda batch: (batch["x"], batch["y"]))
     engine.set_dataiterator(iter([{"x": torch.zeros(4, 4), "y": torch.zeros(4, 4)}] * 2))
@@ -231,6 +243,61 @@ def test_groups_of_parameters_keep_their_options() -> None:
     same(trained(optimizer=make), plain(make))
 
 
+def test_a_rate_that_warms_up_is_that_of_all_groups() -> None:
+    def groups(layer: nn.Linear) -> list[dict[str, Any]]:
+        return [{"params": [layer.weight], "lr": 0.5}, {"params": [layer.bias]}]
+
+    warms = {"type": "WarmupLR", "params": {"warmup_num_steps": 2}}
+    found = trained(config={**sgd(), "scheduler": warms}, model_parameters=groups)
+
+    def rate(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        _, factor = learning_rate(warms, 0.1)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    same(found, plain(lambda layer: torch.optim.SGD(layer.parameters(), lr=0.1), rate))
+
+
+def test_data_go_on_where_they_are() -> None:
+    """The loader that is returned repeats, and an iterator that was given is drawn from again."""
+    engine, loader = engine_of([nn.Linear(4, 4)], sgd(0.0))
+    epoch = [engine.train_batch().item() for _ in range(3)]
+    assert engine.train_batch(iter(loader)).item() == epoch[0]
+    own = iter([(torch.ones(4, 4), torch.ones(4, 4))] * 4)
+    first = engine.train_batch(own)
+    assert engine.train_batch() == first
+    with pytest.raises(StopIteration):
+        engine.train_batch()
+    engine.destroy()
+
+
+def test_an_adamw_is_taken_with_its_options() -> None:
+    def adamw(layer: nn.Linear) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(layer.parameters(), lr=0.02, weight_decay=0.3)
+
+    same(trained(optimizer=adamw), plain(adamw))
+    by_torch = {"type": "AdamW", "params": {"lr": 0.02, "torch_adam": True}}
+    default = plain(lambda layer: torch.optim.AdamW(layer.parameters(), lr=0.02))
+    same(trained(config={**ONE, "optimizer": by_torch}), default)
+
+
+def test_norms_are_clipped_at_1_unless_the_configuration_says_otherwise() -> None:
+    config = {key: value for key, value in ONE.items() if key != "gradient_clipping"}
+    engine, _ = engine_of([nn.Linear(4, 4)], config)
+    assert engine.axrt.config.optimizer.clip == 1
+    engine.destroy()
+
+
+def test_parameters_of_layers_that_are_built_later_are_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = PipelineModule([LayerSpec(nn.Linear, 4, 4), nn.Linear(4, 4)], 1, loss_fn=nn.MSELoss())
+    assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
+    assert "layers of LayerSpecs are built by initialize" in capsys.readouterr().err
+    groups = [{"params": list(model.parameters()), "weight_decay": 0.1}]
+    with pytest.raises(ConfigError, match="expected modules in place of LayerSpecs"):
+        deepspeed.initialize(model=model, config=sgd(), model_parameters=groups)
+
+
 def test_a_function_makes_the_learning_rate() -> None:
     def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -283,6 +350,29 @@ def test_layers_that_are_tied_or_built_late_train() -> None:
                 lr_scheduler=lambda of: torch.optim.lr_scheduler.ReduceLROnPlateau(of),
             ),
             "needs no metric",
+        ),
+        (
+            lambda: engine_of(
+                [nn.Linear(4, 4)],
+                lr_scheduler=lambda of: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, 10),
+            ),
+            "changes more than the learning rate",
+        ),
+        (lambda: engine_of([nn.Linear(4, 4)], sgd(no_such=3)), "no_such"),
+        (lambda: engine_of([nn.Linear(4, 4)], sgd(max_grad_norm=3)), "gradient_clipping instead"),
+        (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "optimizer": "SGD"}), "expected an object"),
+        (
+            lambda: engine_of(
+                [nn.Linear(4, 4)], {**ONE, "optimizer": {"type": "SGD", "params": {"lr": "1e-3"}}}
+            ),
+            "configuration",
+        ),
+        (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "bf16": {"enabled": "auto"}}), "fills it in"),
+        (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "axrt": {"run": 3}}), "axrt.run = 3"),
+        (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "train_batch_size": "8"}), "a whole number"),
+        (
+            lambda: engine_of([nn.Linear(4, 4)], {**ONE, "eigenvalue": {"enabled": True, "a": 0}}),
+            "eigenvalue.enabled = True",
         ),
         (lambda: engine_of([nn.Linear(4, 4)], model_parameters=[]), "0.weight is trained"),
         (
