@@ -59,7 +59,7 @@ _MORE = {
     "run.deterministic": "schedules.md#shared-microbatches",
     "run.compile": "techniques.md#compiled-layers",
     "run.survive": "reliability.md#in-the-same-job",
-    "run.cuda_aware": "install.md#launchers",
+    "run.cuda_aware": "clusters.md#cuda-aware-mpi",
     "run.patience_s": "reliability.md#signs-of-life",
     "run.tensorboard": "command-line.md#metrics-elsewhere",
     "run.wandb": "command-line.md#metrics-elsewhere",
