@@ -22,6 +22,8 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 4
 myst_fence_as_directive: list[str] = []
 
+smartquotes = False  # quotes are often code's
+
 # Docstrings are Google's form, with `names` in single backticks.
 default_role = "code"
 autodoc_member_order = "bysource"

@@ -128,9 +128,9 @@ def _of(name: str, parent: click.Context) -> Iterator[str]:
     context = click.Context(command, info_name=name, parent=parent)
     deep = context.command_path.count(" ")
     yield f"{'#' * (deep + 1)} {context.command_path}\n"
-    yield from _help(command.help or command.short_help or "")
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     yield f"```text\n{usage}\n```\n"
+    yield from _help(command.help or command.short_help or "")
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
             yield from _of(inner, context)
@@ -166,7 +166,7 @@ def _row(option: click.Option, context: click.Context) -> str:
     others += ["required"] * option.required
     words = "; ".join(filter(None, [meaning, *others]))
     shown = f"`{default}`" if default else ""
-    return f"| `{names.replace('|', ' or ')}` | {shown} | {words} |"
+    return f"| `{names.replace('|', ' or ').removesuffix(' RANGE')}` | {shown} | {words} |"
 
 
 def _lay_in(app: Sphinx, name: str, source: list[str]) -> None:
