@@ -150,7 +150,7 @@ class Model(_Section):
         "= the slow ones; '' = as they are",
         choices=("", "linear", "llama3"),
     )
-    rope_factor: float = _key(1.0, "of rope_scaling", least=1)
+    rope_factor: float = _key(1.0, "what rope_scaling divides frequencies by", least=1)
     rope_low: float = _key(
         1.0, "llama3: a frequency that turns less often in rope_original is divided", least=0
     )
@@ -276,12 +276,12 @@ class Data(_Section):
 class Optimizer(_Section):
     """How weights follow gradients, where no optimizer is given in code."""
 
-    name: str = _key("adamw", "which", choices=("adamw", "adam", "sgd"))
+    name: str = _key("adamw", "the optimizer", choices=("adamw", "adam", "sgd"))
     lr: float = _key(3e-4, "learning rate at its highest", least=0)
     betas: tuple[float, ...] = _key(
         (0.9, 0.95), "decay of the two moments (adamw, adam)", least=0, most=1
     )
-    momentum: float = _key(0.9, "of sgd; 0 = off", least=0, most=1)
+    momentum: float = _key(0.9, "momentum of sgd; 0 = off", least=0, most=1)
     clip: float = _key(
         0.0,
         "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm",
@@ -367,7 +367,7 @@ class Schedule(_Section):
         "stages a rank, where the placement leaves a choice; 0 = the placement's own, 2 for looped",
         least=0,
     )
-    microbatches: int = _key(8, "per step and replica", least=1)
+    microbatches: int = _key(8, "microbatches of a step and replica", least=1)
     microbatch_size: int = _key(
         1, "samples in a microbatch; in code only what engine.samples counts by", least=1
     )
@@ -490,7 +490,11 @@ class Memory(_Section):
     activations_mb: float = _key(
         0.0, "MiB of activations that a rank may hold, for policy auto to keep to; 0 = any", least=0
     )
-    bucket_mb: float = _key(25.0, "MiB of parameters that are reduced and stepped as one", least=0)
+    bucket_mb: float = _key(
+        25.0,
+        "MiB of parameters that are reduced and stepped as one; 0 = each parameter by itself",
+        least=0,
+    )
     recompute: str | int = _key(
         "none",
         "what of a stage runs forward again before its backward instead of being kept: 'none'; "
@@ -570,8 +574,8 @@ class Memory(_Section):
     )
     reductions: int = _key(
         0,
-        "with zero = 2: number of times that a step adds a gradient up over replicas, and lets go "
-        "of it; 0 = as often as the schedule leaves a stage for another",
+        "with zero = 2 or 3: number of times that a step adds a gradient up over replicas, and "
+        "lets go of it; 0 = as often as the schedule leaves a stage for another",
         least=0,
     )
     device_gb: float = _key(
@@ -706,7 +710,9 @@ class Run(_Section):
     """The run itself."""
 
     steps: int = _key(1000, "optimizer steps", least=1)
-    seed: int = _key(0, "of weights, dropout and the order of samples", least=0, most=2**63 - 1)
+    seed: int = _key(
+        0, "seed of weights, dropout and the order of samples", least=0, most=2**63 - 1
+    )
     deterministic: bool = _key(
         False,
         "where replicas share microbatches: sums with the same bits in every run, since gradients "

@@ -194,7 +194,7 @@ def test_every_key_is_described_in_a_line() -> None:
     from axrt.config import described
 
     told = described()
-    assert "  microbatches = 8                per step and replica" in told
+    assert "  microbatches = 8                microbatches of a step and replica" in told
     assert len(told) == sum(1 + len(keys) for keys in Config().as_dict().values())
 
 

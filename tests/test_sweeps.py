@@ -54,10 +54,15 @@ def test_of_a_list_the_first_are_kept() -> None:
 def test_no_test_is_left_out_whole_but_long_trainings_under_attack() -> None:
     """On a cluster the quick run has two jobs, and test_rules.py the rest with stand-ins. A storm
     trains for half a minute; the quick run has each kind of fault by itself. A type checker reads
-    all of torch."""
+    all of torch. The tutorial is a dozen commands, which the quick run reads and does not start."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
         if "\n@pytest.mark.sweep" in file.read_text()
     }
-    assert marked == {"slurm/test_pretrain.py", "attacks/test_storm.py", "test_package.py"}
+    assert marked == {
+        "slurm/test_pretrain.py",
+        "attacks/test_storm.py",
+        "test_package.py",
+        "docs/test_tutorial.py",
+    }
