@@ -338,9 +338,10 @@ class PipelineEngine:
             True.
         """
         path = Path(save_dir) / (tag or _TAG.format(self.global_steps))
+        before = named_latest(path.parent)
         saved = self.axrt.save_checkpoint(path, client_state)
-        if save_latest and self.axrt.is_main:
-            name_latest(path)
+        if before and not save_latest and self.axrt.is_main:
+            name_latest(path.with_name(before))
         return saved
 
     def load_checkpoint(
