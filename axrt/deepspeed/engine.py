@@ -232,8 +232,7 @@ class PipelineEngine:
         rate: learning rates.
         prints_every: steps between lines about the loss; 0: none.
     Attributes:
-        axrt: axrt's own engine, which trains the next step without waiting for the loss of the
-            last one.
+        axrt: axrt's own engine.
     """
 
     def __init__(

@@ -99,7 +99,8 @@ def _mpi(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         Level.OK,
         "mpi threads",
-        f"{facts.mpi.threads}; axrt calls MPI from one thread, and any level will do",
+        f"{facts.mpi.threads}; with less than MPI_THREAD_MULTIPLE nobody asks for signs of life, "
+        "and a long wait is only reported",
     )
     how = (
         "GPU memory travels directly"
