@@ -38,7 +38,7 @@ class PipelinedGeneration:
     def __init__(self, transport: Transport, stage: Stage, choice: Choice, seed: int) -> None:
         self._transport, self._stage = transport, stage
         self._choice, self._seed = choice, seed
-        self._random: dict[int, torch.Generator] = {}  # by text
+        self._random: dict[int, tuple[int, torch.Generator]] = {}  # by slot, and of which text
         self._own: list[tuple[Note, Any]] = []  # what a rank alone tells itself
 
     @torch.no_grad()
@@ -60,7 +60,8 @@ class PipelinedGeneration:
             The index of a text, and a token that was added to it; None once it is whole.
         """
         coming = enumerate(prompts)
-        free = list(range(_UNDER_WAY * self._transport.size))
+        size = self._transport.size
+        free = list(range(_UNDER_WAY * size if size > 1 else 1))
         under_way: dict[int, tuple[int, Text]] = {}  # by text, with its slot
         while True:
             for index, prompt in islice(coming, len(free)):
@@ -80,7 +81,7 @@ class PipelinedGeneration:
                     del under_way[note.number]
                 else:
                     self._feed(note.number, slot, text)
-        for rank in range(1, self._transport.size):
+        for rank in range(1, size):
             self._transport.send(rank, Parcel(0, _ALL_WRITTEN))
 
     @torch.no_grad()
@@ -110,16 +111,18 @@ class PipelinedGeneration:
         if rank < size - 1:
             self._transport.send(rank + 1, Parcel(0, text, (computed, is_fresh)))
             return
-        chosen = self._chosen(text.number, computed[0, -1])
+        chosen = self._chosen(text, computed[0, -1])
         if size == 1:
             self._own.append((text, chosen))
         else:
             self._transport.send(MAIN, Parcel(0, text._replace(topic=Topic.WRITTEN), chosen))
 
-    def _chosen(self, text: int, logits: Tensor) -> int:
-        if text not in self._random:
-            self._random[text] = torch.Generator().manual_seed(self._seed)
-        return self._choice.of(logits.float().cpu(), self._random[text])
+    def _chosen(self, text: Note, logits: Tensor) -> int:
+        number, random = self._random.get(text.about, (-1, None))
+        if random is None or number != text.number:
+            random = torch.Generator().manual_seed(self._seed)
+            self._random[text.about] = text.number, random
+        return self._choice.of(logits.float().cpu(), random)
 
     def _heard(self) -> list[tuple[Note, Any]]:
         own, self._own = self._own, []

@@ -176,7 +176,7 @@ def search(
     microbatches: int,
     steps: int,
     most_held: float,
-    run: Callable[[Job], tuple[Costs, Timeline]],
+    run: Callable[[Job], tuple[Costs, Timeline] | None],
     also: Sequence[str] = (),
 ) -> tuple[list[Outcome], float]:
     """Simulate every schedule that fits.
@@ -186,7 +186,8 @@ def search(
         microbatches: number of microbatches of a step and replica.
         steps: number of steps that `run` simulates.
         most_held: limit on what a rank holds, in microbatches of all its layers; 0: no limit.
-        run: function that simulates a job and returns the costs that it used and the timeline.
+        run: function that simulates a job and returns the costs that it used and the timeline; or
+            None, which leaves the job out.
         also: policies of the user's own.
     Returns:
         The schedules within the limit, the fastest first; and the duration that no schedule on any
@@ -194,10 +195,9 @@ def search(
     """
     found = []
     for option in options(ranks, microbatches, _CHUNKS, thorough=True, also=also):
-        try:
-            costs, line = run(option.job)
-        except ValueError:  # costs by stage are of another number of stages
+        if (simulated := run(option.job)) is None:
             continue
+        costs, line = simulated
         where = option.job.placement
         least = least_makespan(where, costs, microbatches, steps)
         found.append(

@@ -501,14 +501,20 @@ def _copies(job: Job, buckets: int | Sequence[int]) -> dict[int, list[Copies]]:
     }
 
 
-def order_of(job: Job) -> Order:
-    """The order in which a job runs on a steady machine where forward, input gradient and weight
-    gradient take equally long.
+_EQUAL = Costs(pieces=1)
 
+
+def order_of(job: Job, costs: Costs = _EQUAL) -> Order:
+    """The order in which a job runs on a steady machine.
+
+    Args:
+        job: a job of one replica.
+        costs: how long everything takes, weight gradients in one piece; by default forward, input
+            gradient and weight gradient take equally long.
     Raises:
         RuntimeError: the schedule is stuck.
     """
     rows: list[list[Task]] = [[] for _ in range(job.ranks)]
-    for span in simulate(job, Costs(pieces=1)).computing():
+    for span in simulate(job, costs).computing():
         rows[span.rank].append(span.task)
     return Order(job.placement, job.microbatches, tuple(map(tuple, rows)))

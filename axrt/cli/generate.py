@@ -19,10 +19,10 @@ from axrt.checkpoint.slices import SliceReader
 from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
-from axrt.errors import AxrtError, ConfigError, DataError
+from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.generation import Choice, Stage
-from axrt.launch import World, join
+from axrt.launch import MpiWorld, World, join
 from axrt.model.layers import build
 from axrt.models.registry import model_of
 from axrt.observe.metrics import TOKENIZER, kept_in_run
@@ -97,16 +97,16 @@ def generate(
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
         lines = [prompt] if prompts is None else _lines_of(prompts)
-        speaker = _Speaker(run, world, Choice(temperature, top_k, top_p), tokens, seed)
+        writer = _Writer(run, world, Choice(temperature, top_k, top_p), tokens, seed)
         if world.rank:
-            speaker.serve()
+            writer.serve()
         elif prompts is None:
-            _stream(prompt, speaker)
+            _stream(prompt, writer)
         else:
-            _write_lines(lines, speaker)
+            _write_lines(lines, writer)
         if speed and not world.rank:
-            click.echo(speaker.speed(), err=True)
-        speaker.close()
+            click.echo(writer.speed(), err=True)
+        writer.close()
     except AxrtError as error:
         if world.size > 1:
             world.fail(error)
@@ -114,20 +114,20 @@ def generate(
         sys.exit(exit_code_of(error))
 
 
-def _stream(prompt: str, speaker: "_Speaker") -> None:
+def _stream(prompt: str, writer: "_Writer") -> None:
     """Show a text as it comes."""
     click.echo(prompt, nl=False)
-    for _, text in speaker.goes_on([prompt]):
+    for _, text in writer.goes_on([prompt]):
         click.echo(text, nl=False)
         sys.stdout.flush()
     click.echo()
 
 
-def _write_lines(prompts: Sequence[str], speaker: "_Speaker") -> None:
+def _write_lines(prompts: Sequence[str], writer: "_Writer") -> None:
     """Write each text as soon as it and those before it are whole."""
     parts: list[list[str]] = [[] for _ in prompts]
     whole, shown = set[int](), 0
-    for index, text in speaker.goes_on(prompts):
+    for index, text in writer.goes_on(prompts):
         if text is not None:
             parts[index].append(text)
             continue
@@ -146,7 +146,7 @@ def _lines_of(prompts: Path) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-class _Speaker:
+class _Writer:
     """Goes on from prompts with the layers that this rank has of a model.
 
     Args:
@@ -158,8 +158,7 @@ class _Speaker:
     """
 
     def __init__(self, run: Path, world: World, choice: Choice, tokens: int, seed: int) -> None:
-        load = partial(_loaded, rank=world.rank, ranks=world.size)
-        self._config, layers = newest_undamaged(run, load, to_stderr)
+        self._config, layers = _newest(run, world)
         self._codec = _codec_for(self._config, run)
         self._tokens, self._made, self._took_s = tokens, 0, 0.0
         stage = Stage(layers.to(world.device), self._config.model.context, world.device)
@@ -214,7 +213,7 @@ class Numbers:
         return lambda token: f" {token}"
 
 
-class Text:
+class ByTokenizer:
     """Text by a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -228,12 +227,12 @@ class Text:
         return found
 
 
-def _codec_for(config: Config, run: Path) -> Numbers | Text:
+def _codec_for(config: Config, run: Path) -> Numbers | ByTokenizer:
     """The map between text and tokens: that of the file in the directory of the run, or of the data
     that the run was trained on."""
     kept = kept_in_run(run, TOKENIZER)
     name = str(kept) if kept else tokenizer_name(config.data)
-    return Text(tokenizer_of(name)) if name else Numbers()
+    return ByTokenizer(tokenizer_of(name)) if name else Numbers()
 
 
 def _check(tokens: list[int], vocab: int) -> None:
@@ -243,6 +242,37 @@ def _check(tokens: list[int], vocab: int) -> None:
             f"--prompt has token {unknown[0]}; expected tokens from 0 to {vocab - 1}, which the "
             "model knows"
         )
+
+
+def _newest(run: Path, world: World) -> tuple[Config, nn.Sequential]:
+    """The layers that this rank has of the newest checkpoint that no rank finds damaged.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    load = partial(_loaded, rank=world.rank, ranks=world.size)
+    if not isinstance(world, MpiWorld):
+        return newest_undamaged(run, load, to_stderr)
+    say = to_stderr if world.rank == 0 else _quietly
+
+    def alike(checkpoint: Path) -> tuple[Config, nn.Sequential]:
+        """The same checkpoint on every rank: a folder may change while they look at it."""
+        place = Path(world.comm.bcast(str(checkpoint)))
+        found, fault = None, ""
+        try:
+            found = load(place)
+        except DamagedError as error:
+            fault = str(error)
+        faults = [of_rank for of_rank in world.comm.allgather(fault) if of_rank]
+        if faults or found is None:
+            raise DamagedError(faults[0])
+        return found
+
+    return newest_undamaged(run, alike, say)
+
+
+def _quietly(text: str) -> None:
+    """Say nothing: the first rank says it."""
 
 
 def _loaded(checkpoint: Path, rank: int, ranks: int) -> tuple[Config, nn.Sequential]:

@@ -98,6 +98,8 @@ def _code_of(
     """How an attempt ends; None where a rank is lost."""
     try:
         if surviving.is_spare:
+            if begun.interrupt:
+                begun.interrupt.end_in_order()  # that of the others
             return Exit(surviving.wait_as_a_spare())
         code = train(begun)
     except RankLostError:

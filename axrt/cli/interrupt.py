@@ -24,7 +24,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
-        self._trains = False
+        self._in_order = False
         self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -36,9 +36,9 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def begin_to_train(self) -> None:
-        """From now on there is something to save."""
-        self._trains = True
+    def end_in_order(self) -> None:
+        """From now on there is a step to end with, and something to save."""
+        self._in_order = True
 
     def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
         """The batches until an end is asked for, in whole steps.
@@ -53,7 +53,7 @@ class Interrupt:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         is_again = self.asked and time.monotonic() - self._since > _TWICE_S
-        if number == signal.SIGINT and (is_again or not self._trains):
+        if number == signal.SIGINT and (is_again or not self._in_order):
             raise KeyboardInterrupt
         if not self.asked:
             self.asked, self._since = True, time.monotonic()

@@ -21,7 +21,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.planner import build_schedule, search
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, is_own, policy_by_name
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.sharing import with_sharing
@@ -130,9 +130,10 @@ class _PolicyName(click.Choice[str]):
         return value if is_own(value) else super().convert(value, param, ctx)
 
 
+_MODES = ("--policy", "--search", "--plan")
 _USUAL = (
     *("--policy", "--ranks", "--microbatches", "--steps", "--costs", "--latency", "--jitter"),
-    *("--replicas", "--zero", "--recompute", "--search", "--memory", "--like", "--what-if"),
+    *("--replicas", "--recompute", "--search", "--plan", "--memory", "--like", "--what-if"),
     *("--json", "--picture", "--timeline", "--write-order", "--help-all", "--help"),
 )
 
@@ -194,10 +195,18 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     help="the best policy, placement, chunks and cap for these costs, and what bounds it",
 )
 @click.option(
+    "--plan",
+    "plans",
+    is_flag=True,
+    help="an order made for these costs, on linear or vee placement; --write-order keeps it for "
+    "policy fixed",
+)
+@click.option(
     "--memory",
     default=0.0,
     type=click.FloatRange(0),
-    help="with --search: microbatches of all its layers that a rank may hold, recomputed or not",
+    help="with --search: microbatches of all its layers that a rank may hold, recomputed or not; "
+    "with --plan: until their weight gradient, by default as many as ranks",
 )
 @click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
@@ -448,6 +457,7 @@ def simulate_command(
     like: Path | None,
     what_if: bool,
     searches: bool,
+    plans: bool,
     as_json: bool,
     as_csv: bool,
     held_mib: float,
@@ -468,13 +478,8 @@ def simulate_command(
         _refuse_besides("--like", ("--what-if", "--picture", "--json"), context)
         _like(like, what_if, as_json, options["picture"])
         return
-    if not ((policy or searches) and options["ranks"] and options["microbatches"]):
-        _refuse("expected --policy or --search, with --ranks and --microbatches; or --like RUN")
-    if (policy and searches) or (memory and not searches):
-        _refuse(
-            "--search tries every policy, and --memory narrows it; expected either --search or "
-            "--policy"
-        )
+    modes = [mode for mode, on in zip(_MODES, (policy, searches, plans), strict=True) if on]
+    _check_modes(modes, memory, options)
     _check(options)
     if options["stage_costs"] and "--costs" in _given(context):
         _refuse("--costs and --stage-costs both say what stages take; expected one of them")
@@ -488,8 +493,22 @@ def simulate_command(
     if searches:
         _refuse_besides("--search", _COSTS, context)
         _search(options, memory, form)
+    elif plans:
+        _plan(options, memory, form, held_mib)
     elif policy:
         _simulate(policy, form, held_mib, options)
+
+
+def _check_modes(modes: list[str], memory: float, options: dict[str, Any]) -> None:
+    """Check that the command does one thing, and what that needs."""
+    if not (modes and options["ranks"] and options["microbatches"]):
+        _refuse(
+            "expected --policy, --search or --plan, with --ranks and --microbatches; or --like RUN"
+        )
+    if len(modes) > 1:
+        _refuse(f"{' and '.join(modes)} do not go together; expected one of them")
+    if memory and modes == ["--policy"]:
+        _refuse("--memory narrows --search and --plan; expected one of them in place of --policy")
 
 
 def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) -> None:
@@ -517,6 +536,41 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
         _refuse(misfits[0])
     if not found:
         _refuse(f"no policy fits: {misfits[0]}")
+    _show(found if policy == "all" else found[0], misfits, form, options)
+
+
+def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) -> None:
+    """Make an order for the costs, simulate it, and print its figures."""
+    from axrt.scheduler.order_planner import PLACEMENTS as PLANNED
+    from axrt.scheduler.order_planner import planned
+
+    where = (options["placement"],) if options["placement"] else PLANNED
+    ranks, microbatches = options["ranks"], options["microbatches"]
+    if options["stage_costs"] and options["placement"] != "linear":
+        _refuse("--plan chooses the stages; expected --placement linear with --stage-costs")
+    try:
+        any_job = build_schedule("gpipe", ranks, microbatches)
+        costs = _costs(any_job, options)
+        plan = planned(ranks, microbatches, costs, memory or ranks, where, options["seed"])
+        order = plan.order
+        job = Job(order.placement, Fixed(order, order.needs), microbatches)
+        line = _run(job, _costs(job, options), options)
+    except ValueError as error:
+        _refuse(str(error))
+    _write(options["picture"], lambda: _drawn(line))
+    _write(options["timeline"], line.to_json)
+    _write(options["write_order"], lambda: str(order))
+    _show(_figures(job, line, options, held_mib), [], form, options)
+
+
+def _show(
+    figures: dict[str, Any] | list[dict[str, Any]],
+    misfits: list[str],
+    form: str,
+    options: dict[str, Any],
+) -> None:
+    """Print figures of one schedule or of several."""
+    found = figures if isinstance(figures, list) else [figures]
     if form == "table":
         from axrt.cli.tables import show_schedules
 
@@ -525,7 +579,7 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
     if form == "csv":
         _print_csv([_in_columns(one) for one in found])
     else:
-        click.echo(json.dumps(found if policy == "all" else found[0], indent=1))
+        click.echo(json.dumps(figures, indent=1))
     for misfit in misfits:  # standard output has the figures alone
         click.echo(f"axrt: left out: {misfit}", err=True)
 
@@ -619,15 +673,21 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
 
 
 def _search(options: dict[str, Any], memory: float, form: str) -> None:
-    def run(job: Job) -> tuple[Costs, Timeline]:
-        costs = _costs(job, options)
-        return costs, _run(job, costs, options)
+    misfits: list[str] = []
+
+    def run(job: Job) -> tuple[Costs, Timeline] | None:
+        try:
+            costs = _costs(job, options)
+            return costs, _run(job, costs, options)
+        except ValueError as error:
+            misfits.append(f"{job}: {error}")
+            return None
 
     found, least = search(
         options["ranks"], options["microbatches"], options["steps"], memory, run, options["also"]
     )
     if not found and not least:
-        _refuse("no schedule has as many stages as --stage-costs; expected costs of each stage")
+        _refuse(f"no schedule fits. {misfits[0]}")
     if not found:
         _refuse(
             f"--memory {memory:g}: no schedule on {options['ranks']} ranks holds so little; "
@@ -643,11 +703,13 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
         from axrt.cli.tables import show_search
 
         show_search(found, least)
+    if misfits:
+        click.echo(f"axrt: left out: {len(misfits)} schedules, such as {misfits[0]}", err=True)
 
 
 def _check(options: dict[str, Any]) -> None:
     _check_ranks(options)
-    if not sum(options["costs"]):
+    if not sum(map(sum, options["stage_costs"] or [options["costs"]])):
         _refuse("--costs are all 0; expected something to do")
     _check_offload(options)
     if options["reductions"] > 1 and options["zero"] < 2:

@@ -149,7 +149,7 @@ def _train(attempt: Attempt) -> Exit:
             model, config=config, sample=sample, world=attempt.world, observers=[idle]
         ) as engine,
     ):
-        interrupt.begin_to_train()
+        interrupt.end_in_order()
         files = _on_main(engine, lambda: RunFiles(config))
         if files:
             attempt.when_lost = files.let_go
@@ -165,14 +165,16 @@ def _train(attempt: Attempt) -> Exit:
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
         engine.answer_in(directory)
-        places = engine.gathered([socket.gethostname(), os.getpid(), *usable_cores()])
+        here = {"host": socket.gethostname(), "pid": os.getpid(), "cores": usable_cores()}
+        places = engine.gathered(here)
         saves = _Saves(engine, record, directory)
         if record:
             _predict(engine, predictor, record)
             record.began(resumed_from, engine.step)
-            hosts = [str(host) for host, *_ in places or ()]
-            record.start(hosts, [pid for _, pid, *_ in places or ()], attempt.commit)
-            cores = [(str(host), of) for host, _, *of in places or ()]
+            of_ranks = places or []
+            hosts, pids = ([of[key] for of in of_ranks] for key in ("host", "pid"))
+            record.start(hosts, pids, attempt.commit)
+            cores = [(of["host"], of["cores"]) for of in of_ranks]
             if engine.device == CPU and (text := crowding(cores)):
                 record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from axrt.checkpoint.folder import name_latest, named_latest
 from axrt.engine import Engine
 from axrt.engine import initialize as axrt_initialize
 from axrt.errors import AxrtError, ConfigError
@@ -74,18 +73,19 @@ def initialize(
         ConfigError: something has no counterpart. In a job of several ranks, rank 0 prints it and
             all leave with code 2.
     """
-    world = join()
     try:
-        given = _one_of(getattr(args, "deepspeed_config", None), config, config_params)
+        values = read(_one_of(getattr(args, "deepspeed_config", None), config, config_params))
+    except ConfigError as error:
+        join().fail(error)
+    world = _joined(values)
+    try:
         pipe, replicas = _layout(model, world.size, mpu or mesh_param)
-        settings = settings_of(read(given), replicas)
+        settings = _settings(values, replicas)
         groups = groups_of(model, _to_step(model_parameters, optimizer))
         factory, lr = _optimizer(settings, optimizer, groups)
         factory, rate = _schedule(settings, optimizer, factory, lr, lr_scheduler, groups)
     except ConfigError as error:
         world.fail(error)
-    except (TypeError, ValueError, AttributeError) as error:  # values of other types
-        world.fail(ConfigError(f"DeepSpeed's configuration: {error}; expected its types"))
     engine = axrt_initialize(
         model, factory, rate.factor, _config(settings, model, pipe, replicas), world=world
     )
@@ -95,7 +95,23 @@ def initialize(
     return PipelineEngine(engine, world, loader, rate, settings.prints_every), None, loader, None
 
 
-class Rate(NamedTuple):
+def _joined(values: Mapping[str, Any]) -> World:
+    """The job, as axrt's own section `run` wants it, where there is one."""
+    own = values.get("axrt", {})
+    run = own.get("run", {}) if isinstance(own, Mapping) else {}
+    run = run if isinstance(run, Mapping) else {}  # which is refused later
+    keys = {"transport": "transport", "device": "device", "start_patience_s": "patience_s"}
+    return join(**{name: run[key] for key, name in keys.items() if key in run})
+
+
+def _settings(values: Mapping[str, Any], replicas: int) -> Settings:
+    try:
+        return settings_of(values, replicas)
+    except (TypeError, ValueError, AttributeError) as error:  # values of other types
+        raise ConfigError(f"DeepSpeed's configuration: {error}; expected its types") from None
+
+
+class LearningRates(NamedTuple):
     """Learning rates by step.
 
     Args:
@@ -153,8 +169,19 @@ def _optimizer(
         factory = factory_of(*optimizer_class(settings.optimizer), groups)
     else:
         raise ConfigError("there is no optimizer; expected one in the configuration, or optimizer=")
-    alone = factory([("", torch.nn.Parameter(torch.zeros(1)))])
+    alone = _tried(factory, given is None)
     return factory, float(alone.param_groups[0]["lr"])
+
+
+def _tried(factory: OptimizerFactory, by_configuration: bool) -> torch.optim.Optimizer:
+    """An optimizer of one element. Options of the configuration that its class does not take are
+    refused; errors of the user's own function are raised as they are."""
+    try:
+        return factory([("", torch.nn.Parameter(torch.zeros(1)))])
+    except (TypeError, ValueError) as error:
+        if not by_configuration:
+            raise
+        raise ConfigError(f"optimizer.params: {error}") from None
 
 
 def _schedule(
@@ -164,12 +191,12 @@ def _schedule(
     lr: float,
     given: Any,
     groups: Mapping[str, Mapping[str, Any]],
-) -> tuple[OptimizerFactory, Rate]:
+) -> tuple[OptimizerFactory, LearningRates]:
     """The learning rate by step, and the optimizers that it is for."""
     if given is not None:
-        return factory, Rate(lr, schedule_of_given(given, lr))
+        return factory, LearningRates(lr, schedule_of_given(given, lr))
     if settings.scheduler is None:
-        return factory, Rate(lr, constant)
+        return factory, LearningRates(lr, constant)
     if optimizer is not None or settings.optimizer is None:
         raise ConfigError(
             "scheduler goes with the optimizer of the configuration; expected lr_scheduler= beside "
@@ -183,7 +210,7 @@ def _schedule(
         }
     params = {**settings.optimizer.get("params", {}), "lr": highest}
     its = optimizer_class({**settings.optimizer, "params": params})
-    return factory_of(*its, groups), Rate(highest, schedule)
+    return factory_of(*its, groups), LearningRates(highest, schedule)
 
 
 def _config(
@@ -240,7 +267,7 @@ class PipelineEngine:
         engine: Engine,
         world: World,
         loader: Iterable[Any] | None,
-        rate: Rate,
+        rate: LearningRates,
         prints_every: int,
     ) -> None:
         self.axrt = engine
@@ -265,11 +292,12 @@ class PipelineEngine:
         """
         if data_iter is not None:  # which counts from now on, as DeepSpeed has it
             self._batches = data_iter
-        batches = self._batches
-        if batches is None:
+        batches = self._batches if self.axrt.reads else None
+        if self.axrt.reads and batches is None:
             raise ConfigError("train_batch() without training_data; expected an iterator")
-        transform = self._transform
-        self._last = self.axrt.train_batch(map(transform, batches) if transform else batches)
+        if self._transform and batches is not None:
+            batches = map(self._transform, batches)
+        self._last = self.axrt.train_batch(batches)
         self._print()
         return torch.tensor(self._last.loss)
 
@@ -320,7 +348,7 @@ class PipelineEngine:
     def save_checkpoint(
         self,
         save_dir: str | Path,
-        tag: str | None = None,
+        tag: object = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
@@ -331,27 +359,28 @@ class PipelineEngine:
             save_dir: directory that all ranks share.
             tag: name of the checkpoint; None: that of the step.
             client_state: values of yours that JSON can hold.
-            save_latest: let the file `latest` name it, by which it is loaded.
+            save_latest: True; with False a line says that it may be loaded without its tag.
             exclude_frozen_parameters: changes nothing.
         Returns:
             True.
         """
-        path = Path(save_dir) / (tag or _TAG.format(self.global_steps))
-        before = named_latest(path.parent)
-        saved = self.axrt.save_checkpoint(path, client_state)
-        if before and not save_latest and self.axrt.is_main:
-            name_latest(path.with_name(before))
-        return saved
+        if not save_latest and self.axrt.is_main:
+            print(
+                "axrt: save_latest = False: load_checkpoint without a tag takes the newest all the "
+                "same",
+                file=sys.stderr,
+            )
+        name = _TAG.format(self.global_steps) if tag is None else str(tag)
+        return self.axrt.save_checkpoint(Path(save_dir) / name, client_state)
 
     def load_checkpoint(
-        self, load_dir: str | Path, tag: str | None = None, **options: object
+        self, load_dir: str | Path, tag: object = None, **options: object
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Load a checkpoint of axrt's; every rank calls it.
 
         Args:
             load_dir: directory of checkpoints.
-            tag: name of one; None: the one that the file `latest` names, or else the newest
-                undamaged one.
+            tag: name of one; None: the newest undamaged one, whatever the file `latest` says.
             **options: DeepSpeed's other options, of which only the defaults are accepted: all of a
                 checkpoint is taken.
         Returns:
@@ -360,9 +389,8 @@ class PipelineEngine:
         for name, value in options.items():
             if name not in _LOADS or value != _LOADS[name]:
                 raise ConfigError(f"load_checkpoint: {name} = {value!r} has no counterpart")
-        tag = tag or self.axrt.broadcast(named_latest(Path(load_dir)))
-        path = Path(load_dir) / tag if tag else Path(load_dir)
-        extra = self.axrt.load_checkpoint(path, missing_ok=not tag)
+        path = Path(load_dir) if tag is None else Path(load_dir) / str(tag)
+        extra = self.axrt.load_checkpoint(path, missing_ok=tag is None)
         return (None, None) if extra is None else (str(self.axrt.loaded_from), extra)
 
     @property

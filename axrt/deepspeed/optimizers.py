@@ -65,6 +65,8 @@ def factory_of(make: Make, options: Options, groups: Mapping[str, Options]) -> O
         for name, parameter in named:
             its = {key: _hashable(value) for key, value in groups.get(name, {}).items()}
             alike.setdefault(tuple(sorted(its.items())), []).append(parameter)
+        if list(alike) == [()]:
+            return make(alike[()], **options)
         return make([{_PARAMS: of, **dict(its)} for its, of in alike.items()], **options)
 
     return factory
@@ -149,6 +151,10 @@ def schedule_of_given(given: Any, lr: float) -> LrSchedule:
         raise ConfigError(
             f"lr_scheduler is of type {type(given).__name__}, which belongs to one optimizer; "
             "expected a function that makes one: each bucket of a rank has an optimizer of its own"
+        )
+    if not lr:
+        raise ConfigError(
+            "the optimizer's lr is 0; expected the rate that lr_scheduler begins with"
         )
     alone = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr, momentum=0.9)
     usual = _all_but_rates(alone)

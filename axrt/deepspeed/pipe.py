@@ -25,7 +25,7 @@ class PipelineModule(module.PipelineModule):
         loss_fn: function whose `loss_fn(outputs, targets)` is the loss; None: what the last layer
             returns.
         seed_layers: the weights of a LayerSpec come from `base_seed`; False: from the seed that
-            torch has now. They depend on the layer's index, too, under both.
+            torch has when `initialize` is called. They depend on the layer's index, too.
         base_seed: that seed.
         partition_method: "parameters", "uniform" or "type:REGEX".
         activation_checkpoint_interval: 0 keeps activations; any other number recomputes those of

@@ -87,31 +87,40 @@ class Settings:
 
 
 class _Keys:
-    """The keys of a JSON object that nobody has read yet."""
+    """The keys of a JSON object, and which of them have been read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = json.loads(json.dumps(values))
+        self._values, self._read = values, set[str]()
 
     def take(self, name: str, default: Any = None) -> Any:
         """The value of a key, such as "fp16.loss_scale"; it counts as read."""
         *sections, key = name.split(".")
-        within = self._values
+        within: Any = self._values
         for section in sections:
             within = within.get(section, {})
-            if not isinstance(within, dict):
+            if not isinstance(within, Mapping):
                 raise ConfigError(f"{section} = {within!r}; expected an object")
-        found = within.pop(key, None)
+        self._read.add(name)
+        found = within.get(key)
         return default if found is None else found
 
     def rest(self) -> list[tuple[str, Any]]:
-        """Keys that are left, and their values; those of what is off are left away."""
-        return [one for one in _flat(self._values, "") if one[1] not in _OFF]
+        """Keys that nobody has read, and their values; those of what is off are left away."""
+        return [
+            (name, value)
+            for name, value in _flat(self._values, "")
+            if value not in _OFF and not self._is_read(name)
+        ]
+
+    def _is_read(self, name: str) -> bool:
+        parts = name.split(".")
+        return any(".".join(parts[:n]) in self._read for n in range(1, len(parts) + 1))
 
 
 def _flat(values: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
     found = []
     for key, value in values.items():
-        if not isinstance(value, dict):
+        if not isinstance(value, Mapping):
             found.append((prefix + key, value))
         elif value.get("enabled", True) not in _OFF:
             found += _flat(value, f"{prefix}{key}.")
@@ -220,6 +229,8 @@ def _precision(keys: _Keys) -> dict[str, Any]:
         raise ConfigError("bf16 and fp16 are both enabled; expected one of them")
     if narrow:
         return {"weights": "bfloat16", **sums}
+    if not half and not wide:
+        raise ConfigError("data_types.grad_accum_dtype is of narrow weights; expected bf16 or fp16")
     if not half:
         return {}
     fixed = float(keys.take("fp16.loss_scale", 0))

@@ -169,8 +169,8 @@ def _borders(line: Timeline, spans: Sequence[Span], top: float, scale: float) ->
             steps.setdefault(span.task.microbatch // line.microbatches, span.start)
     for step, start in list(steps.items())[1:]:
         x = f"{_LEFT + start * scale:.1f}"
-        mark = f'<path class="e" d="M{x} {top - 3}v{_ROW + 6}"/>'
-        yield mark.replace("/>", f"><title>step {step}</title></path>")
+        way = f'd="M{x} {top - 3}v{_ROW + 6}"'
+        yield f'<path class="e" {way}><title>step {step}</title></path>'
 
 
 def _width(line: Timeline) -> int:

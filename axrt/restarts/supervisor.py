@@ -337,6 +337,8 @@ class Supervisor:
         _say(reason if is_done else f"{reason}. All starts:")
         for start in self._starts if not is_done or len(self._starts) > 1 else ():
             print(f"  {start}", file=sys.stderr, flush=True)
+        if self._asked and code < 0:  # the signal came before anybody could save
+            return Exit.INTERRUPTED
         return code if code > 0 else Exit.DONE if is_done else Exit.LOST_PEER
 
     # Signals.

@@ -630,11 +630,11 @@ def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path:
         ),
         (
             ("--ranks", "4"),
-            "expected --policy or --search, with --ranks and --microbatches; or --like RUN",
+            "expected --policy, --search or --plan, with --ranks and --microbatches; or --like RUN",
         ),
         (
             ("--search", "--policy", "1f1b", "--ranks", "4", "--microbatches", "8"),
-            "expected either --search or --policy",
+            "do not go together; expected one of them",
         ),
         (
             ("--search", "--ranks", "4", "--microbatches", "8", "--memory", "0.1"),
@@ -766,8 +766,14 @@ def test_costs_by_stage_count_and_must_be_of_each() -> None:
     assert (
         "are of 4 stages, and there are 8" in simulate("--policy", "zb-v", *SMALL, *stages).output
     )
-    searched = json.loads(simulate("--search", *SMALL, *stages, "--json").output)["found"]
+    searched = json.loads(simulate("--search", *SMALL, *stages, "--json").stdout)["found"]
     assert {one["placement"] for one in searched} == {"linear", "bidirectional"}
+    assert "left out: " in simulate("--search", *SMALL, *stages, "--json").stderr
+    none = simulate("--search", *SMALL, "--stage-costs", "1,1,1/1,1,1").output
+    assert "no schedule fits." in none
+    assert "--stage-costs are of 2 stages" in none
+    zeros = simulate("--policy", "1f1b", *SMALL, "--stage-costs", "0,0,0/0,0,0/0,0,0/0,0,0").output
+    assert "expected something to do" in zeros
     both = simulate("--policy", "1f1b", *SMALL, *stages, "--costs", "1,1,1").output
     assert "both say what stages take" in both
 
@@ -792,3 +798,19 @@ def test_the_picture_says_how_long_it_takes_and_why_ranks_wait(tmp_path: Path) -
     assert {"idle: nothing has come", "idle: a cap says no", "idle: nothing is left"} <= set(
         re.findall("<title>(idle: [^<]+)</title>", drawn)
     )
+
+
+def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> None:
+    """The figure is a proved optimum, see tests/scheduler/test_order_planner.py."""
+    plan = ("--plan", *SMALL, "--latency", "1", "--memory", "6")
+    order = str(tmp_path / "plan.csv")
+    found = json.loads(simulate(*plan, "--write-order", order, "--json").output)
+    assert (found["makespan"], found["placement"], max(found["held"])) == (33, "linear", 6)
+    fixed = ("--policy", "fixed", "--order", order, *SMALL, "--latency", "1", "--pieces", "1")
+    assert json.loads(simulate(*fixed, "--json").output)["makespan"] == 33
+    assert "is too little for any order" in simulate("--plan", *SMALL, "--memory", "0.1").output
+    assert "--search and --plan do not go" in simulate("--plan", "--search", *SMALL).output
+    stages = ("--stage-costs", "1,1,1/1,1,1/1,1,1/2,2,2")
+    assert "expected --placement linear" in simulate("--plan", *SMALL, *stages).output
+    last = simulate("--plan", *SMALL, *stages, "--placement", "linear", "--json").output
+    assert json.loads(last)["makespan"] <= 57  # of 1f1b

@@ -156,7 +156,8 @@ def test_what_scripts_ask_an_engine_for(tmp_path: Path) -> None:
     engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
     assert (tmp_path / "global_step4").is_dir()
     engine.train_batch()
-    engine.save_checkpoint(tmp_path, tag="best", save_latest=False)
+    engine.save_checkpoint(tmp_path / "others", tag=7, save_latest=False)
+    assert engine.load_checkpoint(tmp_path / "others", 7)[0] == str(tmp_path / "others" / "7")
     path, state = engine.load_checkpoint(tmp_path)
     assert (path, state) == (str(tmp_path / "global_step4"), {"epoch": 3})
     assert engine.eval_batch(alike()).item() == before.item()
@@ -280,6 +281,29 @@ def test_an_adamw_is_taken_with_its_options() -> None:
     same(trained(config={**ONE, "optimizer": by_torch}), default)
 
 
+def test_functions_get_plain_parameters_and_their_own_errors_are_shown() -> None:
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam([p for p in parameters if p.requires_grad], lr=0.02)
+
+    same(
+        trained(optimizer=lambda layer: adam),
+        plain(lambda layer: torch.optim.Adam(layer.parameters(), lr=0.02)),
+    )
+
+    def broken(parameters: Any) -> torch.optim.Optimizer:
+        raise AttributeError("of my own")
+
+    with pytest.raises(AttributeError, match="of my own"):
+        engine_of([nn.Linear(4, 4)], optimizer=broken)
+
+
+def test_keys_of_axrts_own_run_count_before_ranks_come_up() -> None:
+    config = {**ONE, "axrt": {"run": {"device": "cpu", "transport": "local"}}}
+    engine, _ = engine_of([nn.Linear(4, 4)], config)
+    assert engine.axrt.config.run.transport == "local"
+    engine.destroy()
+
+
 def test_norms_are_clipped_at_1_unless_the_configuration_says_otherwise() -> None:
     config = {key: value for key, value in ONE.items() if key != "gradient_clipping"}
     engine, _ = engine_of([nn.Linear(4, 4)], config)
@@ -365,7 +389,7 @@ def test_layers_that_are_tied_or_built_late_train() -> None:
             lambda: engine_of(
                 [nn.Linear(4, 4)], {**ONE, "optimizer": {"type": "SGD", "params": {"lr": "1e-3"}}}
             ),
-            "configuration",
+            "optimizer.params: ",
         ),
         (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "bf16": {"enabled": "auto"}}), "fills it in"),
         (lambda: engine_of([nn.Linear(4, 4)], {**ONE, "axrt": {"run": 3}}), "axrt.run = 3"),

@@ -67,6 +67,14 @@ def test_precision_is_read() -> None:
         of(bf16={"enabled": True}, fp16={"enabled": True})
 
 
+def test_sections_that_are_off_are_off_whatever_else_they_have() -> None:
+    half = {"enabled": False, "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2}
+    found = of(fp16=half, bf16={"enabled": True}).precision
+    assert found.weights == "bfloat16"
+    with pytest.raises(ConfigError, match="grad_accum_dtype is of narrow weights"):
+        of(data_types={"grad_accum_dtype": "bf16"})
+
+
 def test_zero_and_offload_are_read() -> None:
     zero = {"stage": 2, "reduce_bucket_size": 2**20, "overlap_comm": True}
     memory = of(zero_optimization=zero).memory

@@ -121,6 +121,7 @@ def test_a_pipeline_writes_what_one_process_does(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
     train = ["-m", "axrt", "train", "tiny.toml", "model.tied=true", "run.steps=8"]
+    train += ["checkpoint.every=4"]
     ended = mpirun(1, train, cwd=tmp_path)
     assert ended.code == 0, ended.err
     (tmp_path / "prompts").write_text("all\nwork and no play\n\nno\n")
@@ -129,6 +130,13 @@ def test_a_pipeline_writes_what_one_process_does(tmp_path: Path) -> None:
     several = mpirun(3, command, cwd=tmp_path)
     assert (several.code, several.out) == (0, alone.out), several.err
     assert len(alone.out.splitlines()) == 3
+    newest, before = tmp_path / "out/checkpoints/step-00000008", several.out
+    damaged = newest / "layer-0002.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    older = mpirun(3, command, cwd=tmp_path)
+    assert older.code == 0, older.err
+    assert older.err.count("damaged, and not taken: ") == 1, "all ranks take the same one"
+    assert older.out == run([sys.executable, *command], 60, tmp_path).out != before
     refused = mpirun(5, command, cwd=tmp_path)
     assert refused.code == 2
     assert "layers" in refused.err

@@ -1,0 +1,86 @@
+"""A shorter order by small changes (simulated annealing): a task of the longest path moves a few
+places on its rank. What makes the step shorter is kept, and now and then also what does not.
+
+Only tasks of the longest path are worth a move: all others have time to spare.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import exp
+from random import Random
+
+from .longest import FORWARD, WEIGHT, Graph, Path, Row, longest_path
+
+_FURTHEST = 3  # places that a task moves at most
+_HOT, _COLD = 0.5, 0.001  # of a task's mean duration
+
+
+def annealed(
+    graph: Graph, rows: Sequence[Row], held: Sequence[int], moves: int, seed: int
+) -> tuple[list[Row], float]:
+    """Search for a shorter order near one.
+
+    Args:
+        graph: tasks of a step.
+        rows: an order that is not stuck, and holds no more than it may.
+        held: for each rank the most chunks that it may hold.
+        moves: number of changes that are tried. The same number and seed give the same order.
+        seed: seed of the changes.
+    Returns:
+        The shortest order that was found, and its duration.
+    """
+    random, now = Random(seed), [list(row) for row in rows]
+    here = longest_path(graph, now)
+    best, shortest = [list(row) for row in now], here.takes
+    unit = sum(graph.takes) / len(graph.takes)
+    rank_of = [graph.placement.rank_of(stage) for stage in range(graph.placement.stages)]
+    for number in range(moves):
+        task = random.choice(here.tasks)
+        rank = rank_of[task // graph.microbatches // 3]
+        row = _moved(graph, now[rank], task, random)
+        if row is None or _most_held(graph, row) > held[rank]:
+            continue
+        before, now[rank] = now[rank], row
+        there = longest_path(graph, now)
+        if _is_taken(there, here, unit * _heat(number / moves), random):
+            here = there
+            if here.takes < shortest:
+                best, shortest = [list(of) for of in now], here.takes
+        else:
+            now[rank] = before
+    return best, shortest
+
+
+def _heat(done: float) -> float:
+    return _HOT * (1 - done) + _COLD
+
+
+def _is_taken(there: Path, here: Path, heat: float, random: Random) -> bool:
+    longer = there.takes - here.takes
+    return longer <= 0 or random.random() < exp(-longer / heat)
+
+
+def _moved(graph: Graph, row: Row, task: int, random: Random) -> Row | None:
+    """A row with a task at another place; None where it would leave the order of its lane, or come
+    before what it needs on this rank."""
+    place = row.index(task)
+    to = place + random.choice((-1, 1)) * random.randint(1, _FURTHEST)
+    if not 0 <= to < len(row):
+        return None
+    first, last = min(place, to), max(place, to)
+    lane = task // graph.microbatches
+    for other in row[first : last + 1]:
+        if other != task and (
+            other // graph.microbatches == lane
+            or graph.needs[task] == other
+            or graph.needs[other] == task
+        ):
+            return None
+    moved = row[:place] + row[place + 1 :]
+    moved.insert(to, task)
+    return moved
+
+
+def _most_held(graph: Graph, row: Row) -> int:
+    kinds = [task // graph.microbatches % 3 for task in row]
+    return max(accumulate((kind == FORWARD) - (kind == WEIGHT) for kind in kinds))
