@@ -12,9 +12,10 @@ from typing import NoReturn
 
 from . import accelerator, pipe, runtime, utils
 from .arguments import add_config_arguments
-from .engine import PipelineEngine, initialize
+from .engine import PipelineEngine
 from .pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from .process_group import init_distributed
+from .start import initialize
 
 __all__ = [
     "LayerSpec",

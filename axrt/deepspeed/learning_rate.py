@@ -6,7 +6,7 @@ t - 1, and the first step has the rate from before the warm-up.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from axrt.errors import ConfigError
 
@@ -83,14 +83,24 @@ def _risen(done: int, warmup: int, kind: str) -> float:
     return math.log(done + 1) / math.log(warmup) if kind == _LOG else done / warmup
 
 
-def learning_rate(section: Mapping[str, Any], lr: float) -> tuple[float, Rate]:
+class LearningRates(NamedTuple):
+    """Learning rates by step.
+
+    Args:
+        highest: rate of the first parameter group.
+        factor: factor on it by step.
+    """
+
+    highest: float
+    factor: Rate
+
+
+def learning_rate(section: Mapping[str, Any], lr: float) -> LearningRates:
     """The learning rate that `scheduler` of the JSON configuration asks for.
 
     Args:
         section: its type and params.
         lr: rate of the optimizer.
-    Returns:
-        The optimizer's rate, and the factor on it by step.
     Raises:
         ConfigError: the type or a parameter has no counterpart.
     """
@@ -115,8 +125,8 @@ def learning_rate(section: Mapping[str, Any], lr: float) -> tuple[float, Rate]:
     except TypeError as error:
         raise ConfigError(f"scheduler.params of {kind}: {error}") from None
     if kind == "WarmupCosineLR":
-        return lr, rate
+        return LearningRates(lr, rate)
     highest = float(params.get("warmup_max_lr", 0.001))
     if highest <= 0:
         raise ConfigError(f"scheduler.params.warmup_max_lr = {highest:g}; expected more than 0")
-    return highest, lambda step: rate(step) / highest
+    return LearningRates(highest, lambda step: rate(step) / highest)

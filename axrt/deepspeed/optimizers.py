@@ -76,22 +76,34 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def factory_of_given(given: Any, groups: Mapping[str, Options]) -> OptimizerFactory:
-    """The same for `optimizer=` of `initialize`: a function of parameters, or an optimizer.
+def given_optimizer(given: Any) -> tuple[Make, dict[str, Any]]:
+    """The class and the options, or the function, of `optimizer=` of `initialize`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is neither an optimizer nor a function.
     """
     if isinstance(given, torch.optim.Optimizer):
         takes = inspect.signature(type(given)).parameters
-        defaults = {key: value for key, value in given.defaults.items() if key in takes}
-        return factory_of(type(given), defaults, groups)
+        return type(given), {key: value for key, value in given.defaults.items() if key in takes}
     if callable(given):
-        return factory_of(given, {}, groups)
+        return given, {}
     raise ConfigError(
         f"optimizer is of type {type(given).__name__}; expected an optimizer of torch.optim, or a "
         "function of parameters"
     )
+
+
+def rate_of(make: Make, options: Options, by_configuration: bool) -> float:
+    """The learning rate of an optimizer, which is made once to try it. Options of the configuration
+    that its class does not take are refused; errors of the user's own function are raised as they
+    are."""
+    try:
+        alone = make([nn.Parameter(torch.zeros(1))], **options)
+    except (TypeError, ValueError) as error:
+        if not by_configuration:
+            raise
+        raise ConfigError(f"optimizer.params: {error}") from None
+    return float(alone.param_groups[0]["lr"])
 
 
 def groups_of(model: PipelineModule, given: Any) -> dict[str, Options]:

@@ -1,0 +1,209 @@
+"""`deepspeed.initialize`: its arguments and its JSON configuration, as an engine of axrt's."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from axrt.engine import Engine
+from axrt.engine import initialize as axrt_initialize
+from axrt.errors import ConfigError
+from axrt.launch import World, join
+from axrt.store.bucket import OptimizerFactory, constant
+
+from .engine import PipelineEngine
+from .learning_rate import LearningRates, learning_rate
+from .optimizers import (
+    Options,
+    factory_of,
+    given_optimizer,
+    groups_of,
+    optimizer_class,
+    rate_of,
+    schedule_of_given,
+)
+from .pipe import PipelineModule
+from .settings import Settings, read, settings_of
+from .utils import RepeatingLoader
+
+
+def initialize(
+    args: Namespace | None = None,
+    model: Any = None,
+    optimizer: Any = None,
+    model_parameters: Any = None,
+    training_data: "Dataset[Any] | None" = None,
+    lr_scheduler: Any = None,
+    distributed_port: int | None = None,
+    mpu: None = None,
+    dist_init_required: bool | None = None,
+    collate_fn: Callable[[Any], Any] | None = None,
+    config: "str | Path | Mapping[str, Any] | None" = None,
+    mesh_param: None = None,
+    config_params: "str | Path | Mapping[str, Any] | None" = None,
+) -> "tuple[PipelineEngine, None, Iterable[Any] | None, None]":
+    """Make the engine of this rank, from DeepSpeed's arguments.
+
+    Args:
+        args: options of the command line, with `deepspeed_config`.
+        model: a `PipelineModule` of `axrt.deepspeed`.
+        optimizer: function of parameters that makes an optimizer, or an optimizer whose class and
+            options are taken; None: that of the JSON configuration.
+        model_parameters: parameters to step, or groups of them; None: all that are trained.
+        training_data: dataset of (inputs, targets) for `train_batch()`; None: that is given
+            iterators.
+        lr_scheduler: function of an optimizer that makes a scheduler of torch's; None: that of the
+            JSON configuration.
+        collate_fn: function that makes a microbatch of samples; None: torch's.
+        config, config_params: JSON file, or its values; one of them, or `args.deepspeed_config`.
+        distributed_port, dist_init_required: change nothing; the launcher says it.
+        mpu, mesh_param: only None is accepted.
+    Returns:
+        The engine, None, the loader of `training_data` or None, and None: optimizers and learning
+        rates belong to the engine.
+    Raises:
+        ConfigError: something has no counterpart. In a job of several ranks, rank 0 prints it and
+            all leave with code 2.
+    """
+    try:
+        values = read(_one_of(getattr(args, "deepspeed_config", None), config, config_params))
+    except ConfigError as error:
+        join().fail(error)
+    world = _joined(values)
+    try:
+        pipe, replicas = _layout(model, world.size, mpu or mesh_param)
+        settings = _settings(values, replicas)
+        groups = groups_of(model, _to_step(model_parameters, optimizer))
+        factory, rates = _stepping(settings, optimizer, lr_scheduler, groups)
+    except ConfigError as error:
+        world.fail(error)
+    engine = axrt_initialize(
+        model, factory, rates.factor, _config(settings, model, pipe, replicas), world=world
+    )
+    if settings.unused and engine.is_main:
+        print(f"axrt: changes nothing here: {', '.join(settings.unused)}", file=sys.stderr)
+    loader = _loader(engine, training_data, collate_fn, settings)
+    return PipelineEngine(engine, world, loader, rates, settings.prints_every), None, loader, None
+
+
+def _joined(values: Mapping[str, Any]) -> World:
+    """The job, as axrt's own section `run` wants it, where there is one."""
+    own = values.get("axrt", {})
+    run = own.get("run", {}) if isinstance(own, Mapping) else {}
+    run = run if isinstance(run, Mapping) else {}  # which is refused later
+    keys = {"transport": "transport", "device": "device", "start_patience_s": "patience_s"}
+    return join(**{name: run[key] for key, name in keys.items() if key in run})
+
+
+def _settings(values: Mapping[str, Any], replicas: int) -> Settings:
+    try:
+        return settings_of(values, replicas)
+    except (TypeError, ValueError, AttributeError) as error:  # values of other types
+        raise ConfigError(f"DeepSpeed's configuration: {error}; expected its types") from None
+
+
+def _one_of(*given: Any) -> Any:
+    found = [one for one in given if one is not None]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{len(found)} configurations are given; expected one of args.deepspeed_config "
+            "(--deepspeed_config FILE), config and config_params"
+        )
+    return found[0]
+
+
+def _layout(model: Any, ranks: int, others: object) -> tuple[int, int]:
+    """The ranks of a pipeline, and the number of replicas."""
+    if not isinstance(model, PipelineModule):
+        raise ConfigError(
+            f"model is of type {type(model).__name__}; expected a PipelineModule of "
+            "axrt.deepspeed.pipe: modules that are no list of layers are not trained"
+        )
+    if others is not None:
+        raise ConfigError("mpu and mesh_param have no counterpart; expected None")
+    pipe = model.pipe_ranks or ranks
+    replicas = model.replicas or ranks // pipe
+    if pipe * replicas != ranks:
+        raise ConfigError(
+            f"{ranks} ranks for pipelines of {pipe}; expected a multiple of it, as many as the "
+            "topology says where there is one"
+        )
+    return pipe, replicas
+
+
+def _to_step(parameters: Any, optimizer: Any) -> Any:
+    """The parameters to step, or groups of them; None: all that are trained."""
+    if parameters is None and isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer.param_groups
+    return parameters
+
+
+def _stepping(
+    settings: Settings, optimizer: Any, scheduler: Any, groups: Mapping[str, Options]
+) -> tuple[OptimizerFactory, LearningRates]:
+    """The function that makes optimizers, and their learning rates by step."""
+    if optimizer is not None:
+        make, options = given_optimizer(optimizer)
+    elif settings.optimizer is not None:
+        make, options = optimizer_class(settings.optimizer)
+    else:
+        raise ConfigError("there is no optimizer; expected one in the configuration, or optimizer=")
+    lr = rate_of(make, options, by_configuration=optimizer is None)
+    if scheduler is not None:
+        rates = LearningRates(lr, schedule_of_given(scheduler, lr))
+    elif settings.scheduler is None:
+        rates = LearningRates(lr, constant)
+    elif optimizer is not None:
+        raise ConfigError(
+            "scheduler goes with the optimizer of the configuration; expected lr_scheduler= beside "
+            "optimizer="
+        )
+    else:
+        rates = learning_rate(settings.scheduler, lr)
+        options = {**options, "lr": rates.highest}
+        if settings.scheduler["type"] != "WarmupCosineLR":  # all groups get the schedule's rate
+            groups = {
+                name: {key: value for key, value in of.items() if key != "lr"}
+                for name, of in groups.items()
+            }
+    return factory_of(make, options, groups), rates
+
+
+def _config(
+    settings: Settings, model: PipelineModule, pipe: int, replicas: int
+) -> dict[str, dict[str, Any]]:
+    config = {name: dict(of) for name, of in settings.config.items()}
+    config["parallel"] = {"pipe": pipe, "data": replicas, **config["parallel"]}
+    if model.recomputes:
+        config["memory"] = {"recompute": "full", **config["memory"]}
+    seed = torch.initial_seed() if model.base_seed is None else model.base_seed
+    config["run"] = {"seed": seed % 2**63, **config["run"]}
+    return config
+
+
+def _loader(
+    engine: Engine,
+    data: "Dataset[Any] | None",
+    collate: Callable[[Any], Any] | None,
+    settings: Settings,
+) -> Iterable[Any] | None:
+    """The microbatches of this rank's replica, again and again, in the order of the dataset, as
+    DeepSpeed's pipeline has them. Whoever iterates goes on where the others are."""
+    if data is None:
+        return None
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data, num_replicas=engine.data_size, rank=engine.data_rank, shuffle=False
+    )
+    return RepeatingLoader(
+        DataLoader(
+            data,
+            engine.config.schedule.microbatch_size,
+            sampler=sampler,
+            collate_fn=collate,
+            drop_last=settings.drop_last,
+        )
+    )
