@@ -1,5 +1,6 @@
 """Orders that are given, and timelines of real runs."""
 
+import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -134,7 +135,11 @@ def test_a_timeline_has_every_task_of_the_traced_steps_once_and_looks_like_a_sim
     assert line.ideal == pytest.approx(max(busy))
     assert 0 < line.utilisation < 1
     assert Timeline.from_json(line.to_json()) == line
-    assert draw(line).count("<title>") == sum(1 for _ in line.computing())
+    titles = Counter(re.findall("<title>(.*?)</title>", draw(line)))
+    assert all(titles[str(span.task)] == data for span in line.computing())
+    assert titles["step 2"] == line.ranks
+    drawn = sum(1 for _ in line.computing()) + line.ranks + len(line.pauses)
+    assert titles.total() == drawn
 
 
 def test_what_a_timeline_says_is_the_same_after_it_was_written() -> None:
