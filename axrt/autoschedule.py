@@ -30,9 +30,9 @@ from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
 from axrt.scheduler.job import Job
-from axrt.scheduler.planner import caps_of
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
+from axrt.scheduler.schedules import caps_of
 from axrt.scheduler.shards import usual_group, with_shards
 from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate

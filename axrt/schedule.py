@@ -7,7 +7,7 @@ from pathlib import Path
 from axrt.config import Schedule
 from axrt.errors import ConfigError
 from axrt.scheduler.job import Job
-from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.schedules import build_schedule
 
 
 def job_of(settings: Schedule, ranks: int) -> Job:

@@ -9,8 +9,8 @@ from typing import Any
 
 from .fit import ON_HOST, buckets_of, fit_costs, recut
 from .job import Job
-from .planner import Option, build_schedule, options
 from .recompute import most_recomputed, recomputed_shares
+from .schedules import Option, build_schedule, options
 from .shards import with_shards
 from .simulator import Costs, Work, simulate
 from .state import CAUSES

@@ -10,8 +10,8 @@ import click
 
 from axrt.exit_codes import Exit
 from axrt.scheduler.job import Job
-from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, simulate
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Timeline

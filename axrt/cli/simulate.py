@@ -20,9 +20,9 @@ from axrt.exit_codes import Exit
 from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS
-from axrt.scheduler.planner import build_schedule, search
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
+from axrt.scheduler.schedules import build_schedule, search
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.sharing import with_sharing
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
@@ -541,8 +541,8 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
 
 def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) -> None:
     """Make an order for the costs, simulate it, and print its figures."""
-    from axrt.scheduler.order_planner import PLACEMENTS as PLANNED
-    from axrt.scheduler.order_planner import planned
+    from axrt.scheduler.planner import PLACEMENTS as PLANNED
+    from axrt.scheduler.planner import planned
 
     where = (options["placement"],) if options["placement"] else PLANNED
     ranks, microbatches = options["ranks"], options["microbatches"]

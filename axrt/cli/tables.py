@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axrt.scheduler.comparison import Run
-from axrt.scheduler.planner import Outcome
+from axrt.scheduler.schedules import Outcome
 from axrt.scheduler.state import CAUSES, COPIES, END, INPUT, ROOM
 from axrt.scheduler.task import Kind
 

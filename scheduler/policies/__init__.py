@@ -50,7 +50,7 @@ CAPPED = (*(policy.name for policy in _CAPPED), Fixed.name)  # those that take m
 NAMES = tuple(sorted([policy.name for policy in _PLAIN] + [policy.name for policy in _CAPPED]))
 
 
-FIXED = Fixed.name  # follows a given order, see planner.build_schedule
+FIXED = Fixed.name  # follows a given order, see schedules.build_schedule
 
 
 def policy_by_name(name: str, max_held: int = 0) -> Policy:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.recompute import recomputed_shares
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.timeline import Timeline
 

@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from axrt.cli import main
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Linear, Vee
-from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputed_shares
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.scheduler.simulator import simulate as simulated
@@ -801,7 +801,7 @@ def test_the_picture_says_how_long_it_takes_and_why_ranks_wait(tmp_path: Path) -
 
 
 def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> None:
-    """The figure is a proved optimum, see tests/scheduler/test_order_planner.py."""
+    """The figure is a proved optimum, see tests/scheduler/test_planner.py."""
     plan = ("--plan", *SMALL, "--latency", "1", "--memory", "6")
     order = str(tmp_path / "plan.csv")
     found = json.loads(simulate(*plan, "--write-order", order, "--json").output)

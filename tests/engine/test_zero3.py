@@ -13,7 +13,7 @@ from axrt.config import Config
 from axrt.loop import Loop, Session
 from axrt.payload import flatten
 from axrt.scheduler.message import Load, Meaning, Message
-from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.stay_planner import plan_stays
 from axrt.store.bucket import Bucket
 from axrt.store.bucket_shard import BucketShard

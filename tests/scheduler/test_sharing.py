@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from axrt.scheduler.job import Job
-from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.sharing import Choice, Hand, microbatch_for_slot, with_sharing
 from axrt.scheduler.simulator import Costs, Work, simulate
 from axrt.scheduler.task import Kind

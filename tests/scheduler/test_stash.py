@@ -7,10 +7,10 @@ import pytest
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.planner import build_schedule
 from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import OnDevice
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, simulate
 from axrt.scheduler.state import COPIES, IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import axrt
-from axrt.scheduler.planner import build_schedule
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
 from . import of_axrt, of_deepspeed, of_torch

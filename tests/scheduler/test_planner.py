@@ -10,8 +10,8 @@ from axrt.scheduler.annealing import annealed
 from axrt.scheduler.job import Job
 from axrt.scheduler.list_schedule import list_schedule
 from axrt.scheduler.longest import Graph, longest_path
-from axrt.scheduler.order_planner import planned
 from axrt.scheduler.placement import placement_by_name
+from axrt.scheduler.planner import planned
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 
