@@ -24,7 +24,7 @@ from axrt.compute import Compute
 from axrt.errand import Errand
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
-from axrt.note import Note, Topic
+from axrt.note import News, Note, Topic
 from axrt.observe.observer import Audience, Observer, Wait
 from axrt.payload import flatten
 from axrt.peers import Peers, Place
@@ -276,6 +276,10 @@ class Loop:
             self._take(session, message, payload)
 
     def _poll(self, wait_s: float) -> bool:
+        """Take in what comes; True if any of it lets this rank go on.
+
+        That a rank waits does not: two that tell each other so would count as alive for ever.
+        """
         arrived = self._transport.poll(wait_s)
         for source, parcel in arrived:
             for tell in self._audience.arrived:
@@ -288,7 +292,7 @@ class Loop:
             elif generation >= self._oldest:
                 self._for_later[generation].append((message, payload))
                 self._peers.is_elsewhere(source)
-        return bool(arrived)
+        return not all(_only_waits(parcel.message) for _, parcel in arrived)
 
     def _hear_note(self, source: int, generation: int, note: Note, payload: Any) -> None:
         if note.topic is Topic.LEAVES:
@@ -419,6 +423,10 @@ class Loop:
         entered, generation = self._peers.place
         for rank in self._peers.to_be_told(lacks):
             self._send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
+
+
+def _only_waits(message: News) -> bool:
+    return isinstance(message, Note) and message.topic is Topic.WAITS
 
 
 def _from(what: str, ranks: Collection[int]) -> str:

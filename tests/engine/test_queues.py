@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, cast
 
 from axrt.compute import Compute
 from axrt.device import CPU
@@ -10,6 +10,7 @@ from axrt.heartbeat import Silence
 from axrt.loop import Loop, Session
 from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
+from axrt.note import Note, Topic
 from axrt.observe.observer import Observer
 from axrt.queues import Inline
 from axrt.reader import BatchReader
@@ -20,6 +21,7 @@ from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.state import RankState
 from axrt.scheduler.task import Kind, Task
+from axrt.transport import Parcel, Transport
 from axrt.transport.local import LocalWorld
 from axrt.workers.worker import Made, Mail, Worker, Workers, nothing
 from tests.scheduler.test_a_new_kind import Beside, Ours, features
@@ -78,3 +80,40 @@ def test_a_step_waits_for_its_pause_and_other_work_goes_on_beside_it() -> None:
             assert at[f"finish pause0.{step}{part}"] < at[f"start step0.{step}{part}"]
         assert at[f"start step0.{step}"] < at[f"finish pause0.{step}/1"], "beside the second pause"
     assert len(watch.events) == 2 * STEPS * (2 * MICROBATCHES + 2 * BUCKETS)
+
+
+class Scripted:
+    """A transport on which one batch of parcels after the other arrives."""
+
+    rank, takes_time, receiving = 0, False, False
+
+    def __init__(self, *batches: list[tuple[int, Parcel]]) -> None:
+        self._batches = list(batches)
+
+    def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
+        return self._batches.pop(0) if self._batches else []
+
+
+class Counted(Silence):
+    moved = 0
+
+    def moves(self) -> None:
+        self.moved += 1
+
+
+def test_that_another_rank_waits_lets_nobody_go_on() -> None:
+    """Else two ranks that tell each other so every two seconds would never lose patience."""
+    heard: list[Any] = []
+    waits = (1, Parcel(0, Note(Topic.WAITS)))
+    real = (1, Parcel(0, Note(Topic.SAVED)))
+    heartbeat = Counted()
+    loop = Loop(
+        cast(Transport, Scripted([waits], [], [waits, waits], [real], [real, waits])),
+        {OnDevice.COMPUTE: Compute(Inline())},
+        Mesh(0, 1, 1),
+        lambda *note: heard.append(note),
+        lambda payload: payload,
+        heartbeat,
+    )
+    loop.listen(lambda: len(heard) == 2, "a note", lambda: {1})
+    assert heartbeat.moved == 4, "at the begin and the end, and for each note that says more"
