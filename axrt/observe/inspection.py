@@ -91,8 +91,9 @@ class Inspection(Observer):
         threading.Thread(target=self._look, name=_THREAD, daemon=True).start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """Answer no more, and let go of the engine: the thread may end a moment later."""
         self._stopped.set()
+        self._wait = None
 
     # What the loop tells.
 

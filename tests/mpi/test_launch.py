@@ -85,13 +85,13 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def same_as_in_peace(folder: Path) -> None:
+def same_as_in_peace(folder: Path, steps: int = STEPS) -> None:
     """Every step is that of the same run in peace; a step that was run again counts once."""
-    ended = mpirun(2, [*TRAIN, *SETTINGS, "run.out=quiet"], cwd=folder)
+    ended = mpirun(2, [*TRAIN, *SETTINGS, f"run.steps={steps}", "run.out=quiet"], cwd=folder)
     assert ended.code == 0, ended.err
     by_step = {line["step"]: line for line in told(folder / "out")}
     expected = told(folder / "quiet")
-    assert len(expected) == STEPS
+    assert len(expected) == steps
     assert [by_step[line["step"]] for line in expected] == expected
 
 
@@ -165,7 +165,9 @@ def test_a_job_that_gains_nothing_is_given_up_with_a_report(tmp_path: Path) -> N
 
 
 def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    command = ("--", launcher(), "-n", "2", sys.executable, *TRAIN, *SETTINGS)
+    steps = 5 * STEPS  # so many that it comes before the end
+    train = (sys.executable, *TRAIN, *SETTINGS, f"run.steps={steps}")
+    command = ("--", launcher(), "-n", "2", *train)
     job = Launch(tmp_path, *command)
     job.wait_for_step(EVERY + 2)
     job.process.send_signal(signal.SIGINT)
@@ -175,7 +177,7 @@ def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: 
     code, err = Launch(tmp_path, *command).end()
     assert code == 0, err
     assert starts(tmp_path)[1]["step"] >= EVERY + 2
-    same_as_in_peace(tmp_path)
+    same_as_in_peace(tmp_path, steps)
 
 
 # `tiny.toml` is in its command, by which ranks are found here.
