@@ -24,12 +24,15 @@ from axrt.exchange import Exchange
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.costs import LayerCosts, measure
+from axrt.model.layers import num_multiplied
 from axrt.model.module import PipelineModule
+from axrt.model.partition import OPERATIONS, busiest
 from axrt.model.precision import types_of
 from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
 from axrt.scheduler.job import Job
+from axrt.scheduler.placement import Placement
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.schedules import caps_of
@@ -40,6 +43,7 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
 _TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+_AS_MUCH = 1.1  # work of the busiest rank, in that with one stage a rank
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
 _Found = tuple[Schedule, Job]
@@ -138,19 +142,32 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
 
 def _by_default(config: Config, model: PipelineModule, ranks: int) -> _Found:
     """The first of `DEFAULTS` that the model can be cut for, on the placement that is asked for if
-    one is."""
+    one is; one with a stage a rank where that leaves the busiest rank with less work."""
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
         return _of(replace(config.schedule, policy="1f1b"), config, model, ranks)
-    refusal = None
+    refusal, found = None, []
     for name, placement in DEFAULTS.items():
         takes_the_cap = not config.schedule.max_held or name == "adaptive"
         if asked in ("", placement) and takes_the_cap:
             try:
-                return _of(replace(config.schedule, policy=name), config, model, ranks)
+                found.append(_of(replace(config.schedule, policy=name), config, model, ranks))
             except ConfigError as error:
                 refusal = error
-    raise refusal or _no_default_takes_the_cap(config.schedule)
+    if not found:
+        raise refusal or _no_default_takes_the_cap(config.schedule)
+    return _well_balanced(found, config, model)
+
+
+def _well_balanced(found: Sequence[_Found], config: Config, model: PipelineModule) -> _Found:
+    """The first, unless one stage a rank leaves the busiest rank with a tenth less work."""
+    first = found[0]
+    if (config.parallel.partition or model.partition_method) != OPERATIONS:
+        return first
+    linear = next((one for one in found if one[1].placement.name == "linear"), first)
+    weights = [num_multiplied(layer) for layer in model.layers]
+    work, least = (busiest(weights, job.cuts, held_by(job.placement)) for _, job in (first, linear))
+    return first if work <= _AS_MUCH * least else linear
 
 
 def _no_default_takes_the_cap(asked: Schedule) -> ConfigError:
@@ -283,7 +300,7 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
     """A schedule with a policy, and its job for the model with one replica; raises `ConfigError`
     where it cannot be."""
     job = job_of(schedule, ranks)
-    cuts = model.boundaries(job.stages, config.parallel.partition)
+    cuts = model.boundaries(job.stages, config.parallel.partition, held_by(job.placement))
     refuse_shared_parameters(model, cuts)
     job = replace(
         job,
@@ -361,6 +378,11 @@ def _at(
     far = (microbatches - longer) / (longer - shorter)
     (step_s, stash), (less_s, less) = simulated(longer), simulated(shorter)
     return step_s + far * (step_s - less_s), stash + far * (stash - less)
+
+
+def held_by(placement: Placement) -> list[tuple[int, ...]]:
+    """The stages of each rank."""
+    return [tuple(placement.stages_of(rank)) for rank in range(placement.ranks)]
 
 
 def _share(layers: Sequence[LayerCosts], count: int) -> float:

@@ -337,7 +337,9 @@ class Parallel(_Section):
         choices=("pipe", "data"),
     )
     partition: str | tuple[int, ...] = _key(
-        "", "'uniform', 'parameters', 'type:REGEX' or boundaries [0, 4, 8]; '' = the model's own"
+        "",
+        "'uniform', 'parameters', 'operations', 'type:REGEX' or boundaries [0, 4, 8]; '' = the "
+        "model's own",
     )
 
 

@@ -5,43 +5,52 @@ Only tasks of the longest path are worth a move: all others have time to spare.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import exp
 from random import Random
 
-from .longest import FORWARD, WEIGHT, Graph, Path, Row, longest_path
+from .longest import SLACK, Graph, Path, Row, longest_path, most_kept
 
 _FURTHEST = 3  # places that a task moves at most
 _HOT, _COLD = 0.5, 0.001  # of a task's mean duration
 
 
 def annealed(
-    graph: Graph, rows: Sequence[Row], held: Sequence[int], moves: int, seed: int
+    graph: Graph,
+    rows: Sequence[Row],
+    limit: float,
+    moves: int,
+    seed: int,
+    steps: int = 1,
+    least: float = 0.0,
 ) -> tuple[list[Row], float]:
     """Search for a shorter order near one.
 
     Args:
         graph: tasks of a step.
-        rows: an order that is not stuck, and holds no more than it may.
-        held: for each rank the most chunks that it may hold.
+        rows: an order that is not stuck, and keeps no more than it may.
+        limit: the most that a rank may keep, in the unit of the graph.
         moves: number of changes that are tried. The same number and seed give the same order.
         seed: seed of the changes.
+        steps: number of steps, one after the other, that are to be short.
+        least: duration that no order can beat, at which the search ends.
     Returns:
         The shortest order that was found, and its duration.
     """
     random, now = Random(seed), [list(row) for row in rows]
-    here = longest_path(graph, now)
+    here = longest_path(graph, now, steps)
     best, shortest = [list(row) for row in now], here.takes
-    unit = sum(graph.takes) / len(graph.takes)
+    unit = steps * sum(graph.takes) / len(graph.takes)
     rank_of = [graph.placement.rank_of(stage) for stage in range(graph.placement.stages)]
     for number in range(moves):
+        if shortest <= least + SLACK:
+            break
         task = random.choice(here.tasks)
         rank = rank_of[task // graph.microbatches // 3]
         row = _moved(graph, now[rank], task, random)
-        if row is None or _most_held(graph, row) > held[rank]:
+        if row is None or most_kept(graph, row) > limit + SLACK:
             continue
         before, now[rank] = now[rank], row
-        there = longest_path(graph, now)
+        there = longest_path(graph, now, steps)
         if _is_taken(there, here, unit * _heat(number / moves), random):
             here = there
             if here.takes < shortest:
@@ -79,8 +88,3 @@ def _moved(graph: Graph, row: Row, task: int, random: Random) -> Row | None:
     moved = row[:place] + row[place + 1 :]
     moved.insert(to, task)
     return moved
-
-
-def _most_held(graph: Graph, row: Row) -> int:
-    kinds = [task // graph.microbatches % 3 for task in row]
-    return max(accumulate((kind == FORWARD) - (kind == WEIGHT) for kind in kinds))

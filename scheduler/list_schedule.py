@@ -5,36 +5,35 @@ Of those that can start at the same time an input gradient comes first, since ot
 it, then a forward, and a weight gradient fills the time that is left.
 """
 
-from collections.abc import Sequence
 from math import inf
 
-from .longest import FORWARD, INPUT, NONE, WEIGHT, Graph, Row
+from .longest import FORWARD, INPUT, NONE, SLACK, WEIGHT, Graph, Row
 
 
-def list_schedule(graph: Graph, held: Sequence[int], *, deepest_first: bool = True) -> list[Row]:
+def list_schedule(graph: Graph, limit: float, *, deepest_first: bool = True) -> list[Row]:
     """Make an order.
 
     Args:
         graph: tasks of a step.
-        held: for each rank the most chunks that it may hold, from their forward to their weight
-            gradient; enough for one of each of its stages.
+        limit: the most that a rank may keep, in the unit of the graph; enough for one microbatch on
+            all its stages.
         deepest_first: True if of two forwards that can start at once the one of the deeper stage
             comes first, False for the other one.
     Raises:
         ValueError: no order holds so little.
     """
-    return _Builder(graph, held, deepest_first).rows()
+    return _Builder(graph, limit, deepest_first).rows()
 
 
 class _Builder:
-    def __init__(self, graph: Graph, held: Sequence[int], deepest_first: bool) -> None:
-        self._graph, self._most, self._deepest = graph, list(held), deepest_first
+    def __init__(self, graph: Graph, limit: float, deepest_first: bool) -> None:
+        self._graph, self._limit, self._deepest = graph, limit + SLACK, deepest_first
         self._ends = [inf] * len(graph.takes)
         placement = graph.placement
         self._stages = [placement.stages_of(rank) for rank in range(placement.ranks)]
         self._done = [[0, 0, 0] for _ in range(placement.stages)]
         self._free = [0.0] * placement.ranks
-        self._held = [0] * placement.ranks
+        self._kept = [0.0] * placement.ranks
 
     def rows(self) -> list[Row]:
         rows: list[Row] = [[] for _ in self._stages]
@@ -51,7 +50,7 @@ class _Builder:
         self._free[rank] = self._ends[task] = start + self._graph.takes[task]
         stage, kind = divmod(task // self._graph.microbatches, 3)
         self._done[stage][kind] += 1
-        self._held[rank] += (kind == FORWARD) - (kind == WEIGHT)
+        self._kept[rank] += self._graph.keeps[task]
 
     def _next(self, rank: int) -> tuple[float, tuple[int, int], int] | None:
         """The task that a rank would run next: when it can start, its priority, and its number."""
@@ -75,8 +74,8 @@ class _Builder:
 
     def _has_room(self, rank: int, depth: int) -> bool:
         """A rank keeps a room for each deeper stage that it holds: only those free the others."""
-        deeper = len(self._stages[rank]) - 1 - depth
-        return self._held[rank] < self._most[rank] - deeper
+        lanes = [stage * 3 * self._graph.microbatches for stage in self._stages[rank][depth:]]
+        return self._kept[rank] + sum(map(self._graph.keeps.__getitem__, lanes)) <= self._limit
 
     def _start(self, task: int, rank: int) -> float:
         needed = self._graph.needs[task]

@@ -12,6 +12,7 @@ Tasks are numbers here, since a search looks at millions:
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -20,9 +21,23 @@ from .placement import Placement
 from .simulator import Costs
 from .task import Kind, Task
 
+
+class Kept(NamedTuple):
+    """What a rank keeps of a microbatch on one stage, in bytes or any one unit.
+
+    Args:
+        until_input: what it lets go after the input gradient.
+        until_weight: what it lets go after the weight gradient.
+    """
+
+    until_input: float
+    until_weight: float
+
+
 FORWARD, INPUT, WEIGHT = 0, 1, 2
 KINDS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
 NONE = -1
+SLACK = 1e-9  # sums of shares such as a third are not exact
 Row = list[int]  # tasks of a rank, in order
 
 
@@ -37,6 +52,7 @@ class Graph:
         needs: the task of another rank, or before on this one, whose result each task needs; NONE
             where it needs nothing.
         way: how long that result is under way.
+        keeps: what each task adds to what its rank keeps; below 0 where it lets go.
     """
 
     placement: Placement
@@ -44,11 +60,24 @@ class Graph:
     takes: tuple[float, ...]
     needs: tuple[int, ...]
     way: tuple[float, ...]
+    keeps: tuple[float, ...]
 
     @classmethod
-    def of(cls, placement: Placement, costs: Costs, microbatches: int) -> "Graph":
+    def of(
+        cls,
+        placement: Placement,
+        costs: Costs,
+        microbatches: int,
+        kept: Sequence[Kept] | None = None,
+    ) -> "Graph":
         """The graph of a placement on given costs; what varies is left out.
 
+        Args:
+            placement: placement of the stages, with one pipe.
+            costs: how long everything takes.
+            microbatches: number of microbatches of the step.
+            kept: what a microbatch keeps on each stage; None: its share of a rank's layers, until
+                the weight gradient.
         Raises:
             ValueError: the placement has several pipes.
         """
@@ -57,10 +86,14 @@ class Graph:
         takes: list[float] = []
         needs: list[int] = []
         way: list[float] = []
+        keeps: list[float] = []
         last = placement.stages - 1
         for stage in range(placement.stages):
             slow = costs.stragglers.get(placement.rank_of(stage), 1.0)
             work = costs.of_stage(placement, stage)
+            until_input, until_weight = kept[stage] if kept else (0.0, placement.share)
+            keeps += [until_input + until_weight] * microbatches
+            keeps += [-until_input] * microbatches + [-until_weight] * microbatches
             for kind in (FORWARD, INPUT, WEIGHT):
                 source, of = _source(stage, kind, last)
                 between = _way(placement, costs, source, stage)
@@ -69,7 +102,7 @@ class Graph:
                     at = (source * 3 + of) * microbatches + microbatch
                     needs.append(at if source != NONE else NONE)
                     way.append(between)
-        return cls(placement, microbatches, tuple(takes), tuple(needs), tuple(way))
+        return cls(placement, microbatches, tuple(takes), tuple(needs), tuple(way), tuple(keeps))
 
     def task(self, number: int) -> Task:
         """The task of a number."""
@@ -116,7 +149,7 @@ class Path(NamedTuple):
     """What an order comes to.
 
     Args:
-        takes: duration of the step; infinity where the order is stuck.
+        takes: duration of the steps; infinity where the order is stuck.
         tasks: the tasks of a longest path, the last one first; [] where it is stuck.
     """
 
@@ -124,17 +157,58 @@ class Path(NamedTuple):
     tasks: list[int]
 
 
-def longest_path(graph: Graph, rows: Sequence[Row]) -> Path:
+def most_kept(graph: Graph, row: Row) -> float:
+    """The most that a rank keeps while it follows a row."""
+    return max(accumulate(map(graph.keeps.__getitem__, row)))
+
+
+def longest_path(graph: Graph, rows: Sequence[Row], steps: int = 1) -> Path:
     """Follow an order strictly.
 
     Args:
         graph: tasks of a step.
         rows: for each rank its tasks, in order.
+        steps: number of steps, one after the other. The third and those behind it are taken to add
+            what the second adds.
     """
+    ranks = range(len(rows))
+    first = _follow(graph, rows, [0.0 for _ in ranks])
+    if first is None:
+        return Path(inf, [])
+    if steps == 1:
+        return Path(max(first.free), _back(rows, first, _latest(first.free)))
+    second = _follow(graph, rows, first.free)
+    assert second is not None  # the same order did not stick before
+    one, two = max(first.free), max(second.free)
+    tasks = _back(rows, second, _latest(second.free))
+    begun_on = graph.placement.rank_of(tasks[-1] // graph.microbatches // 3)
+    return Path(one + (steps - 1) * (two - one), tasks + _back(rows, first, begun_on))
+
+
+def starts(graph: Graph, rows: Sequence[Row]) -> list[float]:
+    """When each task begins, if a rank runs its next one as soon as it can; the order is not
+    stuck."""
+    followed = _follow(graph, rows, [0.0] * len(rows))
+    assert followed is not None  # the caller knows
+    return [end - takes for end, takes in zip(followed.ends, graph.takes, strict=True)]
+
+
+class _Followed(NamedTuple):
+    ends: list[float]  # when each task is done
+    free: list[float]  # when each rank is done
+    because: list[int]  # the task that each task waited for last; NONE: for nothing in this step
+
+
+def _latest(free: Sequence[float]) -> int:
+    return max(range(len(free)), key=free.__getitem__)
+
+
+def _follow(graph: Graph, rows: Sequence[Row], begin: Sequence[float]) -> _Followed | None:
+    """Run a step in which each rank begins at its time; None where it is stuck."""
     takes, needs, way = graph.takes, graph.needs, graph.way
-    ends: list[float | None] = [None] * len(takes)
+    ends = [inf] * len(takes)
     because = [NONE] * len(takes)
-    at, free, last = [0] * len(rows), [0.0] * len(rows), [NONE] * len(rows)
+    at, free, last = [0] * len(rows), list(begin), [NONE] * len(rows)
     left, moves = sum(map(len, rows)), True
     while left and moves:
         moves = False
@@ -147,7 +221,7 @@ def longest_path(graph: Graph, rows: Sequence[Row]) -> Path:
                 because[task] = before
                 if needed != NONE:
                     end = ends[needed]
-                    if end is None:
+                    if end == inf:
                         break
                     comes = end + way[task]
                     if comes > now:
@@ -160,11 +234,13 @@ def longest_path(graph: Graph, rows: Sequence[Row]) -> Path:
                 at[rank], free[rank], last[rank] = place, now, before
                 left -= place - first
                 moves = True
-    if left:
-        return Path(inf, [])
-    latest = max(range(len(rows)), key=free.__getitem__)
-    path, task = [], last[latest]
+    return None if left else _Followed(ends, free, because)
+
+
+def _back(rows: Sequence[Row], followed: _Followed, rank: int) -> list[int]:
+    """The path that ends with the last task of a rank."""
+    path, task = [], rows[rank][-1]
     while task != NONE:
         path.append(task)
-        task = because[task]
-    return Path(free[latest], path)
+        task = followed.because[task]
+    return path

@@ -64,6 +64,12 @@ class Order:
         )
         return Order(self.placement, self.microbatches, rows)
 
+    def split(self) -> "Order":
+        """The same order with each whole backward as an input gradient and a weight gradient behind
+        it."""
+        rows = tuple(tuple(part for task in row for part in _parts(task)) for row in self.rows)
+        return Order(self.placement, self.microbatches, rows)
+
     def __str__(self) -> str:
         return "".join(",".join(map(str, row)) + "\n" for row in self.rows)
 
@@ -199,6 +205,12 @@ def _check(number: int, row: tuple[Task, ...], lanes: dict[int, range]) -> None:
                     f"line {number} ends without {Task(kind, stage, due)}; there are "
                     f"{microbatches.stop} microbatches"
                 )
+
+
+def _parts(task: Task) -> tuple[Task, ...]:
+    if task.kind is not Kind.BACKWARD:
+        return (task,)
+    return task._replace(kind=Kind.INPUT), task._replace(kind=Kind.WEIGHT)
 
 
 def _most_held(row: tuple[Task, ...]) -> int:

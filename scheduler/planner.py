@@ -1,26 +1,53 @@
 """An order made for given costs: on every placement that may do, the orders of all policies in that
-world and one that is built for it, and then small changes of the best.
+world and some that are built for it, and then small changes of the best.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from math import floor
 from typing import NamedTuple
 
 from .annealing import annealed
+from .bound import least_makespan
 from .list_schedule import list_schedule
-from .longest import Graph, Row, longest_path
+from .longest import SLACK, Graph, Kept, Row, longest_path, most_kept
 from .order import Order
 from .placement import Placement, placement_by_name
 from .policies import NAMES, policy_by_name
 from .schedules import build_schedule
 from .simulator import Costs, order_of
 
-PLACEMENTS = ("linear", "vee")
+PLACEMENTS = ("linear", "vee", "looped")
 _TRIED = 2  # of the orders on a placement, the shortest ones are changed
-_MOVES = 50  # for each task of a step
-_WORK = 30_000_000  # tasks that are looked at in all moves at most: some seconds on one core
+MOVES = 200  # for each task of a step
+_WORK = 30_000_000  # tasks that are looked at in the moves of an order: some seconds on one core
+_NEAR = 1.15  # of the shortest order, the best one of a placement that is worth changes
+
+
+class World(NamedTuple):
+    """Where a plan is to do well.
+
+    Args:
+        placement: placement of the stages, with one pipe.
+        costs: how long everything takes; a plan leaves out what varies.
+        kept: what a microbatch keeps on each stage; None: its share of a rank's layers, until the
+            weight gradient.
+    """
+
+    placement: Placement
+    costs: Costs
+    kept: tuple[Kept, ...] | None = None
+
+    def graph(self, microbatches: int) -> Graph:
+        """The tasks of a step."""
+        return Graph.of(self.placement, self.costs, microbatches, self.kept)
+
+    @property
+    def least(self) -> float:
+        """What some rank keeps under any order: one microbatch on all its stages."""
+        keeps = self.graph(1).keeps
+        stages = map(self.placement.stages_of, range(self.placement.ranks))
+        return max(sum(keeps[3 * stage] for stage in of) for of in stages)
 
 
 class Planned(NamedTuple):
@@ -28,7 +55,7 @@ class Planned(NamedTuple):
 
     Args:
         order: tasks of each rank, weight gradients included.
-        takes: duration of a step on these costs where nothing varies.
+        takes: duration of the steps on these costs where nothing varies.
         begun: name of the policy whose order it began with; "" for one that was built.
     """
 
@@ -43,82 +70,84 @@ class _Begun(NamedTuple):
     name: str
 
 
-def planned(
-    ranks: int,
-    microbatches: int,
-    costs: Costs,
-    most_held: float,
-    placements: Sequence[str] = PLACEMENTS,
-    seed: int = 0,
-) -> Planned:
-    """Plan one step.
+def worlds(ranks: int, costs: Costs, placements: Iterable[str] = PLACEMENTS) -> list[World]:
+    """The same costs on several placements.
 
     Args:
         ranks: number of ranks of a pipeline.
-        microbatches: number of microbatches of a step and replica.
-        costs: how long everything takes; what varies is left out.
-        most_held: limit on what a rank holds from forwards to weight gradients, in microbatches of
-            all its layers.
-        placements: names of the placements to choose among, each with one pipe.
-        seed: seed of the search. The same seed gives the same plan.
-    Raises:
-        ValueError: no order holds so little; the text says what is enough.
+        costs: how long everything takes, of a rank.
+        placements: their names, each with one pipe.
     """
-    found = [
-        plan
-        for name in placements
-        if (plan := _on(placement_by_name(name, ranks, 0), microbatches, costs, most_held, seed))
-    ]
-    if not found:
-        least = min(
-            placement.chunks * placement.share
-            for placement in (placement_by_name(name, ranks, 0) for name in placements)
-        )
+    return [World(placement_by_name(name, ranks, 0), costs) for name in placements]
+
+
+def planned(
+    among: Sequence[World],
+    microbatches: int,
+    limit: float,
+    steps: int = 1,
+    seed: int = 0,
+    moves: int = MOVES,
+) -> Planned:
+    """Plan a step.
+
+    Args:
+        among: the placements to choose among, with what they cost.
+        microbatches: number of microbatches of a step and replica.
+        limit: the most that a rank may keep, in the unit of `World.kept`; where that is None, in
+            microbatches of all its layers.
+        steps: number of such steps, one after the other, that are to be short.
+        seed: seed of the search. The same seed gives the same plan.
+        moves: number of changes that are tried for each task, fewer where a step has many.
+    Raises:
+        ValueError: no order keeps so little; the text says what is enough.
+    """
+    least = min(world.least for world in among)
+    if limit + SLACK < least:
         raise ValueError(
-            f"most_held = {most_held:g} microbatches is too little for any order on {ranks} ranks; "
-            f"expected {least:g} or more"
+            f"a limit of {limit:g} is too little for any order on {among[0].placement.ranks} "
+            f"ranks; expected {least:g} or more"
         )
+    begun = []
+    for world in among:
+        if world.least <= limit + SLACK:
+            graph = world.graph(microbatches)
+            least = least_makespan(world.placement, world.costs, microbatches, steps)
+            begun.append((graph, least, _candidates(world, graph, limit, steps)))
+    shortest = min(of[0].takes for *_, of in begun)
+    found = []
+    for graph, least, of in begun:
+        size = len(graph.takes)
+        tries = min(moves * size, _WORK // (size * min(steps, 2)))
+        for one in of[:_TRIED] if of[0].takes <= _NEAR * shortest else ():
+            rows, takes = annealed(graph, one.rows, limit, tries, seed, steps, least)
+            found.append(Planned(graph.order(rows), takes, one.name))
     return min(found, key=lambda plan: plan.takes)
 
 
-def _on(
-    placement: Placement, microbatches: int, costs: Costs, most_held: float, seed: int
-) -> Planned | None:
-    """The plan on one placement; None where nothing fits."""
-    held = [floor(most_held / placement.share + 1e-9)] * placement.ranks
-    if held[0] < placement.chunks:
-        return None
-    graph = Graph.of(placement, costs, microbatches)
-    begun = sorted(_candidates(graph, costs, held), key=lambda one: one.takes)
-    moves = min(_MOVES * len(graph.takes), _WORK // len(graph.takes))
-    best: Planned | None = None
-    for one in begun[:_TRIED]:
-        rows, takes = annealed(graph, one.rows, held, moves, seed)
-        if best is None or takes < best.takes:
-            best = Planned(graph.order(rows), takes, one.name)
-    return best
-
-
-def _candidates(graph: Graph, costs: Costs, held: Sequence[int]) -> Iterator[_Begun]:
+def _candidates(world: World, graph: Graph, limit: float, steps: int) -> list[_Begun]:
+    """Orders to begin with that keep no more than they may, the shortest first."""
+    found = []
     for deepest_first in (True, False):
         with suppress(ValueError):
-            rows = list_schedule(graph, held, deepest_first=deepest_first)
-            yield _Begun(longest_path(graph, rows).takes, rows, "")
+            found.append(("", list_schedule(graph, limit, deepest_first=deepest_first)))
+    for name, order in orders(world.placement, world.costs, graph.microbatches):
+        rows = graph.rows(order)
+        if max(most_kept(graph, row) for row in rows) <= limit + SLACK:
+            found.append((name, rows))
+    begun = [_Begun(longest_path(graph, rows, steps).takes, rows, name) for name, rows in found]
+    return sorted(begun, key=lambda one: one.takes)
+
+
+def orders(placement: Placement, costs: Costs, microbatches: int) -> Iterator[tuple[str, Order]]:
+    """The orders of all policies on a placement in a world without what varies, by name."""
     steady = replace(costs, pieces=1, jitter=0.0, lengths=0.0, hiccups=(0.0, 1.0))
+    chunks = placement.chunks if placement.name == "looped" else 0
     for name in NAMES:
-        if graph.placement.name not in policy_by_name(name).placements:
+        if placement.name not in policy_by_name(name).placements:
             continue
         with suppress(ValueError, RuntimeError):
             job = build_schedule(
-                name,
-                graph.placement.ranks,
-                graph.microbatches,
-                placement=graph.placement.name,
-                chunks=graph.placement.chunks if graph.placement.name == "looped" else 0,
+                name, placement.ranks, microbatches, placement=placement.name, chunks=chunks
             )
-            order = order_of(job, steady)
-            if order.splits and all(
-                needs <= most for needs, most in zip(order.needs, held, strict=True)
-            ):
-                rows = graph.rows(order)
-                yield _Begun(longest_path(graph, rows).takes, rows, name)
+            yield name, order_of(job, steady).split()

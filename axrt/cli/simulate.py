@@ -542,7 +542,7 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
 def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) -> None:
     """Make an order for the costs, simulate it, and print its figures."""
     from axrt.scheduler.planner import PLACEMENTS as PLANNED
-    from axrt.scheduler.planner import planned
+    from axrt.scheduler.planner import planned, worlds
 
     where = (options["placement"],) if options["placement"] else PLANNED
     ranks, microbatches = options["ranks"], options["microbatches"]
@@ -551,7 +551,8 @@ def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) ->
     try:
         any_job = build_schedule("gpipe", ranks, microbatches)
         costs = _costs(any_job, options)
-        plan = planned(ranks, microbatches, costs, memory or ranks, where, options["seed"])
+        among = worlds(ranks, costs, where)
+        plan = planned(among, microbatches, memory or ranks, options["steps"], options["seed"])
         order = plan.order
         job = Job(order.placement, Fixed(order, order.needs), microbatches)
         line = _run(job, _costs(job, options), options)

@@ -262,3 +262,13 @@ def num_parameters(layer: Layer) -> int:
     if isinstance(layer, LayerSpec):
         layer = without_memory(layer)
     return sum(p.numel() for p in layer.parameters()) if isinstance(layer, nn.Module) else 0
+
+
+def num_multiplied(layer: Layer) -> int:
+    """Number of elements of the parameters that a forward multiplies with: all but those of
+    embeddings, of which it looks up a few rows."""
+    if isinstance(layer, LayerSpec):
+        layer = without_memory(layer)
+    modules = layer.modules() if isinstance(layer, nn.Module) else ()
+    looked_up = [one for one in modules if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
+    return num_parameters(layer) - sum(one.weight.numel() for one in looked_up)

@@ -105,12 +105,18 @@ class PipelineModule:
                 share(self.layers, first, whole[first], other, whole[other])
         return nn.Sequential(*whole)
 
-    def boundaries(self, stages: int, override: str | Sequence[int] = "") -> list[int]:
+    def boundaries(
+        self,
+        stages: int,
+        override: str | Sequence[int] = "",
+        held: Sequence[Sequence[int]] | None = None,
+    ) -> list[int]:
         """The indices of the layers at which stages begin, then the number of layers.
 
         Args:
             stages: number of stages of a pipe.
             override: method that replaces `partition_method`; "" leaves it.
+            held: for each rank the stages that it holds; None: one rank a stage.
         Raises:
             ConfigError: the layers cannot be cut so, or `num_stages` asks for another number.
         """
@@ -120,7 +126,7 @@ class PipelineModule:
                 f"{stages} stages; expected as many. Leave num_stages away, or change the number "
                 "of ranks or schedule.placement"
             )
-        return boundaries(self.layers, stages, override or self.partition_method)
+        return boundaries(self.layers, stages, override or self.partition_method, held)
 
 
 def _listed(layers: Any) -> list[Layer]:

@@ -136,4 +136,4 @@ def gpt(config: Config) -> PipelineModule:
         layers.insert(0, LayerSpec(*first))
         layers.append(LayerSpec(*last))
     loss = masked_cross_entropy if data.masks else cross_entropy
-    return PipelineModule(layers, loss_fn=loss, partition_method="parameters")
+    return PipelineModule(layers, loss_fn=loss, partition_method="operations")

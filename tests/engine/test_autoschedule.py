@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.autoschedule import choose
+from axrt.autoschedule import choose, settled
 from axrt.config import DEFAULTS, Config, described
+from axrt.mesh import Mesh
 from axrt.model.costs import LayerCosts, measure
 from axrt.model.precision import AS_THEY_ARE
 from axrt.model.seeds import BorrowedGenerator
+from axrt.models.gpt import gpt
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport
@@ -160,6 +162,21 @@ def test_a_cap_alone_is_for_adaptive_and_elsewhere_the_policies_that_take_one_ar
 def test_the_default_is_told_in_one_text() -> None:
     told = next(line for line in described() if line.startswith("  policy "))
     assert all(f"{name} ({placement})" in told for name, placement in DEFAULTS.items())
+
+
+@pytest.mark.parametrize(
+    ("layers", "vocab", "policy"), [(2, 256, "zb-h1"), (2, 2048, "adaptive"), (8, 256, "adaptive")]
+)
+def test_the_default_looks_at_what_the_busiest_rank_of_a_gpt_computes(
+    layers: int, vocab: int, policy: str
+) -> None:
+    """With two blocks on two ranks the first one would have but an embedding and a small head."""
+    model = {"layers": layers, "width": 64, "heads": 2, "vocab": vocab, "context": 8}
+    config = Config.read({"model": model})
+    schedule, job = settled(config, gpt(config), Mesh(0, 2, 1))
+    assert schedule.policy == policy
+    if layers == 8:
+        assert job.cuts == (0, 3, 5, 7, 10), "four blocks a rank, with the ends on the first"
 
 
 def test_latency_counts() -> None:

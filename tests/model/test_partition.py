@@ -13,7 +13,8 @@ from torch.nn import functional
 
 import axrt
 from axrt.model.layers import num_parameters
-from axrt.model.partition import balanced, boundaries
+from axrt.model.partition import balanced, boundaries, busiest, evened
+from axrt.scheduler.placement import Linear, Looped, Placement, Vee
 
 LAYERS = [nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()]
 
@@ -25,6 +26,38 @@ def test_uniform_gives_every_stage_as_many_layers() -> None:
 
 def test_parameters_gives_every_stage_as_many_parameters() -> None:
     assert boundaries(LAYERS, 2, "parameters") == [0, 1, 6]
+
+
+def test_operations_leave_out_what_is_looked_up() -> None:
+    layers = [nn.Embedding(100, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+    assert boundaries(layers, 2, "parameters") == [0, 1, 4]
+    assert boundaries(layers, 2, "operations") == [0, 2, 4]
+
+
+def test_operations_count_those_of_a_rank() -> None:
+    """On a vee of two ranks the first one holds the embedding and the head."""
+    embedding, block, head = nn.Embedding(9, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 2)
+    layers = [embedding, *[block] * 6, head]
+    vee = [(0, 3), (1, 2)]
+    assert boundaries(layers, 4, "operations", vee) == [0, 3, 4, 6, 8]
+    assert boundaries(layers, 4, "uniform", vee) == [0, 2, 4, 6, 8]
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=6, max_size=12).filter(any),
+    st.sampled_from([Vee(2), Vee(3), Looped(3, 2), Linear(4)]),
+)
+def test_no_cut_that_moves_makes_the_busiest_rank_less_busy(
+    weights: list[int], placement: Placement
+) -> None:
+    held = [placement.stages_of(rank) for rank in range(placement.ranks)]
+    begun = balanced(weights, placement.stages)
+    cuts = evened(weights, begun, held)
+    assert busiest(weights, cuts, held) <= busiest(weights, begun, held)
+    for one in range(1, placement.stages):
+        for at in range(cuts[one - 1] + 1, cuts[one + 1]):
+            moved = [*cuts[:one], at, *cuts[one + 1 :]]
+            assert busiest(weights, moved, held) >= busiest(weights, cuts, held)
 
 
 def test_type_counts_the_layers_whose_class_matches() -> None:
@@ -41,7 +74,7 @@ def test_boundaries_may_be_given_and_may_leave_a_stage_empty() -> None:
         ("uniform", 7, "6 layers cannot fill 7 stages"),
         ("type:conv", 2, "finds nothing to balance"),
         ("type:(", 2, "which is no regular expression"),
-        ("fair", 2, "expected 'uniform', 'parameters', 'type:REGEX' or a list of boundaries"),
+        ("fair", 2, "expected 'uniform', 'parameters', 'operations', 'type:REGEX' or a list"),
         ([0, 4, 2, 6], 3, "expected 4 rising numbers from 0 to 6"),
         ([0, 6], 2, "does not cut 6 layers into 2 stages"),
     ],

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from axrt.scheduler.annealing import annealed
 from axrt.scheduler.job import Job
 from axrt.scheduler.list_schedule import list_schedule
-from axrt.scheduler.longest import Graph, longest_path
+from axrt.scheduler.longest import Kept, longest_path
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.planner import planned
+from axrt.scheduler.planner import World, planned, worlds
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples
 
 AT_LATENCY_1 = Costs(edge=Edge(1.0), pieces=1)
+LINEAR_OR_VEE = ("linear", "vee")
 PROVED = [  # ranks, microbatches, held, optimum over linear and vee: F = I = W = 1 a rank
     *((2, 4, held, takes) for held, takes in ((2, 17), (3, 14), (4, 13.5))),
     *((3, 6, held, takes) for held, takes in ((3, 28), (4, 25), (6, 22))),
@@ -29,38 +31,38 @@ PROVED = [  # ranks, microbatches, held, optimum over linear and vee: F = I = W 
 def test_a_plan_is_the_proved_optimum(
     ranks: int, microbatches: int, held: int, takes: float
 ) -> None:
-    plan = planned(ranks, microbatches, AT_LATENCY_1, held)
+    plan = planned(worlds(ranks, AT_LATENCY_1, LINEAR_OR_VEE), microbatches, held, moves=50)
     assert plan.takes == takes
     assert max(plan.order.needs) * plan.order.placement.share <= held
 
 
 @pytest.mark.parametrize(("held", "takes"), [(8, 83), (12, 71), (16, 62)])
 def test_eight_ranks_are_within_two_percent_of_the_optimum(held: int, takes: float) -> None:
-    assert planned(8, 16, AT_LATENCY_1, held, ("linear",)).takes <= 1.02 * takes
+    assert planned(worlds(8, AT_LATENCY_1, LINEAR_OR_VEE), 16, held, moves=50).takes <= 1.02 * takes
 
 
 @pytest.mark.parametrize(("ranks", "takes"), [(2, 12.5), (3, 19), (4, 25.5)])
 def test_without_latency_it_is_zb_v(ranks: int, takes: float) -> None:
-    assert planned(ranks, 2 * ranks, Costs(pieces=1), ranks).takes == takes
+    assert planned(worlds(ranks, Costs(pieces=1)), 2 * ranks, ranks).takes == takes
 
 
 def test_a_plan_that_is_followed_takes_as_long_as_it_says() -> None:
     """By the simulator, whose brains know nothing of longest paths."""
     work = tuple(Work(1 + stage / 4, 1.5, 0.5 + stage / 8, sent=0.2) for stage in range(4))
     costs = Costs(work, edge=Edge(0.3, 2.0), pieces=1)
-    plan = planned(4, 8, costs, 5, ("linear",))
+    plan = planned(worlds(4, costs, ("linear",)), 8, 5)
     job = Job(plan.order.placement, Fixed(plan.order, plan.order.needs), 8)
     assert simulate(job, costs).makespan == pytest.approx(plan.takes)
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    one, two = (planned(3, 6, AT_LATENCY_1, 4, seed=7) for _ in range(2))
+    one, two = (planned(worlds(3, AT_LATENCY_1), 6, 4, seed=7, moves=20) for _ in range(2))
     assert one == two
 
 
 def test_too_little_memory_is_refused_with_what_is_enough() -> None:
-    with pytest.raises(ValueError, match=r"most_held = 0.5 .* on 3 ranks; expected 1 or more"):
-        planned(3, 6, AT_LATENCY_1, 0.5)
+    with pytest.raises(ValueError, match=r"limit of 0.5 .* on 3 ranks; expected 1 or more"):
+        planned(worlds(3, AT_LATENCY_1), 6, 0.5)
 
 
 @given(
@@ -69,23 +71,60 @@ def test_too_little_memory_is_refused_with_what_is_enough() -> None:
     st.sampled_from(["linear", "vee", "looped"]),
     st.floats(0, 2),
     st.integers(0, 3),
+    st.integers(1, 2),
     st.integers(),
 )
 @examples(40, quick=15)
-def test_changes_keep_an_order_that_can_be_followed_and_holds_no_more(
-    ranks: int, microbatches: int, name: str, latency: float, more: int, seed: int
+def test_changes_keep_an_order_that_can_be_followed_and_keeps_no_more(
+    ranks: int, microbatches: int, name: str, latency: float, more: int, steps: int, seed: int
 ) -> None:
     placement, random = placement_by_name(name, ranks, 0), Random(seed)
-    work = tuple(
-        Work(*(random.choice((0.5, 1, 2)) for _ in range(3))) for _ in range(placement.stages)
-    )
-    costs = Costs(work, edge=Edge(latency), pieces=1)
-    graph = Graph.of(placement, costs, microbatches)
-    held = [placement.chunks + more] * ranks
-    rows = list_schedule(graph, held)
-    found, takes = annealed(graph, rows, held, 200, seed)
-    assert takes <= longest_path(graph, rows).takes
+    stages = range(placement.stages)
+    work = tuple(Work(*(random.choice((0.5, 1, 2)) for _ in range(3))) for _ in stages)
+    kept = tuple(Kept(random.choice((0, 2, 5)), random.choice((1, 3))) for _ in stages)
+    world = World(placement, Costs(work, edge=Edge(latency), pieces=1), kept)
+    graph = world.graph(microbatches)
+    limit = world.least + 8 * more
+    rows = list_schedule(graph, limit)
+    found, takes = annealed(graph, rows, limit, 200, seed, steps)
+    assert takes <= longest_path(graph, rows, steps).takes
     order = graph.order(found)
-    assert all(needs <= most for needs, most in zip(order.needs, held, strict=True))
+    assert all(peak(row, kept) <= limit for row in order.rows)
     job = Job(placement, Fixed(order, order.needs), microbatches)
-    assert simulate(job, costs).makespan == pytest.approx(takes)
+    assert simulate(job, world.costs, steps=steps).makespan == pytest.approx(takes)
+
+
+def peak(row: tuple[Task, ...], kept: tuple[Kept, ...]) -> float:
+    """The most that a rank keeps, counted here once more."""
+    most = now = 0.0
+    for kind, stage, *_ in row:
+        until_input, until_weight = kept[stage]
+        now += (until_input + until_weight) * (kind is Kind.FORWARD)
+        most = max(most, now)
+        now -= until_input * (kind is Kind.INPUT) + until_weight * (kind is Kind.WEIGHT)
+    return most
+
+
+def test_less_than_the_least_is_refused_and_the_least_will_do() -> None:
+    kept = (Kept(3, 2), Kept(1, 1), Kept(4, 0), Kept(0, 5))
+    world = World(placement_by_name("vee", 2, 0), AT_LATENCY_1, kept)
+    with pytest.raises(ValueError, match="limit of 9 is too little .* expected 10 or more"):
+        planned([world], 4, 9)
+    plan = planned([world], 4, 10)
+    assert max(peak(row, kept) for row in plan.order.rows) == 10
+
+
+def test_steps_that_follow_each_other_are_planned_as_such() -> None:
+    """A step may begin on the first rank while the last ones are not done with the one before."""
+    among = worlds(4, Costs(pieces=1), ("vee",))
+    one, eight = (planned(among, 8, 4, steps, moves=20) for steps in (1, 8))
+    found = [
+        simulate(
+            Job(plan.order.placement, Fixed(plan.order, plan.order.needs), 8),
+            Costs(pieces=1),
+            steps=8,
+        ).makespan
+        for plan in (one, eight)
+    ]
+    assert found[1] == pytest.approx(eight.takes)
+    assert found[1] < found[0]
