@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import exp
 from random import Random
 
-from .longest import SLACK, Graph, Path, Row, longest_path, most_kept
+from .longest import SLACK, Graph, Path, Row, longest_path
 
 _FURTHEST = 3  # places that a task moves at most
 _HOT, _COLD = 0.5, 0.001  # of a task's mean duration
@@ -47,7 +47,7 @@ def annealed(
         task = random.choice(here.tasks)
         rank = rank_of[task // graph.microbatches // 3]
         row = _moved(graph, now[rank], task, random)
-        if row is None or most_kept(graph, row) > limit + SLACK:
+        if row is None or graph.most_kept(row) > limit + SLACK:
             continue
         before, now[rank] = now[rank], row
         there = longest_path(graph, now, steps)

@@ -124,6 +124,15 @@ class Graph:
         """An order with weight gradients as rows."""
         return [list(map(self.number, row)) for row in order.rows]
 
+    def most_kept(self, row: Row) -> float:
+        """The most that a rank keeps while it follows a row."""
+        return max(accumulate(map(self.keeps.__getitem__, row)))
+
+    def most_of_a_chunk(self) -> list[float]:
+        """By rank, the most that one microbatch keeps on one of its stages."""
+        stages = map(self.placement.stages_of, range(self.placement.ranks))
+        return [max(self.keeps[3 * stage * self.microbatches] for stage in of) for of in stages]
+
 
 def _source(stage: int, kind: int, last: int) -> tuple[int, int]:
     """The stage and the kind of what a task needs."""
@@ -155,11 +164,6 @@ class Path(NamedTuple):
 
     takes: float
     tasks: list[int]
-
-
-def most_kept(graph: Graph, row: Row) -> float:
-    """The most that a rank keeps while it follows a row."""
-    return max(accumulate(map(graph.keeps.__getitem__, row)))
 
 
 def longest_path(graph: Graph, rows: Sequence[Row], steps: int = 1) -> Path:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .annealing import annealed
 from .bound import least_makespan
 from .list_schedule import list_schedule
-from .longest import SLACK, Graph, Kept, Row, longest_path, most_kept
+from .longest import SLACK, Graph, Kept, Row, longest_path
 from .order import Order
 from .placement import Placement, placement_by_name
 from .policies import NAMES, policy_by_name
@@ -102,27 +102,63 @@ def planned(
     Raises:
         ValueError: no order keeps so little; the text says what is enough.
     """
+    check_limit(among, limit)
+    found = plans(among, microbatches, limit, steps, seed, moves)
+    return min(found, key=lambda plan: plan.takes)
+
+
+def check_limit(among: Sequence[World], limit: float) -> None:
+    """Check that some order keeps so little.
+
+    Raises:
+        ValueError: none does; the text says what is enough.
+    """
     least = min(world.least for world in among)
     if limit + SLACK < least:
         raise ValueError(
             f"a limit of {limit:g} is too little for any order on {among[0].placement.ranks} "
             f"ranks; expected {least:g} or more"
         )
-    begun = []
-    for world in among:
-        if world.least <= limit + SLACK:
-            graph = world.graph(microbatches)
-            least = least_makespan(world.placement, world.costs, microbatches, steps)
-            begun.append((graph, least, _candidates(world, graph, limit, steps)))
-    shortest = min(of[0].takes for *_, of in begun)
-    found = []
-    for graph, least, of in begun:
-        size = len(graph.takes)
-        tries = min(moves * size, _WORK // (size * min(steps, 2)))
-        for one in of[:_TRIED] if of[0].takes <= _NEAR * shortest else ():
-            rows, takes = annealed(graph, one.rows, limit, tries, seed, steps, least)
-            found.append(Planned(graph.order(rows), takes, one.name))
-    return min(found, key=lambda plan: plan.takes)
+
+
+def plans(
+    among: Sequence[World],
+    microbatches: int,
+    limit: float,
+    steps: int = 1,
+    seed: int = 0,
+    moves: int = MOVES,
+) -> list[Planned]:
+    """The best plans of each placement that comes near the best one; arguments as of `planned`."""
+    begun = [
+        (world, _candidates(world, world.graph(microbatches), limit, steps))
+        for world in among
+        if world.least <= limit + SLACK
+    ]
+    shortest = min(of[0].takes for _, of in begun)
+    return [
+        _changed(world, microbatches, one, limit, steps, seed, moves)
+        for world, of in begun
+        if of[0].takes <= _NEAR * shortest
+        for one in of[:_TRIED]
+    ]
+
+
+def _changed(
+    world: World,
+    microbatches: int,
+    begun: _Begun,
+    limit: float,
+    steps: int,
+    seed: int,
+    moves: int,
+) -> Planned:
+    graph = world.graph(microbatches)
+    size = len(graph.takes)
+    tries = min(moves * size, _WORK // (size * min(steps, 2)))
+    least = least_makespan(world.placement, world.costs, microbatches, steps)
+    rows, takes = annealed(graph, begun.rows, limit, tries, seed, steps, least)
+    return Planned(graph.order(rows), takes, begun.name)
 
 
 def _candidates(world: World, graph: Graph, limit: float, steps: int) -> list[_Begun]:
@@ -133,7 +169,7 @@ def _candidates(world: World, graph: Graph, limit: float, steps: int) -> list[_B
             found.append(("", list_schedule(graph, limit, deepest_first=deepest_first)))
     for name, order in orders(world.placement, world.costs, graph.microbatches):
         rows = graph.rows(order)
-        if max(most_kept(graph, row) for row in rows) <= limit + SLACK:
+        if max(graph.most_kept(row) for row in rows) <= limit + SLACK:
             found.append((name, rows))
     begun = [_Begun(longest_path(graph, rows, steps).takes, rows, name) for name, rows in found]
     return sorted(begun, key=lambda one: one.takes)

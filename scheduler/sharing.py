@@ -15,7 +15,7 @@ from enum import Enum
 from math import ceil
 
 from .job import Job
-from .policies import FIXED
+from .policies import Fixed
 
 # Slots for a microbatch of a replica's own: so many times as many as the others it may compute. An
 # empty slot costs a message to and fro on each edge of the pipeline.
@@ -38,7 +38,7 @@ def with_sharing(job: Job, in_tree: bool = False) -> Job:
     bounds = job.policy.bounds(job.placement, 0, slots)
     if job.replicas == 1:
         why = "there is one replica; expected 2 or more"
-    elif job.policy.name == FIXED:
+    elif isinstance(job.policy, Fixed):
         why = "an order of tasks is fixed beforehand; expected another policy"
     elif job.placement.pipes > 1:
         why = (

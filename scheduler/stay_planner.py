@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import inf
 
 from .job import Job
-from .policies import FIXED
+from .policies import Fixed
 from .simulator import order_of
 from .stays import READERS, Stay, Stays
 from .task import Kind, Task
@@ -28,10 +28,11 @@ def plan_stays(job: Job, room: int) -> Stays:
         RuntimeError: the schedule is stuck.
     """
     chunks = job.placement.chunks
-    if job.policy.name == FIXED and 1 < room < chunks:
+    if isinstance(job.policy, Fixed) and 1 < room < chunks:
         raise ValueError(
-            f"gathered = {room} under policy {FIXED!r}, whose forwards may run ahead into stages "
-            f"that come later; expected 1, or {chunks}, all stages of a rank"
+            f"gathered = {room} under policy {job.policy.name!r} along an order, whose forwards "
+            "may run ahead into stages that come later; expected 1, or "
+            f"{chunks}, all stages of a rank"
         )
     if job.placement.pipes > 1 and room < chunks:
         raise ValueError(

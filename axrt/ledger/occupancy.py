@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from axrt.offload.arena import PAGE_BYTES
 from axrt.scheduler.job import Job
-from axrt.scheduler.policies import FIXED
+from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, simulate
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Timeline
@@ -64,7 +64,7 @@ class Occupancies:
         # Where stashes leave the device, it is full in both.
         shorter = _SHORTER * job.ranks + job.held_on_device
         longer = _LONGER * job.ranks + 2 * job.held_on_device
-        if job.microbatches <= longer or job.policy.name == FIXED:
+        if job.microbatches <= longer or isinstance(job.policy, Fixed):
             return self._simulated(job, sizes, job.microbatches)
         far = (job.microbatches - longer) / (longer - shorter)
         return [
@@ -89,7 +89,7 @@ class Occupancies:
             rank: index of the rank in its pipeline.
             whole: bytes of the whole gradient of each stage.
         """
-        most_simulated = job.microbatches if job.policy.name == FIXED else _LONGER * job.ranks
+        most_simulated = job.microbatches if isinstance(job.policy, Fixed) else _LONGER * job.ranks
         line = self._alone(job, min(job.microbatches, most_simulated))
         spans = defaultdict(list)
         for span in line.computing():

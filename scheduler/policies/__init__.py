@@ -8,7 +8,7 @@ from .looped import BreadthFirst, Interleaved, InterleavedZeroBubble
 from .nested import Nested
 from .one_f_one_b import EagerOneForwardOneBackward, OneForwardOneBackward
 from .own import is_own, own_policy
-from .planned import Adaptive, Fixed, VMin, ZeroBubbleV
+from .planned import Adaptive, AlongPlan, Fixed, VMin, ZeroBubbleV
 from .policy import Bounds, Policy, View
 from .recomputing import Merak, Varuna
 from .vee import DualPipeV, VHalf
@@ -18,6 +18,7 @@ __all__ = [
     "CAPPED",
     "FIXED",
     "NAMES",
+    "AlongPlan",
     "Bounds",
     "Fixed",
     "Nested",

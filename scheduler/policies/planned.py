@@ -205,3 +205,14 @@ class Fixed(Policy):
 
     def _cap(self, rank: int) -> int:
         return max(self.cap, self.needs[rank])
+
+
+@dataclass(frozen=True, slots=True)
+class AlongPlan(Fixed):
+    """`adaptive` where costs are known: along an order that was made for them, see `plan_choice`.
+
+    Bound: the cap, or what the order holds where that is more.
+    Source: axrt's own; docs/study.md compares it.
+    """
+
+    name = "adaptive"

@@ -1,0 +1,87 @@
+"""`adaptive` where costs are known: which plan it follows, and how loosely.
+
+Candidates are plans made for these costs and the orders of all policies. Each is followed strictly,
+and as a plan: weight gradients go wherever there is time, and tasks may run ahead as far as there
+is room. All of them are simulated in the world that is to come, with what varies in it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import floor
+from statistics import median
+
+from .job import Job
+from .longest import SLACK, Graph
+from .order import Order
+from .planner import MOVES, World, check_limit, orders, plans
+from .policies import AlongPlan
+from .simulator import simulate
+
+_STEPS = 8
+_SEEDS = 3
+_LAST = 4  # so many are simulated with all seeds
+
+
+def along_plan(
+    among: Sequence[World],
+    microbatches: int,
+    limit: float,
+    of: Callable[[Job], Job] = lambda job: job,
+    seed: int = 0,
+    moves: int = MOVES,
+) -> Job:
+    """The schedule of `adaptive` on known costs.
+
+    Args:
+        among: the placements to choose among, with what they cost.
+        microbatches: number of microbatches of a step and replica.
+        limit: the most that a rank may keep, in the unit of `World.kept`.
+        of: function that gives a schedule what else the run will have, such as votes.
+        seed: seed of the search and of what varies. The same seed gives the same schedule.
+        moves: number of changes of a plan that are tried for each task.
+    Returns:
+        A job of one replica.
+    Raises:
+        ValueError: no order keeps so little; the text says what is enough.
+    """
+    check_limit(among, limit)
+    found = [
+        (of(job), world)
+        for world in among
+        for job in _candidates(world, microbatches, limit, seed, moves)
+    ]
+    varies = any(world.costs.jitter or world.costs.hiccups[0] for world in among)
+    found.sort(key=lambda one: _takes(one[0], one[1], [seed]))
+    if varies:
+        seeds = range(seed, seed + _SEEDS)
+        found = sorted(found[:_LAST], key=lambda one: _takes(one[0], one[1], seeds))
+    return found[0][0]
+
+
+def _takes(job: Job, world: World, seeds: Sequence[int]) -> float:
+    return median(
+        simulate(job, replace(world.costs, seed=seed), steps=_STEPS).makespan for seed in seeds
+    )
+
+
+def _candidates(
+    world: World, microbatches: int, limit: float, seed: int, moves: int
+) -> Iterator[Job]:
+    if world.least > limit + SLACK:
+        return
+    graph = world.graph(microbatches)
+    made = [plan.order for plan in plans([world], microbatches, limit, _STEPS, seed, moves)]
+    known = [order for _, order in orders(world.placement, world.costs, microbatches)]
+    for order in dict.fromkeys([*made, *known]):
+        for policy in _ways(graph, order, limit):
+            yield Job(world.placement, policy, microbatches)
+
+
+def _ways(graph: Graph, order: Order, limit: float) -> Iterator[AlongPlan]:
+    """To follow an order, strictly or as a plan, within the limit."""
+    if max(map(graph.most_kept, graph.rows(order))) <= limit + SLACK:
+        yield AlongPlan(order, order.needs)
+    loose = order.without_weights()
+    caps = [floor((limit + SLACK) / most) for most in graph.most_of_a_chunk()]
+    if all(needs <= cap for needs, cap in zip(order.needs, caps, strict=True)):
+        yield AlongPlan(loose, order.needs, min(caps), strict=False)
