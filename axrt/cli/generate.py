@@ -221,7 +221,7 @@ class ByTokenizer:
         self.decoder, self.end = tokenizer.decoder, tokenizer.end
 
     def encode(self, text: str) -> list[int]:
-        found = [int(token) for token in self._tokenizer.encode([text])[0]]
+        found = [int(token) for token in self._tokenizer.encode([text], specials=True)[0]]
         if not found:
             raise DataError("--prompt is empty; expected at least one character to go on from")
         return found

@@ -32,8 +32,15 @@ class Tokenizer(Protocol):
     vocab: int
     end: int | None
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
-        """The tokens of each text."""
+    def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
+        """The tokens of each text.
+
+        Args:
+            texts: the texts.
+            specials: True if the name of a special token, such as "<|endoftext|>", stands for that
+                token. It is text like any other by default: no document may hold the token that
+                ends documents.
+        """
         ...
 
     def decoder(self) -> Callable[[int], str]:
@@ -68,7 +75,7 @@ class ByteTokenizer:
     vocab = 256
     end: int | None = 0
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
 
     def decoder(self) -> Callable[[int], str]:
@@ -99,7 +106,8 @@ class JsonTokenizer:
         known = (self._tokenizer.token_to_id(text) for text in _ENDS)
         self.end: int | None = next((one for one in known if one is not None), None)
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
+    def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
+        self._tokenizer.encode_special_tokens = not specials
         found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, np.int64) for one in found]
 
@@ -127,8 +135,13 @@ class Tiktoken:
         self.vocab = int(self._encoding.n_vocab)
         self.end: int | None = int(self._encoding.eot_token)
 
-    def encode(self, texts: Sequence[str]) -> list[Ids]:
-        found = self._encoding.encode_ordinary_batch(list(texts), num_threads=1)
+    def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
+        found = self._encoding.encode_batch(
+            list(texts),
+            num_threads=1,
+            allowed_special="all" if specials else set(),
+            disallowed_special=(),
+        )
         return [np.array(one, np.int64) for one in found]
 
     def decoder(self) -> Callable[[int], str]:

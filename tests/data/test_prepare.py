@@ -15,6 +15,7 @@ import psutil
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tiktoken
 import tokenizers
 from click.testing import CliRunner
 
@@ -22,7 +23,7 @@ from axrt.cli import main
 from axrt.data.documents import files_of, parts_of, pieces_of
 from axrt.data.prepare import Order, prepare
 from axrt.data.prepared import Prepared
-from axrt.data.tokenizer import train_tokenizer
+from axrt.data.tokenizer import tokenizer_of, train_tokenizer
 from axrt.data.tokens import map_tokens
 from axrt.errors import ConfigError, DataError
 
@@ -141,6 +142,23 @@ def test_a_tokenizer_of_the_field_gives_its_own_tokens_and_its_end(tmp_path: Pat
     beside = Prepared.beside(tmp_path / "out.bin")
     assert beside is not None
     assert Path(beside.tokenizer).read_bytes() == path.read_bytes()
+
+
+def test_the_name_of_a_special_token_is_text_in_a_document_and_the_token_in_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text = tmp_path / "tokenizer.json", "one <|endoftext|> two"
+    train_tokenizer(TEXTS, 300, path)
+    single = {bytes([byte]): byte for byte in range(256)}
+    end = {"<|endoftext|>": 256}
+    theirs = tiktoken.Encoding("x", pat_str=r".", mergeable_ranks=single, special_tokens=end)
+    monkeypatch.setattr(tiktoken, "get_encoding", {"x": theirs}.__getitem__)
+    for tokenizer in (tokenizer_of(str(path)), tokenizer_of("tiktoken:x")):
+        plain, special = tokenizer.encode([text])[0], tokenizer.encode([text], specials=True)[0]
+        assert tokenizer.end not in plain
+        assert tokenizer.end in special
+        shown = tokenizer.decoder()
+        assert "".join(shown(int(token)) for token in plain) == text
 
 
 def test_many_tokens_take_four_bytes_each(tmp_path: Path) -> None:
