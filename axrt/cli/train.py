@@ -20,7 +20,7 @@ from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
 from axrt.data.blend import blended
-from axrt.data.corpus import check_vocab, load
+from axrt.data.corpus import check_prepared, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Samples, Windows
@@ -134,7 +134,7 @@ def _train(attempt: Attempt) -> Exit:
         read = Config.read(attempt.file, attempt.overrides)
         config = in_its_directory(attempt.file, read)
         model = model_of(config)
-        check_vocab(config.data, config.model.vocab)
+        check_prepared(config.data, config.model.vocab)
         check_trackers(config)
     except (ConfigError, DataError) as error:
         (attempt.world or join()).fail(error)

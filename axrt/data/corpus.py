@@ -5,6 +5,7 @@ import hashlib
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,10 +60,10 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
             next token.
         vocab: number of different tokens that the model knows.
     Raises:
-        DataError: there is no data, too little of it, or it has tokens that the model does not
-            know.
+        DataError: there is no data, too little of it, it has tokens that the model does not know,
+            or it is of two tokenizers.
     """
-    check_vocab(config, vocab)
+    check_prepared(config, vocab)
     sources, validations = _sources(config)
     share = 0.0 if validations else config.held_out
     split = [_split(source, share) for source in sources]
@@ -85,20 +86,41 @@ def _sources(config: Data) -> tuple[list[_Source], list[_Source]]:
     )
 
 
-def check_vocab(config: Data, vocab: int) -> None:
-    """Check that a model knows all tokens of the data's tokenizer, where `axrt prepare` says which.
+def check_prepared(config: Data, vocab: int) -> None:
+    """Check what `axrt prepare` says of the data: the model knows all tokens of their tokenizer,
+    and all are of one tokenizer. Of files of other tools nothing is said, and nothing checked.
 
     Raises:
-        DataError: it knows fewer.
+        DataError: the model knows fewer, or there are two tokenizers.
     """
-    for source in (one for of in _sources(config) for one in of):
-        path = Path(source.name)
-        prepared = Prepared.beside(path) if is_token_file(path) else None
-        if prepared and prepared.vocab > vocab:
+    known = [(source, told) for source in _all_sources(config) if (told := _told_of(source))]
+    for source, told in known:
+        if told.vocab > vocab:
             raise DataError(
-                f"{source.key} = {source.name!r} has a tokenizer of {prepared.vocab} tokens, and "
-                f"model.vocab is {vocab}; expected model.vocab = {prepared.vocab}"
+                f"{source.key} = {source.name!r} has a tokenizer of {told.vocab} tokens, and "
+                f"model.vocab is {vocab}; expected model.vocab = {told.vocab}"
             )
+    for (one, of_one), (other, of_other) in pairwise(known):
+        if not of_one.same_tokenizer(of_other):
+            raise DataError(
+                f"{one.key} = {one.name!r} is of the tokenizer {_named(of_one)}, and {other.key} = "
+                f"{other.name!r} of {_named(of_other)}; expected one tokenizer. Prepare one of "
+                "them again: axrt prepare --tokenizer"
+            )
+
+
+def _all_sources(config: Data) -> list[_Source]:
+    sources, validations = _sources(config)
+    return sources + validations
+
+
+def _told_of(source: _Source) -> Prepared | None:
+    path = Path(source.name)
+    return Prepared.beside(path) if is_token_file(path) else None
+
+
+def _named(prepared: Prepared) -> str:
+    return f"{prepared.tokenizer!r} ({prepared.vocab} tokens)"
 
 
 def _split(source: _Source, held_out: float) -> _Split:

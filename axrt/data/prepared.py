@@ -63,6 +63,20 @@ class Prepared:
             return replace(found, tokenizer=str(path.with_name(found.tokenizer)))
         return found
 
+    def same_tokenizer(self, other: "Prepared") -> bool:
+        """Both have the same tokenizer: the same name, or files of the same bytes. A file that is
+        gone says nothing, and is taken for the same."""
+        contents = {_content(self.tokenizer), _content(other.tokenizer)} - {None}
+        return len(contents) < 2
+
+
+def _content(tokenizer: str) -> str | bytes | None:
+    """What a tokenizer is told by: the bytes of its file, or its name where it is none."""
+    if not tokenizer.endswith(".json"):
+        return tokenizer
+    path = Path(tokenizer)
+    return path.read_bytes() if path.is_file() else None
+
 
 def _beside(tokens: Path) -> Path:
     return tokens.with_suffix(".json")

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from axrt import DataError
 from axrt.config import Data
-from axrt.data.corpus import load
+from axrt.data.corpus import check_prepared, load
+from axrt.data.prepared import Prepared
 
 
 def test_a_directory_is_split_by_file_and_the_split_depends_on_names(tmp_path: Path) -> None:
@@ -82,3 +84,33 @@ def test_what_to_validate_on_may_be_named(tmp_path: Path) -> None:
         match="data.validation = .* has 9 tokens held out; expected more than model.context = 16",
     ):
         load(Data(source=str(tmp_path / "a.txt"), validation=str(tmp_path / "b.txt")), context=16)
+
+
+def prepared(folder: Path, name: str, tokenizer: bytes = b"") -> str:
+    """A token file as `axrt prepare` leaves it, with a tokenizer in a file or of bytes."""
+    tokens = folder / f"{name}.bin"
+    np.arange(40, dtype=np.uint16).tofile(tokens)
+    of_tokenizer = f"{name}.tokenizer.json" if tokenizer else "bytes"
+    if tokenizer:
+        (folder / of_tokenizer).write_bytes(tokenizer)
+    Prepared(of_tokenizer, 256, 0, 40, 1, {}).write(tokens)
+    return str(tokens)
+
+
+def test_token_files_of_two_tokenizers_are_refused_and_both_are_named(tmp_path: Path) -> None:
+    one, same, other, of_bytes = (
+        prepared(tmp_path, name, tokenizer)
+        for name, tokenizer in (("a", b"{1}"), ("b", b"{1}"), ("c", b"{2}"), ("d", b""))
+    )
+    (tmp_path / "theirs.bin").write_bytes(bytes(80))
+    theirs = str(tmp_path / "theirs.bin")
+    load(Data(source=(one, theirs, same), validation=same), context=4)
+    for second in (other, of_bytes):
+        with pytest.raises(
+            DataError,
+            match=r"data.source = .*a.bin' is of the tokenizer '.*a.tokenizer.json' \(256 tokens\)"
+            r", and data.validation = .*[cd].bin' of '(.*c.tokenizer.json|bytes)' .*expected one",
+        ):
+            load(Data(source=one, validation=(theirs, second)), context=4)
+    with pytest.raises(DataError, match=r"and data.source = .*d.bin' of 'bytes'"):
+        check_prepared(Data(source=(one, theirs, of_bytes)), 256)
