@@ -5,24 +5,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from axrt.data.documents import Piece, files_of, parts_of, pieces_of
-from axrt.data.prepare import HELD_OUT, TRAINING, Order, Progress, prepare
+from axrt.data.preparation import HELD_OUT, TRAINING, Order
+from axrt.data.prepare import Progress, prepare
 from axrt.data.prepared import Prepared
-from axrt.data.tokenizer import BYTES, train_tokenizer
-from axrt.errors import DataError
+from axrt.data.tokenizer import BYTES
 from axrt.exit_codes import Exit
 
 from .refusal import errors_as_lines
 
 _LINE_EVERY_S = 10.0
-_LEARNT_FROM_CHARS = 1 << 28  # what a tokenizer learns from: more takes long, and says little new
 
 
 @click.command(short_help="Turn text into a token file to train on.")
@@ -55,6 +53,10 @@ _LEARNT_FROM_CHARS = 1 << 28  # what a tokenizer learns from: more takes long, a
     help="share of the documents for validation, in NAME-held-out.bin",
 )
 @click.option(
+    "--skip-empty", is_flag=True, help="leave out rows without text (null, missing, or empty)"
+)
+@click.option("--force", is_flag=True, help="make it anew, whatever NAME.bin was made of")
+@click.option(
     "--processes", default=os.cpu_count() or 1, show_default="cores", type=click.IntRange(1)
 )
 def prepare_command(
@@ -65,63 +67,45 @@ def prepare_command(
     field: str,
     prompt_field: str,
     held_out: float,
+    skip_empty: bool,
+    force: bool,
     processes: int,
 ) -> None:
     """Turn SOURCES into a token file: text, JSON lines, Parquet, Hugging Face datasets on a disk,
-    or directories of them. Started again after a kill, it goes on where it was.
+    or directories of them. Started again after a kill, it goes on where it was; what is made
+    already stays as it is.
 
     \b
     axrt prepare corpus/*.jsonl --out data/corpus --train-tokenizer 32000 --held-out 0.01
     axrt train my.toml data.source=data/corpus.bin model.vocab=32000
     """
     out = out.with_suffix("") if out.suffix == ".bin" else out
-    order = Order(out, sources, tokenizer, field, held_out, prompt_field=prompt_field)
+    order = Order(
+        out,
+        sources,
+        tokenizer,
+        field,
+        held_out,
+        prompt_field=prompt_field,
+        skip_empty=skip_empty,
+        train_tokenizer=train_tokenizer or 0,
+    )
     try:
         with errors_as_lines():
-            out.absolute().parent.mkdir(parents=True, exist_ok=True)
-            if train_tokenizer:
-                order = replace(order, tokenizer=_trained(order, train_tokenizer))
             with _shown() as told:
-                found = prepare(order, processes, told)
+                found = prepare(order, processes, told, partial(click.echo, err=True), force)
             for line in _lines(order, found):
                 click.echo(line)
     except KeyboardInterrupt:
-        click.echo(f"axrt: interrupted; the same command goes on from {order.partial}", err=True)
+        click.echo("axrt: interrupted; the same command goes on", err=True)
         sys.exit(Exit.INTERRUPTED)
-
-
-def _trained(order: Order, vocab: int) -> str:
-    """The tokenizer that is made from the sources, in its file; an earlier try may have made it."""
-    path = order.path(TRAINING, ".tokenizer.json")
-    if order.partial.exists() and path.exists():
-        return str(path)
-    click.echo(f"a tokenizer of {vocab} tokens is made from {', '.join(order.sources)}", err=True)
-    train_tokenizer(_learnt_from(order), vocab, path)
-    return str(path)
-
-
-def _learnt_from(order: Order) -> Iterator[str]:
-    """Text from all over the sources."""
-    pieces = list(pieces_of(files_of(order.sources), order.piece_bytes))
-    if not pieces:
-        raise DataError(f"{', '.join(order.sources)}: no text there")
-    most = _LEARNT_FROM_CHARS // len(pieces)
-    for piece in pieces:
-        yield from _first_of(piece, order, most)
-
-
-def _first_of(piece: Piece, order: Order, most: int) -> Iterator[str]:
-    taken = 0
-    for part in parts_of(piece, order.field, order.prompt_field):
-        yield part.prompt + part.text
-        taken += len(part.prompt) + len(part.text)
-        if taken >= most:
-            return
 
 
 def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
     for part, of in found.items():
         yield f"{order.path(part, '.bin')}: {of.tokens:,} tokens of {of.documents:,} documents"
+    if skipped := found[TRAINING].skipped:
+        yield f"rows without text that were left out: {skipped:,}"
     validation = f" data.validation={order.path(HELD_OUT, '.bin')}" if HELD_OUT in found else ""
     whole = found[TRAINING]
     masked = " data.masked=true" if order.prompt_field else ""

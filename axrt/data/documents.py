@@ -2,19 +2,26 @@
 
 Files are cut into pieces, which are read apart from each other. A text file is one document; large
 ones are read in parts that end with a line. A line of a JSON file, or a row of a table, is one.
+Text and JSON lines may be compressed by gzip. Nobody can begin to read such a file in its middle,
+so it is one piece.
 """
 
+import gzip
 import json
-from collections.abc import Iterable, Iterator
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import repeat
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from axrt.errors import ConfigError, DataError
 
-_PART_BYTES = 1 << 20
+_PART_BYTES, _READ_BYTES = 1 << 20, 1 << 20
 _LINES = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".arrow")
+_GZIP = ".gz"
+_NOT_READ = (".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 
 
 class Piece(NamedTuple):
@@ -23,14 +30,29 @@ class Piece(NamedTuple):
     Args:
         path: path of the file.
         first, end: bytes of it, where lines that begin there belong to the piece; of a table row
-            groups or record batches.
-        num_bytes: its size, about.
+            groups or record batches; of a compressed file from 0 to behind all there may be.
+        num_bytes: its size in the file, about.
     """
 
     path: str
     first: int
     end: int
     num_bytes: int
+
+
+class Fields(NamedTuple):
+    """Where a row has what is wanted of it.
+
+    Args:
+        text: name of the field, or column, that has the text.
+        prompt: name of the one with the prompt; "": there is none.
+        skip_empty: True to leave out rows without text, or without the prompt; else they are
+            errors. A text of no characters is a document by default.
+    """
+
+    text: str = "text"
+    prompt: str = ""
+    skip_empty: bool = False
 
 
 class Part(NamedTuple):
@@ -76,76 +98,117 @@ def pieces_of(files: Iterable[Path], piece_bytes: int) -> Iterator[Piece]:
         files: the files.
         piece_bytes: size of a piece, in bytes, about.
     Raises:
-        DataError: a table cannot be read.
+        DataError: a table cannot be read, or a file is compressed in a way that is not read.
         ConfigError: its library is not installed.
     """
     for path in files:
+        _check_form(path)
         if path.suffix in _TABLES:
             yield from _of_table(path, piece_bytes)
             continue
         size = path.stat().st_size
+        if path.suffix == _GZIP:
+            yield Piece(str(path), 0, sys.maxsize, size)
+            continue
         for first in range(0, size, piece_bytes):
             end = min(first + piece_bytes, size)
             yield Piece(str(path), first, end, end - first)
 
 
-def parts_of(piece: Piece, field: str, prompt_field: str = "") -> Iterator[Part]:
-    """The documents of a piece.
+def parts_of(piece: Piece, fields: Fields = Fields()) -> Iterator[Part | None]:  # noqa: B008
+    """The documents of a piece; None for each row that is left out.
 
     Args:
         piece: piece of a file.
-        field: name of the field, or column, that has the text.
-        prompt_field: name of the one with the prompt; "": there is none.
+        fields: where rows have their text.
     Raises:
         DataError: the file has something else there; the text names the place.
     """
-    suffix = Path(piece.path).suffix
-    if suffix in _TABLES:
-        return _rows(piece, field, prompt_field)
-    if suffix in _LINES:
-        return _json_lines(piece, field, prompt_field)
-    if prompt_field:
+    form = _form(Path(piece.path))
+    if form in _TABLES:
+        return _rows(piece, fields)
+    if form in _LINES:
+        return _json_lines(piece, fields)
+    if fields.prompt:
         raise DataError(
-            f"{piece.path}: text has no field {prompt_field!r}; expected JSON lines or a table"
+            f"{piece.path}: text has no field {fields.prompt!r}; expected JSON lines or a table"
         )
     return _text(piece)
 
 
+def _form(path: Path) -> str:
+    """The ending of a file's name that says what is in it."""
+    return path.with_suffix("").suffix if path.suffix == _GZIP else path.suffix
+
+
+def _check_form(path: Path) -> None:
+    if path.suffix in _NOT_READ:
+        raise DataError(
+            f"{path}: files of this compression are not read; expected .gz, or the file unpacked"
+        )
+    if path.suffix == _GZIP and _form(path) in _TABLES:
+        raise DataError(f"{path}: a table in a .gz is not read; expected the table, unpacked")
+
+
 def _text(piece: Piece) -> Iterator[Part]:
-    size = Path(piece.path).stat().st_size
+    path, read = Path(piece.path), 0
+    size = None if path.suffix == _GZIP else path.stat().st_size
     for at, data in _parts_of_lines(piece):
-        yield Part(_decoded(piece, at, data), at + len(data) >= size, piece.path)
+        read = at + len(data)
+        yield Part(_decoded(piece, at, data), read == size, piece.path)
+    if read and size is None:  # what the size is shows at the end alone
+        yield Part("", True, piece.path)
 
 
-def _json_lines(piece: Piece, field: str, prompt_field: str) -> Iterator[Part]:
+def _json_lines(piece: Piece, fields: Fields) -> Iterator[Part | None]:
     for at, line in _lines(piece):
         if not line.strip():
             continue
-        value = _decoded(piece, at, line)
-        text = _of_json(piece, at, value, field)
-        prompt = _of_json(piece, at, value, prompt_field) if prompt_field else ""
-        yield Part(text, True, f"{piece.path}:{at}", prompt)
+        try:
+            part = _of_row(_row(line), fields, f"{piece.path}:{at}")
+        except ValueError as error:
+            number = _line_number(piece, at)
+            raise DataError(f"{piece.path}: line {number} {error}") from None
+        yield part
 
 
-def _of_json(piece: Piece, at: int, line: str, field: str) -> str:
+def _row(line: bytes) -> dict[str, Any]:
+    """A line as a JSON object; a ValueError says what it is instead."""
     try:
-        value = json.loads(line)[field]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(
-            f"{piece.path}: the line at byte {at} is no JSON object with {field!r} ({error!r})"
-        ) from None
-    return _checked(value, f"{piece.path}: {field!r} at byte {at}")
+        row = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is no UTF-8 at its byte {error.start} ({error.reason})") from None
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at character {error.pos}"
+        raise ValueError(f"is no JSON ({what}); expected an object") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"is {type(row).__name__}; expected a JSON object")
+    return row
 
 
-def _checked(value: Any, where: str) -> str:
+def _of_row(row: Mapping[str, Any], fields: Fields, document: str) -> Part | None:
+    """The document of a row, or None where it is left out; a ValueError says what is wrong."""
+    text = _value(row, fields.text, fields.skip_empty)
+    prompt = _value(row, fields.prompt, fields.skip_empty) if fields.prompt else ""
+    if prompt is None or text is None or (fields.skip_empty and not text):
+        return None
+    return Part(text, True, document, prompt)
+
+
+def _value(row: Mapping[str, Any], field: str, may_lack: bool) -> str | None:
+    value = row.get(field)
+    if value is None:
+        if may_lack:
+            return None
+        lacks = f"has null for {field!r}" if field in row else f"has no {field!r}"
+        raise ValueError(f"{lacks}; expected text, or --skip-empty, which leaves such rows out")
     if not isinstance(value, str):
-        raise DataError(f"{where} is {type(value).__name__}; expected text")
+        raise ValueError(f"has {type(value).__name__} for {field!r}; expected text")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where} has no character at {error.start} ({error.reason}); expected text"
-        ) from None
+        what = f"no character at {error.start} of {field!r} ({error.reason})"
+        raise ValueError(f"has {what}; expected text") from None
     return value
 
 
@@ -176,16 +239,32 @@ def _parts_of_lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
     """The lines that begin in a piece, each with its place; an error is that of the file."""
     try:
-        with open(piece.path, "rb") as file:
+        with _opened(piece) as file:
             at = _first_line(file, piece.first)
             while at < piece.end and (line := file.readline()):
                 yield at, line
                 at += len(line)
-    except OSError as error:
-        raise DataError(f"{piece.path}: {error.strerror}; expected a readable file") from None
+    except (OSError, EOFError, zlib.error) as error:  # the last two: of what is compressed
+        what = getattr(error, "strerror", None) or error
+        raise DataError(f"{piece.path}: {what}; expected a readable file") from None
 
 
-def _first_line(file: BinaryIO, first: int) -> int:
+def _opened(piece: Piece) -> BinaryIO | gzip.GzipFile:
+    if piece.path.endswith(_GZIP):
+        return gzip.open(piece.path)
+    return open(piece.path, "rb")
+
+
+def _line_number(piece: Piece, at: int) -> int:
+    """The number of the line at a place, from 1: all before it is read, which an error is worth."""
+    before = 0
+    with _opened(piece) as file:
+        while at > 0 and (data := file.read(min(at, _READ_BYTES))):
+            before, at = before + data.count(b"\n"), at - len(data)
+    return before + 1
+
+
+def _first_line(file: BinaryIO | gzip.GzipFile, first: int) -> int:
     """The place of the first line that begins at or behind a byte; the file is there then."""
     if first == 0:
         return 0
@@ -206,15 +285,17 @@ def _of_table(path: Path, piece_bytes: int) -> Iterator[Piece]:
             first, size = number + 1, 0
 
 
-def _rows(piece: Piece, field: str, prompt_field: str) -> Iterator[Part]:
+def _rows(piece: Piece, fields: Fields) -> Iterator[Part | None]:
     groups = _table(piece.path)
     for group in range(piece.first, piece.end):
-        prompts = groups.column(group, prompt_field) if prompt_field else repeat("")
-        for row, (value, prompt) in enumerate(zip(groups.column(group, field), prompts)):  # noqa: B905
-            where = f"of row {row} of group {group}"
-            text = _checked(value, f"{piece.path}: {field!r} {where}")
-            before = _checked(prompt, f"{piece.path}: {prompt_field!r} {where}")
-            yield Part(text, True, f"{piece.path}:{group}:{row}", before)
+        prompts = groups.column(group, fields.prompt) if fields.prompt else repeat("")
+        for row, (text, prompt) in enumerate(zip(groups.column(group, fields.text), prompts)):  # noqa: B905
+            values = {fields.prompt: prompt, fields.text: text}
+            try:
+                part = _of_row(values, fields, f"{piece.path}:{group}:{row}")
+            except ValueError as error:
+                raise DataError(f"{piece.path}: row {row} of group {group} {error}") from None
+            yield part
 
 
 class _Parquet:

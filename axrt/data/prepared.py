@@ -23,6 +23,7 @@ class Prepared:
         end: token behind each document; None: there is none.
         tokens, documents: number of each.
         made_of: what decided the tokens: sources, and how they were read.
+        skipped: number of rows of the sources that were left out, since they have no text.
     """
 
     tokenizer: str
@@ -31,6 +32,7 @@ class Prepared:
     tokens: int
     documents: int
     made_of: dict[str, Any]
+    skipped: int = 0
 
     def write(self, tokens: Path) -> None:
         """Write it beside a token file.

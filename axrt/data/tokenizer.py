@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from axrt.checkpoint.durable import write_durably
 from axrt.errors import ConfigError, DataError
 
 BYTES = "bytes"
@@ -175,7 +176,17 @@ def train_tokenizer(texts: Iterable[str], vocab: int, path: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    path.write_text(json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False))
+    text = json.dumps(json.loads(tokenizer.to_str()), ensure_ascii=False)
+    write_durably(path, text.encode())
+
+
+def check_installed(name: str) -> None:
+    """Check that a library of the extra `data` is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    _imported(name)
 
 
 def _imported(name: str) -> Any:

@@ -1,5 +1,6 @@
 """Text of every kind becomes token files, whatever is killed on the way."""
 
+import gzip
 import json
 import os
 import re
@@ -20,8 +21,9 @@ import tokenizers
 from click.testing import CliRunner
 
 from axrt.cli import main
-from axrt.data.documents import files_of, parts_of, pieces_of
-from axrt.data.prepare import Order, prepare
+from axrt.data.documents import Piece, files_of, parts_of, pieces_of
+from axrt.data.preparation import Order
+from axrt.data.prepare import bundles_of, prepare
 from axrt.data.prepared import Prepared
 from axrt.data.tokenizer import tokenizer_of, train_tokenizer
 from axrt.data.tokens import map_tokens
@@ -121,7 +123,7 @@ def test_a_text_file_is_one_document_however_it_is_cut(
     sources = tuple(str(tmp_path / f"{number}.txt") for number in range(3))
     if piece_bytes == 1:  # each byte is a piece of its own: without processes
         pieces = list(pieces_of(files_of(sources), piece_bytes))
-        parts = [part for piece in pieces for part in parts_of(piece, "")]
+        parts = [part for piece in pieces for part in parts_of(piece) if part]
         assert "".join(part.text for part in parts) == "".join(texts)
         assert sum(part.is_end for part in parts) == sum(map(bool, texts))
         return
@@ -226,21 +228,38 @@ def test_what_was_begun_with_other_settings_is_not_gone_on_with(tmp_path: Path) 
     order.partial.mkdir()
     (order.partial / "order.json").write_text(json.dumps(order.made_of()))
     json_lines(source, TEXTS[:9])
-    with pytest.raises(ConfigError, match=r"out.partial was begun with other .*Remove it"):
+    said = r"out.partial was begun otherwise: .*a.jsonl has changed; .*Add --force to begin anew"
+    with pytest.raises(ConfigError, match=said):
         prepare(order, 1)
+    assert prepare(order, 1, force=True)[""].documents == 9
 
 
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": \n', "a.jsonl: line 3 is no JSON .*character 10"),
         (
             "a.jsonl",
-            b'{"text": "a"}\n{"text": \n',
-            "a.jsonl: the line at byte 14 is no JSON object",
+            b'{"text": "a"}\n{"test": "b"}\n',
+            "line 2 has no 'text'; .*--skip-empty, which",
         ),
-        ("a.jsonl", b'{"text": "a"}\n{"test": "b"}\n', r"byte 14 .* with 'text' .*KeyError"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', "byte 14 is no JSON object with 'text'"),
-        ("a.jsonl", b'{"text": 3}\n', "'text' at byte 0 is int; expected text"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": null}\n',
+            "line 2 has null for 'text'; .*--skip-empty",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is list; expected a JSON object"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1 has int for 'text'; expected text"),
+        ("a.jsonl", b'{"text": "\xff"}\n', "line 1 is no UTF-8 at its byte 10"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "a"}\n3\n'),
+            "a.jsonl.gz: line 2 is int; expected a JSON object",
+        ),
+        ("a.txt.gz", gzip.compress(b"some text")[:-9], "a.txt.gz: .*end-of-stream.*readable file"),
+        ("a.txt.gz", b"some text", "a.txt.gz: Not a gzipped file"),
+        ("a.parquet.gz", b"", "a.parquet.gz: a table in a .gz is not read; .*unpacked"),
+        ("a.jsonl.zst", b"", "a.jsonl.zst: .* not read; expected .gz, or the file unpacked"),
         ("a.txt", b"all \xff well\n", "a.txt: byte 4 is no UTF-8"),
         ("a.parquet", b"PAR1 and more", "a.parquet: .*expected a table that pyarrow reads"),
     ],
@@ -251,7 +270,95 @@ def test_what_cannot_be_read_is_named_with_its_place(
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=said):
         prepare(Order(tmp_path / "out", (str(tmp_path / name),), "bytes"), 1)
-    assert not (tmp_path / "out.bin").exists()
+    assert os.listdir(tmp_path) == [name], "nothing was done that could be gone on with"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_what_gzip_has_compressed_gives_the_same_tokens(tmp_path: Path, name: str) -> None:
+    path = json_lines(tmp_path / name)
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    for source, out in ((name, "plain"), (f"{name}.gz", "packed")):
+        prepare(Order(tmp_path / out, (str(tmp_path / source),), "bytes", piece_bytes=900), 1)
+    assert documents_of(tmp_path / "packed.bin") == documents_of(tmp_path / "plain.bin")
+    assert len(documents_of(tmp_path / "plain.bin")) == (1 if name == "a.txt" else len(TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_rows_without_text_are_left_out_and_counted_where_that_is_asked_for(
+    tmp_path: Path, kind: str
+) -> None:
+    source, rows = tmp_path / f"a.{kind}", [{"text": t} for t in ("a", None, "", "b", None)]
+    if kind == "jsonl":
+        source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"other": 3}]))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
+    command = ["prepare", str(source), "--out", str(tmp_path / "out"), "--skip-empty"]
+    told = CliRunner().invoke(main, command)
+    assert told.exit_code == 0, told.output
+    assert f"left out: {4 if kind == 'jsonl' else 3}\n" in told.output
+    assert documents_of(tmp_path / "out.bin") == as_bytes(["a", "b"])
+
+
+def test_a_field_that_no_row_has_is_an_error_whatever_is_left_out(tmp_path: Path) -> None:
+    source = str(json_lines(tmp_path / "a.jsonl", TEXTS[:3]))
+    order = Order(tmp_path / "out", (source,), "bytes", "body", skip_empty=True)
+    with pytest.raises(DataError, match=r"none of 3 rows has text in 'body'; .*another --field"):
+        prepare(order, 1)
+
+
+def test_small_files_are_one_piece_of_work_and_large_ones_are_by_themselves() -> None:
+    small = [Piece(f"{number}.txt", 0, 10, 10) for number in range(600)]
+    large = [Piece("large", at, at + 1, 1 << 22) for at in range(2)]
+    pieces = [*small[:2], *large, *small[2:]]
+    bundles = list(bundles_of(pieces))
+    assert [piece for bundle in bundles for piece in bundle] == pieces
+    assert [len(bundle) for bundle in bundles] == [2, 1, 1, 256, 256, 86]
+
+
+def test_what_an_error_leaves_can_be_gone_on_with(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"{number:03}.txt").write_text("text")
+    (tmp_path / "299.txt").write_bytes(b"\xff")
+    order = Order(tmp_path / "out", tuple(map(str, sorted(tmp_path.glob("*.txt")))), "bytes")
+    with pytest.raises(DataError, match="299.txt: byte 0 is no UTF-8"):
+        prepare(order, 1)
+    done = ["000000.bin", "000000.json", "000000.npy", "order.json"]
+    assert sorted(os.listdir(order.partial)) == done
+
+
+def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
+    source = tmp_path / "a.txt"
+    source.write_bytes(b"some more words\n" * (1 << 20))
+    begun = subprocess.Popen(
+        command(tmp_path, str(source), "--processes", "2", "--train-tokenizer", "9999"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert begun.stderr
+    assert "a tokenizer of 9999 tokens is made from" in begun.stderr.readline()
+    while not (workers := psutil.Process(begun.pid).children(recursive=True)):
+        time.sleep(0.005)
+    time.sleep(0.1)
+    os.killpg(begun.pid, signal.SIGINT)  # as a terminal does
+    said = begun.communicate(timeout=20)
+    assert said == ("", "axrt: interrupted; the same command goes on\n")
+    assert begun.returncode == 130
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_tokenizer_is_not_begun_without_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    source = str(json_lines(tmp_path / "a.jsonl"))
+    wanted = ["prepare", source, "--out", str(tmp_path / "out"), "--train-tokenizer", "300"]
+    told = CliRunner().invoke(main, wanted)
+    assert told.exit_code == 2
+    assert told.output.startswith("axrt: tokenizers is not installed; expected it")
+    assert os.listdir(tmp_path) == ["a.jsonl"]
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
