@@ -28,6 +28,7 @@ from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.timeline import Timeline
 
+DATA = "data"  # key of what identifies the data, in `extra` of checkpoints
 _MOST_RANKS = 1024  # in the file of predicted memory
 _BATCH = (("parallel", "data"), ("schedule", "microbatches"), ("schedule", "microbatch_size"))
 
@@ -141,17 +142,19 @@ class Record:
             f"{readable(self._prediction.of_rank(rank).total())} ({self._what_is_measured})"
         )
 
-    def began(self, resumed_from: Path | None, done: int) -> None:
+    def began(self, resumed_from: Path | None, done: int, extra: Mapping[str, Any]) -> None:
         """Record that the run begins, or goes on from a checkpoint.
 
         Args:
             resumed_from: checkpoint that the run goes on from; None where it begins.
             done: number of steps that are done.
+            extra: values that checkpoints of this run have besides.
         """
         if resumed_from is not None:
             self._append(step=done, resumed_from=str(resumed_from))
             self._show.say(f"going on from {resumed_from} at step {done}")
-            changes = changed(Manifest.read(resumed_from).config, self._config)
+            before = Manifest.read(resumed_from)
+            changes = changed(before.config, self._config) + changed_data(before.extra, extra)
             if changes:
                 self._show.say(f"changed since then: {', '.join(changes)}")
         elif self._config.checkpoint.goes_on:
@@ -360,6 +363,23 @@ def changed(before: Mapping[str, Mapping[str, Any]], now: Config) -> list[str]:
         if math.prod(sizes) != now.global_batch
         else []
     )
+
+
+def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The sources of data that are named as before and have other content, one text each.
+
+    Args:
+        before: `extra` of the checkpoint; one of a script says nothing of data.
+        now: that of this run's checkpoints.
+    """
+    was = before.get(DATA)
+    if not isinstance(was, dict):
+        return []
+    return [
+        f"{name} {was[name]} -> {identity}"
+        for name, identity in now.get(DATA, {}).items()
+        if was.get(name, identity) != identity
+    ]
 
 
 def _number(value: float) -> float | None:

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
 from axrt.config import Config, described
 from axrt.data.blend import blended
-from axrt.data.corpus import check_prepared, load
+from axrt.data.corpus import check_prepared, identities, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
 from axrt.data.windows import Samples, Windows
@@ -46,7 +46,7 @@ from axrt.threads import crowding, usable_cores
 
 from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
-from .record import Record, Speeds
+from .record import DATA, Record, Speeds
 from .sample import sample_of
 
 T = TypeVar("T")
@@ -156,6 +156,7 @@ def _train(attempt: Attempt) -> Exit:
         resumed_from = _resume(engine)
         # before there is a directory: a refusal of the data leaves nothing
         data = _Data.load(engine, interrupt) if engine.reads else None
+        extra = {DATA: identities(config.data)} if data and engine.is_main else {}
         _on_main(engine, files.begin if files else None)
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
@@ -167,10 +168,10 @@ def _train(attempt: Attempt) -> Exit:
         engine.answer_in(directory)
         here = {"host": socket.gethostname(), "pid": os.getpid(), "cores": usable_cores()}
         places = engine.gathered(here)
-        saves = _Saves(engine, record, directory)
+        saves = _Saves(engine, record, directory, extra)
         if record:
             _predict(engine, predictor, record)
-            record.began(resumed_from, engine.step)
+            record.began(resumed_from, engine.step, extra)
             of_ranks = places or []
             hosts, pids = ([of[key] for of in of_ranks] for key in ("host", "pid"))
             record.start(hosts, pids, attempt.commit)
@@ -355,6 +356,7 @@ class _Saves:
         engine: engine of the run.
         record: record of the main rank; None on the others.
         directory: directory of the run.
+        extra: values that checkpoints have besides, on the main rank.
     Attributes:
         folder: folder of checkpoints; None where nothing is saved.
         newest: checkpoint that was saved last, or that the run has gone on from, on the main rank;
@@ -365,8 +367,11 @@ class _Saves:
             lose.
     """
 
-    def __init__(self, engine: Engine, record: Record | None, directory: Path) -> None:
+    def __init__(
+        self, engine: Engine, record: Record | None, directory: Path, extra: Mapping[str, Any]
+    ) -> None:
         self._engine, self._record, self._config = engine, record, engine.config.checkpoint
+        self._extra = extra
         self.folder = directory / self._config.dir if self._config.dir else None
         self.newest: Path | None = None
         self.failed = False
@@ -391,7 +396,7 @@ class _Saves:
         """
         every = self._config.memory_every
         if self.folder and every and done % every == 0 and not last:
-            self._engine.keep_in_memory(self.folder)
+            self._engine.keep_in_memory(self.folder, self._extra)
         if self.folder is None or not (
             last or (self._config.every and done % self._config.every == 0)
         ):
@@ -402,7 +407,7 @@ class _Saves:
         beside = self._beside and not last
         try:
             begun = self._engine.save_checkpoint(
-                path, wait=not beside, then=partial(self._ended, path, done)
+                path, self._extra, wait=not beside, then=partial(self._ended, path, done)
             )
         except SaveError as error:
             self._ended(path, done, str(error), last)

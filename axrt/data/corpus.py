@@ -14,6 +14,7 @@ import numpy as np
 from axrt.config import Data
 from axrt.errors import DataError
 
+from .identity import identity_of
 from .prepared import Prepared
 from .tokens import Tokens, is_token_file, map_tokens, unknown_in_row
 
@@ -123,22 +124,36 @@ def _named(prepared: Prepared) -> str:
     return f"{prepared.tokenizer!r} ({prepared.vocab} tokens)"
 
 
-def _split(source: _Source, held_out: float) -> _Split:
+def identities(config: Data) -> dict[str, str]:
+    """What identifies the data of each source by now, see `identity_of`.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    try:
+        return {of.name: identity_of(*_files(of)) for of in _all_sources(config)}
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror}; expected a readable file") from None
+
+
+def _files(source: _Source) -> tuple[Path, list[Path]]:
+    """The directory of a source, and its files in order; a file has that which it is in."""
     path = Path(source.name)
     if source.name == "stdlib":
         library = Path(sysconfig.get_paths()["stdlib"])
-        return _of_files(
-            library,
-            [
-                p
-                for p in library.glob("**/*.py")
-                if not _NOT_SOURCE & set(p.relative_to(library).parts)
-            ],
-            source,
-            held_out,
+        found = library.glob("**/*.py")
+        return library, sorted(
+            path for path in found if not _NOT_SOURCE & set(path.relative_to(library).parts)
         )
     if path.is_dir():
-        return _of_files(path, _matching(path, source), source, held_out)
+        return path, sorted(_matching(path, source))
+    return path.parent, [path]
+
+
+def _split(source: _Source, held_out: float) -> _Split:
+    path, (root, paths) = Path(source.name), _files(source)
+    if paths != [path]:
+        return _of_files(root, paths, source, held_out)
     tokens = map_tokens(path, source.key) if is_token_file(path) else _joined([path], source)
     cut = len(tokens) - int(len(tokens) * held_out)
     return _Split(tokens[:cut], tokens[cut:])
@@ -173,8 +188,7 @@ def _matching(root: Path, source: _Source) -> list[Path]:
         ) from None
 
 
-def _of_files(root: Path, paths: Iterable[Path], source: _Source, held_out: float) -> _Split:
-    ordered = sorted(paths)
+def _of_files(root: Path, ordered: list[Path], source: _Source, held_out: float) -> _Split:
     if not ordered:
         raise DataError(
             f"no file of {source.key} = {str(root)!r} matches data.files = {source.files!r}; "

@@ -425,6 +425,15 @@ def test_settings_that_are_others_on_going_on_are_told_and_another_model_is_refu
     assert "is of a model with model.heads = 1, and it is 2 here" in refused.output
 
 
+def test_data_that_has_changed_is_told_on_going_on() -> None:
+    axrt("tiny.toml")
+    same = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=5")
+    assert "changed since then: run.steps 4 -> 5\n" in same.output
+    Path("text.txt").write_text("all work and no pray " * 20)
+    told = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=6").output
+    assert re.search(r"run.steps 5 -> 6, text.txt 420 bytes \(digest (\w+)\) -> 420 bytes \(", told)
+
+
 def test_a_run_goes_on_from_itself_wherever_it_was_moved_and_says_when_there_is_nothing() -> None:
     assert (
         "no checkpoint in out: beginning anew" in axrt("tiny.toml", "checkpoint.resume=auto").output

@@ -7,7 +7,7 @@ import pytest
 
 from axrt import DataError
 from axrt.config import Data
-from axrt.data.corpus import check_prepared, load
+from axrt.data.corpus import check_prepared, identities, load
 from axrt.data.prepared import Prepared
 
 
@@ -20,6 +20,14 @@ def test_a_directory_is_split_by_file_and_the_split_depends_on_names(tmp_path: P
     assert training | held_out == set(range(40))
     assert not training & held_out
     assert 4 <= len(held_out) <= 20
+
+
+def test_the_directory_where_one_is_is_a_directory_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_bytes(b"a" * 20)
+    assert len(load(Data(source=".", held_out=0), context=4).training[0]) == 20
 
 
 def test_a_directory_of_two_files_holds_one_out(tmp_path: Path) -> None:
@@ -114,3 +122,32 @@ def test_token_files_of_two_tokenizers_are_refused_and_both_are_named(tmp_path: 
             load(Data(source=one, validation=(theirs, second)), context=4)
     with pytest.raises(DataError, match=r"and data.source = .*d.bin' of 'bytes'"):
         check_prepared(Data(source=(one, theirs, of_bytes)), 256)
+
+
+def test_data_are_told_apart_by_content_wherever_they_lie_and_large_files_are_not_read(
+    tmp_path: Path,
+) -> None:
+    large, other = tmp_path / "large.bin", tmp_path / "there" / "large.bin"
+    other.parent.mkdir()
+    for path in (large, other):
+        with path.open("wb") as file:
+            file.truncate(1 << 40)  # a hole: of the size of a real one, and of no bytes
+    before = identities(Data(source=(str(large), str(other))))
+    assert before[str(large)] == before[str(other)]
+    with large.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"1")
+    assert identities(Data(source=str(large))) != {str(large): before[str(large)]}
+
+
+def test_a_directory_is_told_apart_by_names_and_content_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    data = Data(source=str(tmp_path), files="*.txt")
+    found = [identities(data)]
+    (tmp_path / "other").write_text("not one of them")
+    assert identities(data) == found[0]
+    (tmp_path / "a.txt").write_text("test")
+    found.append(identities(data))
+    (tmp_path / "a.txt").rename(tmp_path / "b.txt")
+    found.append(identities(data))
+    assert len({of[str(tmp_path)] for of in found}) == 3
