@@ -328,7 +328,9 @@ def test_what_an_error_leaves_can_be_gone_on_with(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
     source = tmp_path / "a.txt"
-    source.write_bytes(b"some more words\n" * (1 << 20))
+    words = np.random.default_rng(0).integers(97, 123, (1 << 21, 12), np.uint8)
+    words[:, 11] = 10
+    source.write_bytes(words.tobytes())  # no word twice: a tokenizer of them takes minutes
     begun = subprocess.Popen(
         command(tmp_path, str(source), "--processes", "2", "--train-tokenizer", "9999"),
         stdout=subprocess.PIPE,
@@ -338,9 +340,11 @@ def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
     )
     assert begun.stderr
     assert "a tokenizer of 9999 tokens is made from" in begun.stderr.readline()
-    while not (workers := psutil.Process(begun.pid).children(recursive=True)):
-        time.sleep(0.005)
-    time.sleep(0.1)
+    while len(workers := psutil.Process(begun.pid).children(recursive=True)) < 2:
+        time.sleep(0.005)  # the worker, and what keeps track of semaphores
+    for worker in workers:
+        worker.send_signal(signal.SIGINT)
+    time.sleep(0.3)
     os.killpg(begun.pid, signal.SIGINT)  # as a terminal does
     said = begun.communicate(timeout=20)
     assert said == ("", "axrt: interrupted; the same command goes on\n")
