@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from .annealing import annealed
 from .bound import least_makespan
+from .delayed import delayed
 from .list_schedule import list_schedule
 from .longest import SLACK, Graph, Kept, Row, longest_path
 from .order import Order
@@ -167,11 +168,14 @@ def _candidates(world: World, graph: Graph, limit: float, steps: int) -> list[_B
     for deepest_first in (True, False):
         with suppress(ValueError):
             found.append(("", list_schedule(graph, limit, deepest_first=deepest_first)))
+    found += [("", rows) for rows in delayed(graph, limit)]
     for name, order in orders(world.placement, world.costs, graph.microbatches):
-        rows = graph.rows(order)
-        if max(graph.most_kept(row) for row in rows) <= limit + SLACK:
-            found.append((name, rows))
-    begun = [_Begun(longest_path(graph, rows, steps).takes, rows, name) for name, rows in found]
+        found.append((name, graph.rows(order)))
+    begun = [
+        _Begun(longest_path(graph, rows, steps).takes, rows, name)
+        for name, rows in found
+        if max(map(graph.most_kept, rows)) <= limit + SLACK
+    ]
     return sorted(begun, key=lambda one: one.takes)
 
 

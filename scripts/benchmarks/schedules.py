@@ -2,14 +2,19 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
+from axrt.scheduler.job import Job
+from axrt.scheduler.longest import Kept
+from axrt.scheduler.placement import placement_by_name
+from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.planner import PLACEMENTS, World, worlds
 from axrt.scheduler.recompute import recomputed_shares
-from axrt.scheduler.schedules import build_schedule
+from axrt.scheduler.schedules import build_schedule, options
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.timeline import Timeline
 
@@ -118,6 +123,139 @@ def varied(ranks: int) -> None:
         print(f"| {label} | " + " | ".join(f"{gain:+.1f} %" for gain in gains) + " |")
 
 
+def beaten(ranks: int) -> None:
+    """Eight steps: the best policy of one pipe beside adaptive along a plan, for what ranks may
+    hold; the last line says how far ahead any
+    policy is."""
+    print(
+        "| world | held | best policy | its utilisation | adaptive along a plan | placement | "
+        "ahead |\n|---|---|---|---|---|---|---|"
+    )
+    worst = 0.0
+    for world, (costs, clips) in CONDITIONS.items():
+        others = list(_of_all(ranks, costs, clips))
+        for times in (1.0, 1.5, 2.0):
+            best, _, name, cap = max(one for one in others if one[1] <= times * ranks)
+            job = _along_a_plan(ranks, costs, clips, times * ranks)
+            mine = _median(job, costs, clips)[0]
+            worst = max(worst, best / mine - 1)
+            label = f"{name}, {cap} chunks" if cap else name
+            print(
+                f"| {world} | {times:g}p | {label} | {best:.3f} | {mine:.3f} | "
+                f"{job.placement.name} | {100 * (mine / best - 1):+.1f} % |",
+                flush=True,
+            )
+    print(f"\nThe furthest that any policy is ahead: {100 * worst:.2f} %")
+
+
+def _of_all(
+    ranks: int, costs: dict[str, Any], clips: bool
+) -> Iterator[tuple[float, float, str, int]]:
+    """Utilisation, microbatches held, name and cap of every policy with one pipe."""
+    for option in options(ranks, 2 * ranks, thorough=True):
+        if option.job.pipes == 1:
+            yield *_median(option.job, costs, clips), option.name, option.max_held
+
+
+def _along_a_plan(ranks: int, costs: dict[str, Any], clips: bool, limit: float) -> Job:
+    among = worlds(ranks, Costs(**costs))
+    return along_plan(among, 2 * ranks, limit, lambda job: replace(job, votes=clips), moves=20)
+
+
+def _median(job: Job, costs: dict[str, Any], clips: bool) -> tuple[float, float]:
+    seeds = SEEDS if "jitter" in costs or "hiccups" in costs else 1
+    lines = [
+        simulate(replace(job, votes=clips), Costs(seed=seed, **costs), steps=STEPS)
+        for seed in range(seeds)
+    ]
+    held = max(max(line.held) for line in lines) * job.placement.share
+    return statistics.median(line.utilisation for line in lines), round(held, 9)
+
+
+class _Published(NamedTuple):
+    """A row of Table 5 of the zero-bubble paper, with its costs of Table 6 in milliseconds.
+
+    Args:
+        microbatches: number of a step; there are 8 ranks.
+        work, latency: costs of a microbatch on a rank, and of a message.
+        hidden, heads: width of the model and number of its attention heads; sequences have 1,024
+            tokens.
+        rates: bubble rates of 1F1B, ZB-H1, ZB-H2, ZB-1p and ZB-2p.
+    """
+
+    microbatches: int
+    work: Work
+    latency: float
+    hidden: int
+    heads: int
+    rates: tuple[float, ...]
+
+    def kept(self, share: float) -> Kept:
+        """Bytes of a chunk: 34 h + 5 a s a token, of which 32 h stay until the weight gradient."""
+        until_input = 2 * self.hidden + 5 * self.heads * 1024
+        return Kept(share * until_input, share * 32 * self.hidden)
+
+
+# Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, Tables 5 and 6
+_PUBLISHED = (
+    _Published(
+        24, Work(18.522, 18.086, 9.337), 0.601, 2304, 24, (0.2431, 0.1585, 0.1083, 0.1585, 0.0433)
+    ),
+    _Published(
+        32, Work(18.513, 18.086, 9.331), 0.626, 2304, 24, (0.1985, 0.1242, 0.0837, 0.1242, 0.0039)
+    ),
+    _Published(
+        64, Work(18.546, 18.097, 9.321), 0.762, 2304, 24, (0.1240, 0.0674, 0.0444, 0.0674, 0.0026)
+    ),
+    _Published(
+        24, Work(29.718, 29.444, 19.927), 0.527, 4096, 32, (0.2347, 0.1323, 0.0698, 0.1323, 0.0029)
+    ),
+    _Published(
+        32, Work(29.802, 29.428, 19.530), 0.577, 4096, 32, (0.1898, 0.1045, 0.0559, 0.1045, 0.0022)
+    ),
+    _Published(
+        64, Work(29.935, 29.621, 19.388), 0.535, 4096, 32, (0.1091, 0.0554, 0.0294, 0.0554, 0.0010)
+    ),
+)
+
+
+def zero_bubble(ranks: int) -> None:
+    """Idle shares of the longest span of a step, beside those of the zero-bubble paper."""
+    if ranks != 8:
+        print("The paper has 8 ranks.")
+        return
+    along = {  # what a rank may keep, in microbatches, and on which placements
+        "zb-h1": (ranks, ("linear",)),
+        "zb-h2": (2 * ranks - 1, ("linear",)),
+        "adaptive, p": (ranks, PLACEMENTS),
+        "adaptive, 2p": (2 * ranks, PLACEMENTS),
+    }
+    print("| m | F | pieces | 1f1b | " + " | ".join(along) + " |\n|---|---|---|---|" + "---|" * 4)
+    for row in _PUBLISHED:
+        for pieces in (1, 4):
+            costs = Costs(row.work, edge=Edge(row.latency), pieces=pieces)
+            plain = build_schedule("1f1b", ranks, row.microbatches)
+            idle = [_idle(plain, row, costs)]
+            for held, placements in along.values():
+                found = [placement_by_name(name, ranks, 0) for name in placements]
+                among = [
+                    World(where, costs, (row.kept(where.share),) * where.stages) for where in found
+                ]
+                limit = held * sum(row.kept(1.0))
+                idle.append(_idle(along_plan(among, row.microbatches, limit, moves=20), row, costs))
+            cells = [f"{mine:.4f} ({its:.4f})" for mine, its in zip(idle, row.rates, strict=True)]
+            print(
+                f"| {row.microbatches} | {row.work.forward} | {pieces} | {' | '.join(cells)} |",
+                flush=True,
+            )
+    print("\nIn brackets what the paper has: 1F1B, ZB-H1, ZB-H2, ZB-1p, ZB-2p.")
+
+
+def _idle(job: Job, row: _Published, costs: Costs) -> float:
+    span = max(simulate(job, costs).span)
+    return (span - row.microbatches * sum(row.work[:3])) / span
+
+
 def speed(ranks: int) -> None:
     """How fast the simulator itself is, on one core."""
     print("| policy | tasks | tasks a second |\n|---|---|---|")
@@ -145,6 +283,8 @@ TABLES: dict[str, Callable[[int], None]] = {
     "published": published,
     "varied": varied,
     "recomputed": recomputed,
+    "beaten": beaten,
+    "zero-bubble": zero_bubble,
     "speed": speed,
 }
 
