@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from axrt.along_plan import PLANNED, Plan, plan_for, work_of
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.copy_rates import Copies
 from axrt.errors import ConfigError
 from axrt.exchange import Exchange
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
-from axrt.model.costs import LayerCosts, measure
+from axrt.model.costs import kinds_of, measure
 from axrt.model.layers import num_multiplied
 from axrt.model.module import PipelineModule
 from axrt.model.partition import OPERATIONS, busiest
@@ -31,18 +33,18 @@ from axrt.model.precision import types_of
 from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
+from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.job import Job
-from axrt.scheduler.placement import Placement
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, policy_by_name
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed, policy_by_name
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.schedules import caps_of
 from axrt.scheduler.shards import usual_group, with_shards
 from axrt.scheduler.sharing import with_sharing
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulator import Costs, Edge, simulate
 
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
-_TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _AS_MUCH = 1.1  # work of the busiest rank, in that with one stage a rank
 _AS_FAST = 1.01  # of candidates within this of the fastest, the one that holds least
 _MIB = _LARGE = 2**20
@@ -94,32 +96,108 @@ def resolve(
     Raises:
         ConfigError: there is no sample, or no schedule fits; raised on every rank.
     """
-    mesh, exchange, generator = rank.mesh, rank.exchange, rank.generator
-    if config.schedule.policy != AUTO:
+    mesh, exchange, asked = rank.mesh, rank.exchange, config.schedule
+    if asked.policy != AUTO and not asked.costs:
         return *settled(config, model, mesh), []
+    known = _known if asked.costs else _measured
+    costs = known(config, model, rank, sample, compiler)
+
+    def decided() -> tuple[str, int, tuple[Any, ...] | None, list[str]]:
+        policy, max_held, plan, texts = _decided(config, model, mesh, costs)
+        return policy, max_held, plan and tuple(plan), texts
+
+    policy, max_held, plan, candidates = exchange.agreed(decided)
+    schedule = replace(asked, policy=policy, max_held=max_held, also=(), costs="")
+    if plan is None:
+        schedule, job = _of(schedule, config, model, mesh.pipe)
+    else:
+        along = Plan(*plan)
+        job = _for_model(along.job(), config, model, along.cuts)
+    return schedule, _with_replicas(job, mesh, config), candidates
+
+
+class _Known(NamedTuple):
+    """Costs of a model; there are layers on the main rank alone.
+
+    Args:
+        layers: cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        task_s: seconds that the loop takes for a task.
+    """
+
+    layers: Sequence[LayerCosts]
+    edge: Edge
+    task_s: float = TASK_S
+
+
+def _known(
+    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+) -> _Known:
+    """The costs of the file that `schedule.costs` names, which the main rank reads."""
+
     layers: list[LayerCosts] = []
+
+    def read() -> tuple[float, ...]:
+        size = config.schedule.microbatch_size
+        try:
+            table = CostTable.read(Path(config.schedule.costs))
+            layers.extend(table.of(size, kinds_of(model)))
+        except ValueError as error:
+            raise ConfigError(f"schedule.costs: {error}") from None
+        return *table.edge, table.task_s
+
+    latency, bandwidth, task_s = rank.exchange.agreed(read)
+    return _Known(layers, Edge(latency, bandwidth), task_s)
+
+
+def _measured(
+    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+) -> _Known:
+    """The costs of layers on the main rank, and of messages between it and another one."""
+    layers: list[LayerCosts] = []
+    exchange, generator, types = rank.exchange, rank.generator, types_of(config.precision)
 
     def measured() -> None:
         given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
-        layers.extend(
-            measure(model, config.run.seed, given, generator, types_of(config.precision), compiler)
-        )
-
-    def decided() -> tuple[str, int, list[str]]:
-        found = choose(config, model, mesh.pipe, layers, edge)
-        return found[0].schedule.policy, found[0].schedule.max_held, [str(one) for one in found]
+        layers.extend(measure(model, config.run.seed, given, generator, types, compiler))
 
     with generator.borrowed():
         exchange.agreed(measured)
-    edge = measured_edge(exchange, generator.device) if mesh.pipe * mesh.data > 1 else Edge()
-    policy, max_held, candidates = exchange.agreed(decided)
-    schedule, job = _of(
-        replace(config.schedule, policy=policy, max_held=max_held, also=()),
-        config,
-        model,
-        mesh.pipe,
-    )
-    return schedule, _with_replicas(job, mesh, config), candidates
+    several = rank.mesh.pipe * rank.mesh.data > 1
+    return _Known(layers, measured_edge(exchange, generator.device) if several else Edge())
+
+
+def _decided(
+    config: Config, model: PipelineModule, mesh: Mesh, costs: _Known
+) -> tuple[str, int, Plan | None, list[str]]:
+    """Policy, cap, the plan that it follows if it does, and the candidates of "auto"."""
+    asked = config.schedule
+    if asked.policy != AUTO:
+        schedule, _ = settled(replace(config, schedule=replace(asked, costs="")), model, mesh)
+        plan = _plan(schedule.policy, config, model, mesh, costs)
+        return schedule.policy, schedule.max_held, plan, []
+    found = choose(config, model, mesh.pipe, costs.layers, costs.edge)
+    best, texts = found[0], [str(one) for one in found]
+    if plan := _plan("adaptive", config, model, mesh, costs):
+        job = _for_model(plan.job(), config, model, plan.cuts)
+        along = predicted(replace(asked, policy="adaptive"), job, costs.layers, costs.edge)
+        if along.step_s * _AS_FAST < best.step_s:
+            return "adaptive", asked.max_held, plan, [f"{along} along a plan", *texts]
+    return best.schedule.policy, best.schedule.max_held, None, texts
+
+
+def _plan(
+    name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: _Known
+) -> Plan | None:
+    """The plan of a policy; None where it follows none, or the run takes no order."""
+    if name not in PLANNED or mesh.pipe == 1:
+        return None
+    try:
+        plan = plan_for(config, name, model, mesh.pipe, *costs)
+        _with_replicas(_for_model(plan.job(), config, model, plan.cuts), mesh, config)
+    except (ValueError, ConfigError):
+        return None
+    return plan
 
 
 def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:
@@ -166,7 +244,7 @@ def _well_balanced(found: Sequence[_Found], config: Config, model: PipelineModul
         return first
     linear = next((one for one in found if one[1].placement.name == "linear"), first)
     weights = [num_multiplied(layer) for layer in model.layers]
-    work, least = (busiest(weights, job.cuts, held_by(job.placement)) for _, job in (first, linear))
+    work, least = (busiest(weights, job.cuts, job.placement.held) for _, job in (first, linear))
     return first if work <= _AS_MUCH * least else linear
 
 
@@ -299,9 +377,15 @@ def of_one_replica(schedule: Schedule, config: Config, model: PipelineModule, ra
 def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> _Found:
     """A schedule with a policy, and its job for the model with one replica; raises `ConfigError`
     where it cannot be."""
-    job = job_of(schedule, ranks)
-    cuts = model.boundaries(job.stages, config.parallel.partition, held_by(job.placement))
-    refuse_shared_parameters(model, cuts)
+    return schedule, _for_model(job_of(schedule, ranks), config, model)
+
+
+def _for_model(
+    job: Job, config: Config, model: PipelineModule, cuts: Sequence[int] | None = None
+) -> Job:
+    """The job for the model, cut where it is said, or as the settings say."""
+    cuts = cuts or model.boundaries(job.stages, config.parallel.partition, job.placement.held)
+    refuse_shared_parameters(model, list(cuts))
     job = replace(
         job,
         cuts=tuple(cuts),
@@ -312,7 +396,7 @@ def _of(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -
         host_share=config.memory.host_share,
         speculates=config.speculates,
     )
-    return schedule, recomputing(job, config.memory.recompute)
+    return recomputing(job, config.memory.recompute)
 
 
 def predicted(
@@ -337,11 +421,11 @@ def predicted(
         return sum(layer.stash_bytes for layer in stages[stage][again:])
 
     costs = Costs(
-        tuple(map(_work, stages)),
+        tuple(map(work_of, stages)),
         recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
         offload=tuple([saved(stage) / copies.out for stage in range(job.stages)]),
         reload=tuple([saved(stage) / copies.into for stage in range(job.stages)]),
-        task=_TASK_S,
+        task=TASK_S,
         edge=edge,
         jitter=median(layer.spread for layer in layers),
         pieces=4,
@@ -361,7 +445,10 @@ def predicted(
             sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
         )
 
-    step_s, held_mib = _at(job.microbatches, job.ranks, simulated)
+    given = isinstance(job.policy, Fixed)  # its order has that number of microbatches
+    step_s, held_mib = (
+        simulated(job.microbatches) if given else _at(job.microbatches, job.ranks, simulated)
+    )
     return Candidate(
         schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held_mib
     )
@@ -380,22 +467,7 @@ def _at(
     return step_s + far * (step_s - less_s), stash + far * (stash - less)
 
 
-def held_by(placement: Placement) -> list[tuple[int, ...]]:
-    """The stages of each rank."""
-    return [tuple(placement.stages_of(rank)) for rank in range(placement.ranks)]
-
-
 def _share(layers: Sequence[LayerCosts], count: int) -> float:
     """The share of a stage's forward that its first layers take."""
     whole = sum(layer.forward_s for layer in layers)
     return sum(layer.forward_s for layer in layers[:count]) / whole if whole else 0.0
-
-
-def _work(layers: Sequence[LayerCosts]) -> Work:
-    sent = layers[-1].sent_bytes if layers else 0
-    return Work(
-        sum(layer.forward_s for layer in layers),
-        sum(layer.input_s for layer in layers),
-        sum(layer.weight_s for layer in layers),
-        sent,
-    )

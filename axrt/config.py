@@ -396,6 +396,11 @@ class Schedule(_Section):
         "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose "
         "order is the plan",
     )
+    costs: str = _key(
+        "",
+        "file of costs that axrt profile has written: adaptive, zb-h1 and zb-h2 follow a plan "
+        "made from them, and auto simulates on them and measures nothing; '' = no costs are known",
+    )
 
     def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):

@@ -65,7 +65,9 @@ from axrt.rank import Rank
 from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
+from axrt.scheduler.policies import FIXED, AlongPlan
 from axrt.scheduler.routes import Route
+from axrt.scheduler.schedules import LOOSELY, STRICTLY
 from axrt.scheduler.timeline import Timeline
 from axrt.shard_exchange import ShardExchange
 from axrt.step_route import chosen, told, with_route
@@ -376,15 +378,17 @@ class Engine:
 
     def _scheduled_as(self) -> dict[str, Any]:
         of, job = self.schedule, self._job
+        along = job.policy if isinstance(job.policy, AlongPlan) else None
         return {
-            "name": of.policy,
+            "name": FIXED if along else of.policy,
             "ranks": job.ranks,
             "microbatches": job.drawn_a_step,
             **({"share": True} if job.drawn else {}),
             "placement": job.placement.name,
             "chunks": of.chunks,
-            "max_held": of.max_held,
-            "order": of.order,
+            "max_held": along.cap if along else of.max_held,
+            "order": str(along.order) if along else of.order,
+            **({"along": STRICTLY if along.strict else LOOSELY} if along else {}),
             "replicas": job.replicas,
             "clips": job.votes,
             "recompute": self.config.memory.recompute,

@@ -18,11 +18,12 @@ from axrt.autoschedule import measured_edge, of_one_replica, predicted
 from axrt.config import Config, Memory, Schedule
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.errors import ConfigError
-from axrt.model.costs import LayerCosts, measure
+from axrt.model.costs import measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
 from axrt.preflight import checked_sample
 from axrt.rank import Rank, copies_apart
+from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Edge

@@ -43,6 +43,11 @@ class Order:
         """The due order of each rank."""
         return tuple(map(Plan, self.rows))
 
+    @cached_property
+    def floating_plans(self) -> tuple[Plan, ...]:
+        """The same, in which weight gradients go wherever there is time."""
+        return tuple(Plan(row, floating=(Kind.WEIGHT,)) for row in self.rows)
+
     @property
     def splits(self) -> bool:
         """Backwards are split into input gradients and weight gradients."""

@@ -68,6 +68,11 @@ class Placement(Protocol):
         return self.ranks / self.stages
 
     @property
+    def held(self) -> list[tuple[int, ...]]:
+        """The stages of each rank."""
+        return [self.stages_of(rank) for rank in range(self.ranks)]
+
+    @property
     def first_pipe(self) -> "Placement":
         """The placement of the first pipe alone, for work that needs one copy, such as an
         evaluation."""

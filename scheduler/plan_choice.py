@@ -81,7 +81,6 @@ def _ways(graph: Graph, order: Order, limit: float) -> Iterator[AlongPlan]:
     """To follow an order, strictly or as a plan, within the limit."""
     if max(map(graph.most_kept, graph.rows(order))) <= limit + SLACK:
         yield AlongPlan(order, order.needs)
-    loose = order.without_weights()
     caps = [floor((limit + SLACK) / most) for most in graph.most_of_a_chunk()]
     if all(needs <= cap for needs, cap in zip(order.needs, caps, strict=True)):
-        yield AlongPlan(loose, order.needs, min(caps), strict=False)
+        yield AlongPlan(order, order.needs, min(caps), strict=False)

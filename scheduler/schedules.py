@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from .bound import least_makespan
 from .job import Job
 from .order import Order
-from .policies import FIXED, NAMES, Fixed, is_own, placement_for, policy_by_name
+from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
 from .simulator import Costs, order_of, simulate
 from .timeline import Timeline
 
+STRICTLY, LOOSELY = "strictly", "loosely"  # how a plan is followed
 # those that a search tries; 0 is the placement's own, which is 2 where there is a choice
 _CHUNKS = (
     0,
@@ -31,6 +32,7 @@ def build_schedule(
     chunks: int = 0,
     max_held: int = 0,
     order: str = "",
+    along: str = "",
 ) -> Job:
     """The job of a policy by name: one replica, and of no model yet.
 
@@ -42,8 +44,10 @@ def build_schedule(
             the policy's own.
         max_held: cap on what a rank has begun, in chunks (microbatches of one stage); 0 is the
             policy's own.
-        order: path of a CSV file (see `scheduler.order`) or a policy's name, for "fixed"; "" for
-            all other policies.
+        order: path of a CSV file (see `scheduler.order`), its text, or a policy's name, for
+            "fixed"; "" for all other policies.
+        along: "strictly" or "loosely": the order is a plan that a policy has followed so, see
+            `policies.AlongPlan`; "": it is a fixed order.
     Raises:
         ValueError: the settings do not go together, and the text names the nearest that do; or the
             order cannot be read, or gets stuck.
@@ -68,7 +72,7 @@ def build_schedule(
         return job
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, max_held)
-    return _from_file(order, ranks, microbatches, placement, chunks, max_held)
+    return _from_file(order, ranks, microbatches, placement, chunks, max_held, along)
 
 
 def _check_not_stuck(name: str, job: Job) -> None:
@@ -229,15 +233,18 @@ def _check_cap(what: str, order: Order, cap: int) -> None:
 
 
 def _from_file(
-    file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int
+    file: str, ranks: int, microbatches: int, placement: str, chunks: int, cap: int, along: str
 ) -> Job:
-    if not file.endswith(".csv"):
+    is_text = "\n" in file
+    if not file.endswith(".csv") and not is_text:
         raise ValueError(
             f"order = {file!r}; expected a CSV file of tasks, one line a rank, or one of "
             f"{', '.join(NAMES)}"
         )
     try:
-        order = Order.parse(Path(file).read_text(encoding="utf-8-sig"), placement, chunks)
+        text = file if is_text else Path(file).read_text(encoding="utf-8-sig")
+        file = "the order" if is_text else file
+        order = Order.parse(text, placement, chunks)
     except OSError as error:
         raise ValueError(
             f"order = {file!r}: {error.strerror}; expected a CSV file of tasks, one line a rank"
@@ -251,7 +258,10 @@ def _from_file(
             f"expected {ranks} and {microbatches}, as the pipeline has"
         )
     _check_cap(file, order, cap)
-    job = Job(order.placement, Fixed(order, order.needs, cap), microbatches)
+    policy = Fixed(order, order.needs, cap)
+    if along:
+        policy = AlongPlan(order, order.needs, cap, strict=along == STRICTLY)
+    job = Job(order.placement, policy, microbatches)
     try:
         simulate(job, Costs(pieces=1), steps=2)
     except RuntimeError as error:

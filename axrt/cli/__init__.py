@@ -27,6 +27,11 @@ _COMMANDS = {
     "runs": ("runs", "runs", "List the runs in a directory."),
     "checkpoint": ("checkpoint", "checkpoint", "List, verify and show checkpoints of a run."),
     "simulate": ("simulate", "simulate_command", "Show what a schedule would do, or compare all."),
+    "profile": (
+        "profile",
+        "profile",
+        "Measure what each layer of a model costs, for plans and simulations.",
+    ),
     "check-policy": ("check_policy", "check_policy", "Try a policy of your own on many schedules."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),
     "draw": ("draw", "draw_command", "Draw the timeline of a run, or of a simulation."),

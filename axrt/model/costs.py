@@ -4,17 +4,20 @@ after the other."""
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from axrt.device import synchronize
 from axrt.payload import flatten
+from axrt.scheduler.cost_table import LayerCosts
 
 from .compiler import Compiler
+from .layers import name_of, num_parameters
 from .module import PipelineModule
 from .per_layer import walk
 from .precision import Types
@@ -22,27 +25,6 @@ from .seeds import BorrowedGenerator
 from .stage import Stage
 
 _TIMES = 5  # after one that warms up
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCosts:
-    """The costs of one microbatch on one layer.
-
-    Args:
-        forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
-            gradients that cannot wait.
-        sent_bytes: size of the activation that it sends on, in bytes; 0 for the last layer.
-        stash_bytes: largest amount that it keeps for its backward, in bytes, without weights:
-            tensors that autograd saved, or that waiting products read.
-        spread: standard deviation of the logarithm of the forward's duration.
-    """
-
-    forward_s: float
-    input_s: float
-    weight_s: float
-    sent_bytes: int
-    stash_bytes: int
-    spread: float
 
 
 def measure(
@@ -63,15 +45,25 @@ def measure(
         types: types that layers compute in.
         compiler: compiler that runs the layers; None: they run as they are.
     """
-    return walk(model, seed, sample, generator, _measured, types, compiler)
+    found = walk(model, seed, sample, generator, _measured, types, compiler)
+    named = zip(found, kinds_of(model), strict=True)
+    return [replace(one, name=name, parameters=count) for one, (name, count) in named]
+
+
+def kinds_of(model: PipelineModule) -> list[tuple[str, int]]:
+    """The class and the number of parameters of each layer, by which a table of costs is known to
+    be of this model."""
+    return [(name_of(layer), num_parameters(layer)) for layer in model.layers]
 
 
 def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerCosts, Any]:
     """The costs of the one layer of a stage, and the value that it returns."""
     device = stage.device
     seconds: list[list[float]] = []
+    operations = FlopCounterMode(display=False)
     for number in range(_TIMES + 1):
-        with _counting(stage.layers) as stash:
+        counted = nullcontext() if number else operations  # the first one warms up
+        with counted, _counting(stage.layers) as stash:
             forward_s, out = _timed(lambda: stage.forward(number, value, target), device)  # noqa: B023
         wanted = (
             None
@@ -88,9 +80,9 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
     sent = 0 if last else sum(tensor.nbytes for tensor in flatten(out)[1])
     spread = statistics.stdev(torch.tensor(forward).clamp(min=1e-9).log().tolist())
     forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
-    return LayerCosts(
-        forward_s, input_s, weight_s, sent, max(sum(stash.values()), waiting), spread
-    ), out
+    stash_bytes = max(sum(stash.values()), waiting)
+    found = LayerCosts(forward_s, input_s, weight_s, sent, stash_bytes, spread, waiting)
+    return replace(found, operations=operations.get_total_flops()), out
 
 
 def _all_pieces(stage: Stage, number: int) -> None:

@@ -209,10 +209,32 @@ class Fixed(Policy):
 
 @dataclass(frozen=True, slots=True)
 class AlongPlan(Fixed):
-    """`adaptive` where costs are known: along an order that was made for them, see `plan_choice`.
+    """`adaptive`, `zb-h1` or `zb-h2` where costs are known: along an order that was made for them,
+    see `plan_choice`. Its weight gradients float unless it is followed strictly.
 
     Bound: the cap, or what the order holds where that is more.
     Source: axrt's own; docs/study.md compares it.
+
+    Args:
+        like: name of the policy.
     """
 
-    name = "adaptive"
+    like: str = "adaptive"
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.like
+
+    def key(self, task: Task, view: View) -> tuple[int, ...]:
+        return _key(self._plan(view), task, view)
+
+    def admits(self, task: Task, view: View) -> bool:
+        cap = self._cap(view.rank)
+        slack = None if self.strict else cap - self.needs[view.rank]
+        return _admits(self._plan(view), task, view, cap, slack)
+
+    def is_early(self, task: Task, view: View) -> bool:
+        return not self.strict and _is_early(self._plan(view), task, view, self._cap(view.rank))
+
+    def _plan(self, view: View) -> Plan:
+        return (self.order.plans if self.strict else self.order.floating_plans)[view.rank]

@@ -13,10 +13,11 @@ import axrt
 from axrt.autoschedule import choose, settled
 from axrt.config import DEFAULTS, Config, described
 from axrt.mesh import Mesh
-from axrt.model.costs import LayerCosts, measure
+from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE
 from axrt.model.seeds import BorrowedGenerator
 from axrt.models.gpt import gpt
+from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport

@@ -12,9 +12,9 @@ from axrt.autoschedule import of_one_replica
 from axrt.config import Config
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.device import CPU
-from axrt.model.costs import LayerCosts
 from axrt.offload.tier import HostTier, PacedTier
 from axrt.recompute_choice import fastest
+from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport

@@ -1,0 +1,186 @@
+"""`adaptive`, `zb-h1` and `zb-h2` on known costs: from costs of layers to a plan, and from a plan
+to the job of a run.
+
+The main rank makes the plan. All ranks follow it, so it travels as text.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.model.module import PipelineModule
+from axrt.model.partition import OPERATIONS, evened
+from axrt.scheduler.cost_table import LayerCosts
+from axrt.scheduler.job import Job
+from axrt.scheduler.longest import Kept
+from axrt.scheduler.order import Order
+from axrt.scheduler.placement import Placement, placement_by_name
+from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.planner import World
+from axrt.scheduler.policies import AlongPlan
+from axrt.scheduler.simulator import Costs, Edge, Work
+
+
+class _Own(NamedTuple):
+    """What a policy has of its own.
+
+    Args:
+        placements: names of those that it may take.
+        times, less: what a rank of p may keep: times x p - less microbatches.
+    """
+
+    placements: tuple[str, ...]
+    times: int
+    less: int = 0
+
+
+PLANNED = {  # policies that follow a plan
+    "adaptive": _Own(("linear", "vee"), 1),
+    "zb-h1": _Own(("linear",), 1),
+    "zb-h2": _Own(("linear",), 2, 1),
+}
+_MOVES = 5  # of each task: what a start may take
+
+
+class Plan(NamedTuple):
+    """A plan as it travels.
+
+    Args:
+        name: policy that follows it.
+        placement: name of the placement.
+        order: the order as text, see `scheduler.order`.
+        cap: chunks that a rank may hold; 0: what the order needs.
+        strict: True if no task runs ahead.
+        cuts: indices of the layers at which stages begin, then the number of layers.
+    """
+
+    name: str
+    placement: str
+    order: str
+    cap: int
+    strict: bool
+    cuts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, job: Job, name: str, cuts: Sequence[int]) -> "Plan":
+        """The plan that a job follows."""
+        along = job.policy
+        assert isinstance(along, AlongPlan)
+        where = job.placement.name
+        return cls(name, where, str(along.order), along.cap, along.strict, tuple(cuts))
+
+    def job(self) -> Job:
+        """The schedule that follows it, of no model yet."""
+        order = Order.parse(self.order, self.placement)
+        along = AlongPlan(order, order.needs, self.cap, self.strict, self.name)
+        return Job(order.placement, along, order.microbatches)
+
+
+def world_of(
+    placement: Placement,
+    cuts: Sequence[int],
+    layers: Sequence[LayerCosts],
+    edge: Edge,
+    task_s: float,
+) -> World:
+    """The costs of a model that is cut for a placement.
+
+    Args:
+        placement: placement of the stages.
+        cuts: indices of layers at which stages begin, then the number of layers.
+        layers: cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        task_s: seconds that the loop takes for a task.
+    """
+    stages = [layers[first:end] for first, end in pairwise(cuts)]
+    costs = Costs(
+        tuple(map(work_of, stages)),
+        task=task_s,
+        edge=edge,
+        jitter=median(layer.spread for layer in layers),
+    )
+    return World(placement, costs, tuple(map(_kept, stages)))
+
+
+def work_of(layers: Sequence[LayerCosts]) -> Work:
+    """The cost of a stage of these layers."""
+    return Work(
+        sum(layer.forward_s for layer in layers),
+        sum(layer.input_s for layer in layers),
+        sum(layer.weight_s for layer in layers),
+        layers[-1].sent_bytes if layers else 0,
+    )
+
+
+def _kept(layers: Sequence[LayerCosts]) -> Kept:
+    until_weight = sum(layer.until_weight_bytes for layer in layers)
+    return Kept(sum(layer.stash_bytes for layer in layers) - until_weight, until_weight)
+
+
+def plan_for(
+    config: Config,
+    name: str,
+    model: PipelineModule,
+    ranks: int,
+    layers: Sequence[LayerCosts],
+    edge: Edge,
+    task_s: float,
+) -> Plan:
+    """The plan of a policy on known costs.
+
+    Args:
+        config: settings of the run; `schedule.placement` and `max_held` and
+            `memory.activations_mb` narrow the choice where they are set.
+        name: one of `PLANNED`.
+        model: layers that are cut into stages.
+        ranks: number of ranks of a pipeline.
+        layers: cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        task_s: seconds that the loop takes for a task.
+    Raises:
+        ValueError, ConfigError: no placement fits, or no order keeps so little.
+    """
+    cuts = dict(_cuts(config, name, model, ranks, layers))
+    among = [world_of(where, of, layers, edge, task_s) for where, of in cuts.items()]
+    if not among:
+        raise ValueError(f"policy {name} finds no placement that the model can be cut for")
+    limit = _limit(config, name, ranks, among)
+    of = config.schedule.microbatches
+    clips = lambda job: replace(job, votes=config.votes)  # noqa: E731
+    job = along_plan(among, of, limit, clips, moves=_MOVES)
+    return Plan.of(job, name, cuts[job.placement])
+
+
+def _cuts(
+    config: Config, name: str, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts]
+) -> Iterator[tuple[Placement, Sequence[int]]]:
+    """Placements that a policy may take, and where the model is cut for them.
+
+    Where it would be cut by the operations of layers, their times are known better.
+    """
+    asked = config.schedule
+    by_time = (config.parallel.partition or model.partition_method) == OPERATIONS
+    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
+    for placement in PLANNED[name].placements:
+        if asked.placement not in ("", placement):
+            continue
+        where = placement_by_name(placement, ranks, 0)
+        with suppress(ConfigError):  # the model has too few layers
+            cuts = model.boundaries(where.stages, config.parallel.partition, where.held)
+            yield where, evened(seconds, cuts, where.held) if by_time else cuts
+
+
+def _limit(config: Config, name: str, ranks: int, among: Sequence[World]) -> float:
+    """Bytes that a rank may keep: what is asked for; else what the policy's own microbatches keep
+    on the placement that needs least for them."""
+    if config.memory.activations_mb:
+        return config.memory.activations_mb * 2**20
+    microbatches = PLANNED[name].times * ranks - PLANNED[name].less
+    if config.schedule.max_held:
+        microbatches = max(1, config.schedule.max_held // (2 if name == "adaptive" else 1))
+    return microbatches * min(world.least for world in among)

@@ -1,0 +1,120 @@
+"""`axrt profile`: what each layer costs, as a file."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:  # --help needs no torch
+    from axrt.config import Config
+    from axrt.model.module import PipelineModule
+    from axrt.scheduler.cost_table import CostTable
+
+
+@click.command(short_help="Measure what each layer of a model costs, for plans and simulations.")
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@click.option(
+    "--out", default="costs.json", show_default=True, type=click.Path(path_type=Path), help="file"
+)
+@click.option(
+    "--samples",
+    multiple=True,
+    type=click.IntRange(1),
+    help="in a microbatch; may be given again; by default schedule.microbatch_size",
+)
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    help="a run of FILE with a timeline: costs fitted from it, and shared out over layers by what "
+    "they take alone",
+)
+def profile(
+    file: str, overrides: tuple[str, ...], out: Path, samples: tuple[int, ...], like: Path | None
+) -> None:
+    """Measure the model that FILE (TOML) describes, layer by layer, and write a table of costs.
+
+    \b
+    axrt profile my.toml --out costs.json
+    mpirun -n 2 axrt profile my.toml --out costs.json       the link between two ranks, too
+    axrt profile my.toml --like runs/quickstart             as in a run with run.trace_steps
+    axrt simulate --costs costs.json --ranks 4 --microbatches 8 --policy all
+    mpirun -n 4 axrt train my.toml schedule.costs=costs.json
+    """
+    from axrt.config import Config
+    from axrt.errors import AxrtError
+    from axrt.exit_codes import exit_code_of
+
+    try:
+        config = Config.read(file, overrides)
+        table = _measured(config, samples or (config.schedule.microbatch_size,), like)
+    except (AxrtError, ValueError) as error:
+        click.echo(f"axrt: {error}", err=True)
+        sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
+    if table is not None:
+        out.write_text(table.to_json() + "\n", encoding="utf-8")
+        click.echo(_told(table, out))
+
+
+def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
+    """The table, on the first rank; None on all others."""
+    from axrt.autoschedule import TASK_S, measured_edge
+    from axrt.launch import join
+    from axrt.model.costs import measure
+    from axrt.model.precision import types_of
+    from axrt.models.registry import model_of
+    from axrt.rank import Rank
+    from axrt.scheduler.cost_table import CostTable
+    from axrt.scheduler.simulator import Edge
+
+    from .sample import sample_of
+
+    model = model_of(config)
+    rank = Rank(config, join(config.run.transport, config.run.device), None, ())
+    several, layers = rank.size > 1, {}
+    edge = measured_edge(rank.exchange, rank.device) if several else Edge()
+    if rank.is_main:
+        for size in sizes:
+            schedule = replace(config.schedule, microbatch_size=size)
+            sample = sample_of(replace(config, schedule=schedule))
+            with rank.generator.borrowed():
+                found = measure(
+                    model, config.run.seed, sample, rank.generator, types_of(config.precision)
+                )
+            layers[size] = tuple(found)
+    rank.leave(0)
+    if not rank.is_main:
+        return None
+    table = CostTable(layers, edge, task_s=TASK_S)
+    return _fitted(config, model, table, like) if like else table
+
+
+def _fitted(
+    config: "Config", model: "PipelineModule", table: "CostTable", like: Path
+) -> "CostTable":
+    from axrt.scheduler.comparison import Run
+    from axrt.scheduler.fit import fit_costs
+    from axrt.scheduler.fit_layers import fitted
+
+    run = Run.read(like)
+    where = run.job.placement
+    cuts = model.boundaries(where.stages, config.parallel.partition, where.held)
+    return fitted(table, config.schedule.microbatch_size, fit_costs(run.line, where), cuts)
+
+
+def _told(table: "CostTable", out: Path) -> str:
+    lines = []
+    for size, layers in table.layers.items():
+        seconds = [
+            sum(part) * 1e3
+            for part in zip(
+                *((one.forward_s, one.input_s, one.weight_s) for one in layers), strict=True
+            )
+        ]
+        lines.append(
+            f"{len(layers)} layers, {size} samples: forward {seconds[0]:.2f} ms, input gradient "
+            f"{seconds[1]:.2f} ms, weight gradient {seconds[2]:.2f} ms"
+        )
+    return "\n".join([*lines, f"the table is in {out}"])

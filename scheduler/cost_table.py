@@ -1,0 +1,205 @@
+"""The table of costs: what each layer of a model takes, sends and keeps, what links take, and what
+the loop takes for a task. As JSON it is the file costs.json.
+
+Measured (`axrt profile`) and fitted (`axrt profile --like RUN`) tables have one form. Simulations,
+policy "auto" and plans read it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from .simulator import Edge
+
+FORMAT = "axrt costs 1"
+_UNITS = {"time": "s", "size": "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """The costs of one microbatch on one layer.
+
+    Args:
+        forward_s, input_s, weight_s: median durations in seconds; `input_s` includes all weight
+            gradients that cannot wait.
+        sent_bytes: size of the activation that it sends on, in bytes; 0 for the last layer.
+        stash_bytes: largest amount that it keeps for its backward, in bytes, without weights:
+            tensors that autograd saved, or that waiting products read.
+        spread: standard deviation of the logarithm of the forward's duration.
+        until_weight_bytes: part of the stash that stays until the weight gradient.
+        name: name of its class.
+        parameters: number of elements of its parameters.
+        operations: operations of a forward; 0: not known.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    sent_bytes: int
+    stash_bytes: int
+    spread: float
+    until_weight_bytes: int = 0
+    name: str = ""
+    parameters: int = 0
+    operations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """The costs of a model.
+
+    Args:
+        layers: costs of each layer, by the number of samples in a microbatch.
+        edge: link between any two ranks, in seconds and bytes.
+        edges: links that differ, by (from, to).
+        task_s: seconds that the loop takes for a task.
+    """
+
+    layers: Mapping[int, tuple[LayerCosts, ...]]
+    edge: Edge = field(default_factory=Edge)
+    edges: Mapping[tuple[int, int], Edge] = field(default_factory=dict)
+    task_s: float = 0.0
+
+    @classmethod
+    def read(cls, path: Path) -> "CostTable":
+        """Read a file.
+
+        Raises:
+            ValueError: it is none, or a number in it cannot be; the text names the place.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ValueError(
+                f"{path}: {error.strerror}; expected a file that axrt profile has written"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from None
+        try:
+            return _table(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def to_json(self) -> str:
+        """The table as text."""
+        links = {f"{a}-{b}": edge for (a, b), edge in self.edges.items()}
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "units": _UNITS,
+                "task": self.task_s,
+                "links": {name: _link(edge) for name, edge in {"any": self.edge, **links}.items()},
+                "microbatches": {
+                    str(size): [asdict(layer) for layer in layers]
+                    for size, layers in sorted(self.layers.items())
+                },
+            },
+            indent=1,
+        )
+
+    def of(self, samples: int, model: Sequence[tuple[str, int]]) -> tuple[LayerCosts, ...]:
+        """The costs of the layers of a model.
+
+        Args:
+            samples: number of samples in a microbatch.
+            model: name and number of parameters of each layer.
+        Raises:
+            ValueError: the table is of another model, or has no such microbatches.
+        """
+        if samples not in self.layers:
+            sizes = ", ".join(map(str, sorted(self.layers)))
+            raise ValueError(
+                f"there are costs of microbatches of {sizes} samples; expected {samples} = "
+                "schedule.microbatch_size: measure that size, too"
+            )
+        layers = self.layers[samples]
+        if len(layers) != len(model):
+            raise ValueError(
+                f"the table is of another model: it has {len(layers)} layers; expected {len(model)}"
+            )
+        for place, (layer, (name, parameters)) in enumerate(zip(layers, model, strict=True)):
+            if (layer.name, layer.parameters) != (name, parameters):
+                raise ValueError(
+                    f"the table is of another model: its layer {place} is {layer.name} with "
+                    f"{layer.parameters:,} parameters; expected {name} with {parameters:,}"
+                )
+        return layers
+
+
+def _link(edge: Edge) -> dict[str, float | None]:
+    return {
+        "latency": edge.latency,
+        "bandwidth": edge.bandwidth if isfinite(edge.bandwidth) else None,
+    }
+
+
+def _table(found: Any) -> CostTable:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"expected a table with format = {FORMAT!r}")
+    if found.get("units") != _UNITS:
+        raise ValueError(f"units = {found.get('units')!r}; expected {_UNITS}")
+    links = _within(found, "links", "", dict)
+    edges = {
+        tuple(map(int, name.split("-"))): _edge(link, f"links.{name}")
+        for name, link in links.items()
+        if name != "any"
+    }
+    sizes = _within(found, "microbatches", "", dict)
+    layers = {
+        int(size): tuple(
+            _layer(layer, f"microbatches.{size}[{place}]") for place, layer in enumerate(of)
+        )
+        for size, of in sizes.items()
+    }
+    if not layers or not all(layers.values()):
+        raise ValueError("microbatches has no layers; expected the costs of each layer")
+    return CostTable(
+        layers,
+        _edge(_within(links, "any", "links.", dict), "links.any"),
+        edges,  # type: ignore[arg-type]
+        _number(found, "task", ""),
+    )
+
+
+def _edge(link: Any, where: str) -> Edge:
+    bandwidth = float("inf") if link.get("bandwidth", 0) is None else None
+    bandwidth = bandwidth or _number(link, "bandwidth", f"{where}.")
+    if not bandwidth:
+        raise ValueError(f"{where}.bandwidth = 0; expected bytes a second, or null: no limit")
+    return Edge(_number(link, "latency", f"{where}."), bandwidth)
+
+
+def _layer(layer: Any, where: str) -> LayerCosts:
+    if not isinstance(layer, dict):
+        raise ValueError(f"{where} = {layer!r}; expected the costs of a layer")
+    known = [one.name for one in fields(LayerCosts)]
+    if strange := [name for name in layer if name not in known]:
+        raise ValueError(f"{where}.{strange[0]} is no cost; expected {', '.join(known)}")
+    if not isinstance(layer.get("name"), str):
+        raise ValueError(f"{where} has no name; expected that of its class")
+    return LayerCosts(
+        **{
+            name: layer[name] if name == "name" else _number(layer, name, f"{where}.")
+            for name in known
+        }
+    )
+
+
+def _within(found: Mapping[str, Any], key: str, where: str, kind: type) -> Any:
+    if not isinstance(found.get(key), kind):
+        raise ValueError(f"{where}{key} is missing; expected a table")
+    return found[key]
+
+
+def _number(found: Mapping[str, Any], key: str, where: str) -> Any:
+    """A number of 0 or more."""
+    if key not in found:
+        raise ValueError(f"{where}{key} is missing; expected a number of 0 or more")
+    value = found[key]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not isfinite(value) or value < 0:
+        raise ValueError(f"{where}{key} = {value!r}; expected a number of 0 or more")
+    return value

@@ -1,0 +1,46 @@
+"""Costs of layers from a run: a timeline tells what stages take, and layers that are measured alone
+tell how to share that out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from .cost_table import CostTable, LayerCosts
+from .simulator import Costs, Work
+
+
+def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) -> CostTable:
+    """A table in which the layers of each stage take together what the stage has taken.
+
+    Args:
+        table: costs of layers that were measured alone.
+        samples: number of samples in a microbatch of the run; the table has such microbatches.
+        costs: costs that were fitted to the run, in seconds, with those of each stage.
+        cuts: indices of layers at which the run's stages began, then the number of layers.
+    """
+    assert not isinstance(costs.work, Work)  # fitted costs are of stages
+    layers: list[LayerCosts] = []
+    for work, (first, end) in zip(costs.work, pairwise(cuts), strict=True):
+        layers += _shared_out(work, table.layers[samples][first:end], costs.jitter)
+    return CostTable({samples: tuple(layers)}, costs.edge, task_s=costs.task)
+
+
+def _shared_out(work: Work, layers: Sequence[LayerCosts], jitter: float) -> list[LayerCosts]:
+    forward = _shares([layer.forward_s for layer in layers])
+    back = _shares([layer.input_s for layer in layers])
+    weight = _shares([layer.weight_s for layer in layers])
+    return [
+        replace(
+            layer,
+            forward_s=work.forward * forward[place],
+            input_s=work.input * back[place],
+            weight_s=work.weight * weight[place],
+            spread=jitter,
+        )
+        for place, layer in enumerate(layers)
+    ]
+
+
+def _shares(seconds: Sequence[float]) -> list[float]:
+    whole = sum(seconds)
+    return [one / whole if whole else 1 / len(seconds) for one in seconds]
