@@ -23,7 +23,7 @@ from axrt.observe.origin import STARTS, Origin
 from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
 from axrt.observe.progress import Progress, Shown
-from axrt.observe.rate import Rate
+from axrt.observe.rate import Rate, TimeLeft
 from axrt.observe.trackers import Tracker, theirs
 from axrt.results import StepResult
 from axrt.scheduler.timeline import Timeline
@@ -72,6 +72,7 @@ class Record:
         self._files, self._idle, self._trackers, self._speeds = files, idle, trackers, speeds
         self._memory, self._ranks = engine.memory_bytes, engine.pipe_size * engine.data_size
         self._rates, self._last_shown = Rate(engine.step), Shown(engine.step, 0.0)
+        self._left = TimeLeft(engine.config.run.steps)
         self._told = False  # that lines of metrics cannot be written
         self.failed = False
         self._launch = engine.launch_command
@@ -165,6 +166,7 @@ class Record:
                 "run.steps higher to go on"
             )
         self._last_s, self._last_step = time.perf_counter(), done
+        self._left.begin(done, self._last_s)
 
     def start(self, hosts: Sequence[str], pids: Sequence[int], commit: str) -> None:
         """Write where this start comes from.
@@ -199,6 +201,7 @@ class Record:
             lr=result.lr,
             tokens_per_s=self._rates.at(done) * self._tokens_a_step(),
             ranks=self._ranks,
+            left_s=self._left.at(done, time.perf_counter()),
         )
         self._show.step(shown)
 

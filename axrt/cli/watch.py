@@ -14,6 +14,7 @@ from axrt.config import Config
 from axrt.exit_codes import Exit
 from axrt.observe.metrics import METRICS, is_run
 from axrt.observe.progress import Progress, Shown, progress_for
+from axrt.observe.rate import TimeLeft
 
 from .refusal import errors_as_lines
 from .runs import state_of
@@ -38,13 +39,13 @@ def watch(run: Path, once: bool) -> None:
     with errors_as_lines():
         steps = Config.read(run / "config.toml").run.steps
     kind = "plain" if once else "auto"
-    lines, seen = _Lines(run / METRICS), Shown(0, 0.0)
+    lines, seen, left = _Lines(run / METRICS), Shown(0, 0.0), TimeLeft(steps)
     try:
         with progress_for(kind, steps) as show:
             while True:
                 is_under_way = holder_of(run) is not None
                 for line in lines.new():
-                    seen = _shown(line, seen)
+                    seen = _shown(line, seen)._replace(left_s=_left_s(line, left))
                     if not once:
                         _show(line, seen, show)
                 if once or not is_under_way:
@@ -92,6 +93,14 @@ def _shown(line: dict[str, Any], before: Shown) -> Shown:
         line.get("idle") or {},
         line.get("memory_bytes") or {},
     )
+
+
+def _left_s(line: dict[str, Any], left: TimeLeft) -> float | None:
+    """Seconds that the run will still take, by the times in its own lines."""
+    done, at_s = line["step"], line.get("time_s") or 0.0
+    if "resumed_from" in line:
+        left.begin(done, at_s)
+    return left.at(done, at_s)
 
 
 def _end(run: Path, seen: Shown, steps: int) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, Self
 import psutil
 from rich.console import Console, Group
 from rich.live import Live as Moving
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
@@ -33,6 +33,7 @@ class Shown(NamedTuple):
         mfu: model FLOPs utilisation, as a share; None: it is not known.
         idle: share of the main rank's time in which it ran nothing, by cause.
         memory: bytes of the main rank, by tier.
+        left_s: seconds until the last step; None: it is not known.
     """
 
     done: int
@@ -44,9 +45,10 @@ class Shown(NamedTuple):
     mfu: float | None = None
     idle: Mapping[str, float] = {}
     memory: Mapping[str, int] = {}
+    left_s: float | None = None
 
     def text(self) -> str:
-        """All of it but the step, in a line."""
+        """All of it but the step and the time left, in a line."""
         norm = "" if self.grad_norm is None else f"  norm {self.grad_norm:.3g}"
         each = f" ({self.tokens_per_s / self.ranks:,.0f} a device)" if self.ranks > 1 else ""
         rate = f"  {self.tokens_per_s:,.0f} tokens/s{each}" if self.tokens_per_s else ""
@@ -55,6 +57,11 @@ class Shown(NamedTuple):
         idle = f"  idle {sum(self.idle.values()):.0%} ({causes})" if self.idle else ""
         memory = "".join(f"  {tier} {readable(size)}" for tier, size in self.memory.items())
         return f"loss {self.loss:.3f}  lr {self.lr:.2g}{norm}{rate}{mfu}{idle}{memory}"
+
+    @property
+    def left(self) -> str:
+        """The time left, as a person reads it."""
+        return "-:--:--" if self.left_s is None else str(timedelta(seconds=round(self.left_s)))
 
 
 class Progress(Protocol):
@@ -89,9 +96,13 @@ class Live:
         # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see
         # that by itself.
         console = Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100")))
-        columns = (MofNCompleteColumn(), BarColumn(bar_width=40), TimeRemainingColumn(compact=True))
-        self._bar = Bar(TextColumn("step"), *columns, TextColumn("left"), console=console)
-        self._task = self._bar.add_task("train", total=steps, completed=first)
+        columns = (
+            MofNCompleteColumn(),
+            BarColumn(bar_width=40),
+            TextColumn("{task.fields[left]} left"),
+        )
+        self._bar = Bar(TextColumn("step"), *columns, console=console)
+        self._task = self._bar.add_task("train", total=steps, completed=first, left="-:--:--")
         self._figures = Text("starting")
         self._moving = Moving(
             Group(self._bar, self._figures), console=console, refresh_per_second=4
@@ -105,7 +116,7 @@ class Live:
         self._moving.stop()
 
     def step(self, shown: Shown) -> None:
-        self._bar.update(self._task, completed=shown.done)
+        self._bar.update(self._task, completed=shown.done, left=shown.left)
         self._figures.plain = shown.text()
 
     def say(self, text: str) -> None:
@@ -115,17 +126,14 @@ class Live:
 class Plain(Quiet):
     """A line every few seconds, for logs."""
 
-    def __init__(self, steps: int, first: int = 0) -> None:
-        self._steps, self._first = steps, first
-        self._began = self._last = time.monotonic()
+    def __init__(self, steps: int) -> None:
+        self._steps, self._last = steps, time.monotonic()
 
     def step(self, shown: Shown) -> None:
-        now, done = time.monotonic(), shown.done
-        if done == self._steps or now - self._last >= _PLAIN_EVERY_S:
+        now = time.monotonic()
+        if shown.done == self._steps or now - self._last >= _PLAIN_EVERY_S:
             self._last = now
-            left_s = (now - self._began) / max(1, done - self._first) * (self._steps - done)
-            left = timedelta(seconds=round(left_s))
-            self.say(f"step {done}/{self._steps}  {shown.text()}  {left} left")
+            self.say(f"step {shown.done}/{self._steps}  {shown.text()}  {shown.left} left")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
@@ -143,7 +151,7 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
         kind = "live" if _ends_at_a_terminal() else "plain"
     if kind == "off":
         return Quiet()
-    return Live(steps, first) if kind == "live" else Plain(steps, first)
+    return Live(steps, first) if kind == "live" else Plain(steps)
 
 
 def _ends_at_a_terminal() -> bool:

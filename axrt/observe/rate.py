@@ -1,4 +1,4 @@
-"""How fast steps come, over the last few of them."""
+"""How fast steps come, over the last few of them; and how long the others will take."""
 
 import time
 from collections import deque
@@ -41,3 +41,37 @@ class Rate:
             done = self._marks[-1][0]
             self._marks.clear()
             self._marks.append((done, self._now()))
+
+
+class TimeLeft:
+    """How long a run will still take, by what its steps have taken since it began, or went on.
+
+    All that happens between steps counts, since it will happen again. Times are the caller's: of a
+    clock, or those of a file.
+
+    Args:
+        steps: number of steps of the run.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._first: tuple[int, float] | None = None
+
+    def begin(self, done: int, at_s: float) -> None:
+        """Note a start: what was before it says nothing of the steps to come.
+
+        Args:
+            done: number of steps that are done.
+            at_s: time, in seconds.
+        """
+        self._first = done, at_s
+
+    def at(self, done: int, at_s: float) -> float | None:
+        """Seconds that are left; None before a step since the start. The first call is a start
+        where there was none."""
+        if self._first is None:
+            self.begin(done, at_s)
+        first, since = self._first or (done, at_s)
+        if done <= first:
+            return None
+        return (at_s - since) / (done - first) * (self._steps - done)

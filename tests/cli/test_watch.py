@@ -1,10 +1,12 @@
 """`axrt watch`: how far a run is, from its files."""
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
@@ -56,3 +58,24 @@ def test_half_a_line_is_no_line_and_what_is_no_run_is_refused() -> None:
         file.write('{"step": 9, "lo')
     assert "step 4 of 4" in watch("out", "--once").output
     assert watch(".").exit_code == 2
+
+
+def test_the_time_left_comes_from_the_times_that_the_run_has_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps that were done before it watched are no progress of the moment in which it reads them,
+    and the time between two starts is none of a step."""
+    monkeypatch.setattr("axrt.observe.progress._PLAIN_EVERY_S", 0.0)
+    axrt("tiny.toml")
+    config = Path("out/config.toml")
+    config.write_text(config.read_text().replace("steps = 4", "steps = 150"))
+    written = [{"step": 0, "val_loss": 2.0, "time_s": 1.0}]
+    written += [{"step": step, "loss": 2.0, "time_s": 1 + 0.2 * step} for step in (30, 60, 90)]
+    written += [{"step": 80, "resumed_from": "out/checkpoints/step-00000080", "time_s": 100.0}]
+    written += [{"step": step, "loss": 2.0, "time_s": 60.0 + step / 2} for step in (80, 90)]
+    Path("out/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
+    said = [line.split() for line in watch("out").output.splitlines() if "left" in line]
+    assert [(line[1], line[-2]) for line in said] == [
+        *(("30/150", "0:00:24"), ("60/150", "0:00:18"), ("90/150", "0:00:12")),
+        *(("80/150", "-:--:--"), ("90/150", "0:00:30")),
+    ]

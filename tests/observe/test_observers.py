@@ -47,13 +47,13 @@ def test_the_live_display_shows_step_loss_rate_and_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Live(steps=10) as show:
-        show.step(Shown(5, 2.5, 1e-3, 12345, ranks=2, mfu=0.25, idle={"input": 0.1}))
+        show.step(Shown(5, 2.5, 1e-3, 12345, ranks=2, mfu=0.25, idle={"input": 0.1}, left_s=61.2))
         show.say("step 5: [something] that stays")
     shown = capsys.readouterr().out
     shown = " ".join(shown.split())
     for text in (
         *("5/10", "loss 2.500", "lr 0.001", "12,345 tokens/s (6,172 a device)", "MFU 25.0%"),
-        *("idle 10% (input 10%)", "step 5: [something] that stays"),
+        *("idle 10% (input 10%)", "0:01:01 left", "step 5: [something] that stays"),
     ):
         assert text in shown
 
@@ -61,7 +61,7 @@ def test_the_live_display_shows_step_loss_rate_and_time_left(
 def test_the_plain_display_ends_with_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
     with Plain(steps=2) as show:
         show.step(Shown(1, 2.5, 0.1, 10))
-        show.step(Shown(2, 2.25, 0.1, 10, grad_norm=1.5, memory={"device": 2000}))
+        show.step(Shown(2, 2.25, 0.1, 10, grad_norm=1.5, memory={"device": 2000}, left_s=0.4))
     assert capsys.readouterr().out == (
         "step 2/2  loss 2.250  lr 0.1  norm 1.5  10 tokens/s  device 2.00 kB  0:00:00 left\n"
     )
