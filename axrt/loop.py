@@ -262,9 +262,9 @@ class Loop:
         self._send(rank, Parcel(session.generation, message, payload), after)
 
     def _send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
-        self._transport.send(rank, parcel, after)
-        for tell in self._audience.sent:
+        for tell in self._audience.sent:  # first: it may arrive before the call that sends it ends
             tell(rank, parcel.message, parcel.payload)
+        self._transport.send(rank, parcel, after)
 
     def _enter(self, session: Session) -> None:
         self._session = session

@@ -33,7 +33,7 @@ class Observer:
         """A message has arrived from rank `source`."""
 
     def sent(self, rank: int, message: News, payload: Any) -> None:
-        """A message is on its way to rank `rank`, with a payload beside it."""
+        """A message leaves for rank `rank`, with a payload beside it; the next call sends it."""
 
     def started(self, task: Task) -> None: ...
     def finished(self, task: Task) -> None: ...

@@ -14,6 +14,8 @@ from axrt.scheduler.timeline import Delivery, Pause, Span
 
 from .observer import Observer, Wait
 
+_READINGS = 32
+
 
 class Trace(Observer):
     """Keeps the tasks and messages of some steps, and why nothing ran in between.
@@ -100,7 +102,16 @@ class Trace(Observer):
 
 
 def _time_of_day() -> Callable[[], float]:
-    """A clock in seconds that the ranks of the job share, as far as their nodes agree on the
-    time."""
-    began = time.time() - time.perf_counter()
+    """A clock in seconds that the ranks of the job share, as far as their hosts agree on the time.
+
+    It never goes back, and the ranks of a host have the same one: of several readings of two clocks
+    the closest pair counts, since a process may lose its core between two readings.
+    """
+    _, began = min(_offset() for _ in range(_READINGS))
     return lambda: began + time.perf_counter()
+
+
+def _offset() -> tuple[float, float]:
+    """How long it took to read both clocks, and the time of day at which the steady one was 0."""
+    before, day, after = time.perf_counter(), time.time(), time.perf_counter()
+    return after - before, day - (before + after) / 2

@@ -69,7 +69,7 @@ def test_the_time_left_comes_from_the_times_that_the_run_has_written(
     axrt("tiny.toml")
     config = Path("out/config.toml")
     config.write_text(config.read_text().replace("steps = 4", "steps = 150"))
-    written = [{"step": 0, "val_loss": 2.0, "time_s": 1.0}]
+    written: list[dict[str, object]] = [{"step": 0, "val_loss": 2.0, "time_s": 1.0}]
     written += [{"step": step, "loss": 2.0, "time_s": 1 + 0.2 * step} for step in (30, 60, 90)]
     written += [{"step": 80, "resumed_from": "out/checkpoints/step-00000080", "time_s": 100.0}]
     written += [{"step": step, "loss": 2.0, "time_s": 60.0 + step / 2} for step in (80, 90)]

@@ -1,15 +1,20 @@
 """The spans of a traced rank, by a clock of the test's own."""
 
+import time
 from collections import Counter
 
 import pytest
 
 import axrt
+from axrt.note import News
+from axrt.observe.observer import Observer
 from axrt.observe.trace import Trace
+from axrt.queues import NOW, Moment
 from axrt.scheduler.task import Task
 from axrt.scheduler.timeline import Timeline
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
+from axrt.transport.transport import Parcel
 
 from ..engine.models import perceptron
 from ..engine.reference import adamw, configured, random_batches
@@ -71,3 +76,54 @@ def test_messages_have_both_ends_and_the_size_of_what_they_carry(order: str) -> 
         if one.meaning in ("part", "sum"):
             assert one.to % 3 == one.source % 3
             assert one.num_bytes > 0
+
+
+class Leaving(Observer):
+    """What leaves, at the time at which the loop tells it."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    def sent(self, rank: int, message: News, payload: object) -> None:
+        self.seen.append(("told", str(message)))
+
+
+def test_a_message_is_stamped_before_the_call_that_sends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank of the same host may have it before that call has ended."""
+    batches = random_batches((6, 16), classes=5, microbatches=2)
+
+    def rank_main(transport: Transport) -> list[tuple[str, str]]:
+        leaving, sends = Leaving(), transport.send
+
+        def send(rank: int, parcel: Parcel, after: Moment = NOW) -> None:
+            leaving.seen.append(("sent", str(parcel.message)))
+            sends(rank, parcel, after)
+
+        monkeypatch.setattr(transport, "send", send)
+        of = configured(2)
+        with axrt.initialize(
+            perceptron(), adamw, config=of, transport=transport, observers=[leaving]
+        ) as engine:
+            engine.train_batch(iter(batches(0)))
+        return leaving.seen
+
+    for seen in LocalWorld(2, seed=1).run(rank_main):
+        told, sent = seen[::2], seen[1::2]
+        assert told == [("told", what) for _, what in sent]
+
+
+def test_ranks_of_a_host_have_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lost its core for 7 ms between its two readings had all its times 7 ms off."""
+    steady, late = [100.0], iter([0.007, 0.0, 0.007, 0.007])
+    monkeypatch.setattr(time, "perf_counter", lambda: steady[0])
+
+    def time_of_day() -> float:
+        now = 5000.0 + steady[0]
+        steady[0] += next(late, 0.007)
+        return now
+
+    monkeypatch.setattr(time, "time", time_of_day)
+    now = Trace(0, lambda rank: rank, steps=1)._now
+    assert now() == pytest.approx(5000.0 + steady[0], abs=1e-6)
