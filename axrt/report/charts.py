@@ -18,14 +18,20 @@ _MOST_ROWS, _MOST_SPANS = 40, 6000
 BLUE, ORANGE, GREEN, YELLOW, SKY, RED, PURPLE, GREY = (
     *("#0072B2", "#E69F00", "#009E73", "#F0E442", "#56B4E9", "#D55E00", "#CC79A7", "#8a8a8a"),
 )
+WINE, OLIVE = "#882255", "#999933"  # two more, of Tol's
 _OF_KIND = {
     Kind.FORWARD: BLUE,
     Kind.RECOMPUTE: PURPLE,
     Kind.BACKWARD: GREEN,
     Kind.INPUT: SKY,
     Kind.WEIGHT: ORANGE,
+    Kind.REDUCE: YELLOW,
+    Kind.NORM: WINE,
+    Kind.VOTE: GREY,
+    Kind.STEP: RED,
 }
 _OF_CAUSE = dict(zip(CAUSES, (RED, YELLOW, PURPLE, GREY), strict=True))
+_OF_MEANINGS = BLUE, GREEN, ORANGE, PURPLE, SKY, RED, YELLOW, WINE, GREY, OLIVE
 Rows = list[list[str]]
 
 
@@ -160,7 +166,7 @@ def _bars(line: Timeline, number: int) -> Iterator[dict[str, Any]]:
             "hovertext": [f"{span.task}, {1e3 * (span.end - span.start):.3g} ms" for span in mine],
             "hoverinfo": "text",
             "yaxis": f"y{number + 1}" if number else "y",
-            "marker": {"color": _OF_KIND.get(kind, GREY), "line": {"width": 0.3}},  # type: ignore[call-overload]
+            "marker": {"color": _OF_KIND.get(kind, OLIVE), "line": {"width": 0.3}},  # type: ignore[call-overload]
         }
 
 
@@ -202,9 +208,7 @@ def _messages(messages: Sequence[Delivery]) -> Chart:
         | {"x": [one.num_bytes for one in of], "y": [1e3 * one.took for one in of]}
         | {"text": [f"{one.what}, rank {one.source} to {one.to}" for one in of]}
         | {"marker": {"color": colour, "size": 6, "opacity": 0.7}}
-        for (meaning, of), colour in zip(
-            by_meaning.items(), cycle((BLUE, GREEN, ORANGE, PURPLE, SKY, RED, YELLOW)), strict=False
-        )
+        for (meaning, of), colour in zip(by_meaning.items(), cycle(_OF_MEANINGS), strict=False)
     ]
     layout = {
         "xaxis": {"title": {"text": "bytes"}, "tickformat": ".2s"},
@@ -241,9 +245,11 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
     for rank, entries in enumerate(predicted):
         for purpose, tier, size in entries:
             sizes.setdefault((tier, purpose), [0] * len(ranks))[rank] += size
+    tiers = list(dict.fromkeys(tier for tier, _ in sizes))
+    names = {of: ": ".join(of) if len(tiers) > 1 else of[1] for of in sizes}
     colours = (BLUE, ORANGE, GREEN, YELLOW, SKY, RED, PURPLE, GREY)
     traces = [
-        {"type": "bar", "name": f"{tier}: {purpose}", "x": ranks, "y": of, "offsetgroup": tier}
+        {"type": "bar", "name": names[tier, purpose], "x": ranks, "y": of, "offsetgroup": tier}
         | {"marker": {"color": colours[number % len(colours)]}}
         for number, ((tier, purpose), of) in enumerate(sizes.items())
     ]
@@ -257,7 +263,6 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
         "xaxis": {"title": {"text": "rank"}, "dtick": 1},
         "yaxis": {"title": {"text": "bytes"}, "tickformat": ".2s"},
     }
-    tiers = list(dict.fromkeys(tier for tier, _ in sizes))
     rows = [
         [
             str(rank),

@@ -9,6 +9,7 @@ from typing import Any
 from .charts import Chart, Rows, charts_of
 from .run_data import RunData
 
+_LONG, _IS_LONG = 24, ' class="long"'  # characters: a longer text takes several lines
 _STYLE = """
 :root{color-scheme:light dark;--text:#1b1e23;--soft:#5a6270;--back:#fff;--card:#f5f6f8;
 --line:#d4d8de;--link:#0b5cad}
@@ -22,7 +23,8 @@ p{margin:.3rem 0 .6rem}a{color:var(--link)}nav ul{display:flex;flex-wrap:wrap;ga
 padding:0;list-style:none}.chart{width:100%;min-height:320px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 th,td{padding:.2rem .7rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{font-variant-numeric:tabular-nums}td.wide{overflow-wrap:anywhere}
+td{font-variant-numeric:tabular-nums}td.long{min-width:16rem;overflow-wrap:anywhere}
+tbody th{white-space:nowrap}
 summary{cursor:pointer;color:var(--link)}:focus-visible{outline:3px solid var(--link);
 outline-offset:2px}.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(10rem,1fr));
 gap:.7rem;margin:0}.cards div{background:var(--card);border-radius:.5rem;padding:.6rem .8rem}
@@ -34,6 +36,7 @@ body{max-width:none;padding:0}}
 _SCRIPT = """
 const charts = JSON.parse(document.getElementById("charts").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const narrow = matchMedia("(max-width: 600px)");
 function colours(isDark) {
   const text = isDark ? "#e4e6ea" : "#1b1e23", line = isDark ? "#363b44" : "#d4d8de";
   const axis = {gridcolor: line, zerolinecolor: line, linecolor: line};
@@ -43,9 +46,12 @@ function layoutOf(chart, isDark) {
   const {text, axis} = colours(isDark), layout = structuredClone(chart.layout);
   for (const name of ["xaxis", "yaxis", "yaxis2"])
     if (layout[name]) Object.assign(layout[name], axis, {automargin: true});
+  if (narrow.matches)  // the legend has a line for each name, and the chart keeps its height
+    layout.height = (layout.height || 320)
+      + 24 * chart.traces.filter(of => of.showlegend !== false).length;
   return Object.assign({margin: {l: 10, r: 40, t: 10, b: 10}, font: {color: text, size: 13},
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    legend: {orientation: "h", y: 1, yanchor: "bottom"}, hovermode: "closest",
+    legend: {orientation: "h", y: 1, yanchor: "bottom", maxheight: 2000}, hovermode: "closest",
     modebar: {bgcolor: "rgba(0,0,0,0)", color: text, orientation: "v"}}, layout);
 }
 function drawAll(isDark) {
@@ -54,7 +60,7 @@ function drawAll(isDark) {
       {responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"]});
 }
 drawAll(dark.matches);
-dark.addEventListener("change", () => drawAll(dark.matches));
+for (const one of [dark, narrow]) one.addEventListener("change", () => drawAll(dark.matches));
 addEventListener("beforeprint", () => {
   drawAll(false);
   for (const one of document.querySelectorAll("details")) one.open = true;
@@ -138,9 +144,7 @@ def _of_chart(chart: Chart) -> str:
 def _table(head: Sequence[str], rows: Rows) -> str:
     heads = "".join(f'<th scope="col">{escape(one)}</th>' for one in head)
     lines = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f'<td class="wide">{escape(one)}</td>' for one in rest)
-        + "</tr>"
+        f'<tr><th scope="row">{escape(first)}</th>' + "".join(map(_cell, rest)) + "</tr>"
         for first, *rest in rows
     )
     return (
@@ -149,10 +153,14 @@ def _table(head: Sequence[str], rows: Rows) -> str:
     )
 
 
+def _cell(text: str) -> str:
+    return f"<td{_IS_LONG if len(text) > _LONG else ''}>{escape(text)}</td>"
+
+
 def _costs(fitted: dict[str, Any]) -> str:
     head = ["stage", "forward", "input gradient", "weight gradient"]
     rows = [
-        [str(stage), *(f"{1e3 * seconds:.3g} ms" for seconds in of.values())]
+        [str(stage), *(f"{1e3 * of[key]:.3g} ms" for key in ("forward", "input", "weight"))]
         for stage, of in enumerate(fitted["stages"])
     ]
     between = (
@@ -165,7 +173,7 @@ def _costs(fitted: dict[str, Any]) -> str:
 def _starts(run: RunData) -> str:
     rows = [
         [
-            one["began"],
+            _moment(one["began"]),
             str(one["step"]),
             one["command"],
             ", ".join(dict.fromkeys(one["hosts"])),
@@ -179,7 +187,7 @@ def _starts(run: RunData) -> str:
         return made
     launches = [
         [
-            one["began"],
+            _moment(one["began"]),
             str(one["step"]),
             f"{one['gained']} steps in {one['took_s']:.0f} s",
             str(one["code"]),
@@ -189,6 +197,11 @@ def _starts(run: RunData) -> str:
     ]
     head = ["began (UTC)", "from step", "gained", "code", "lost hosts"]
     return f"{made}<h3>By axrt launch</h3>{_table(head, launches)}"
+
+
+def _moment(began: str) -> str:
+    """A time in UTC, as a person reads it."""
+    return began[:19].replace("T", " ")
 
 
 def _configuration(run: RunData) -> str:

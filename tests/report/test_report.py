@@ -12,6 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.report.charts import charts_of
+from axrt.report.run_data import RunData
+from axrt.scheduler.task import Kind
 
 from ..cli.test_train import TINY, axrt
 from ..mpi.mpirun import mpirun
@@ -19,6 +22,7 @@ from ..mpi.mpirun import mpirun
 pytest.importorskip("plotly")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TRAIN = ("-m", "axrt", "train", "tiny.toml", "model.layers=2", "run.trace_steps=2", "run.steps=6")
+CLIPPED = "optimizer.clip=1.0"  # so that there are norms
 
 
 class Page(HTMLParser):
@@ -35,6 +39,7 @@ class Page(HTMLParser):
         self.loads: list[str] = []
         self.texts: dict[str, str] = {}
         self.labels: dict[str, str] = {}
+        self.rows: dict[str, list[int]] = {}  # of tables: cells of each
         self._section = ""
         self._silent = False
         self.feed(html)
@@ -46,6 +51,10 @@ class Page(HTMLParser):
             self.ids.append(of["id"])
         if tag == "section":
             self._section = of["id"]
+        if tag == "tr":
+            self.rows.setdefault(self._section, []).append(0)
+        if tag in ("th", "td"):
+            self.rows[self._section][-1] += 1
         if tag == "a":
             self.links.append(of["href"])
         if of.get("role") == "img":
@@ -67,7 +76,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.toml").write_text(TINY)
     (folder / "text.txt").write_text("all work and no play " * 20)
-    ended = mpirun(2, [*TRAIN, "run.out=one"], cwd=folder)
+    ended = mpirun(2, [*TRAIN, CLIPPED, "run.out=one"], cwd=folder)
     assert ended.code == 0, ended.err
     other = [sys.executable, *TRAIN[:4], "run.out=two", "optimizer.lr=0.01", "run.device=cpu"]
     subprocess.run(other, cwd=folder, check=True, capture_output=True)
@@ -99,6 +108,21 @@ def test_everything_of_a_run_is_on_its_page(runs: Path) -> None:
     assert {"loss-chart", "timeline-chart", "memory-chart"} <= page.labels.keys()
 
 
+def test_each_column_of_a_table_has_its_heading(runs: Path) -> None:
+    report(str(runs / "one"))
+    rows = Page((runs / "one" / "report.html").read_text()).rows
+    assert set(rows["costs"]) == {4}, "a stage and its three costs"
+    assert all(len(set(cells)) == 1 for cells in rows.values())
+
+
+def test_kinds_of_tasks_are_told_apart_by_colour(runs: Path) -> None:
+    charts = charts_of(RunData.read(runs / "one"), None)
+    bars = next(chart for chart in charts if chart.name == "timeline").traces
+    colour = {bar["name"]: bar["marker"]["color"] for bar in bars}
+    assert {Kind.STEP.label, Kind.NORM.label, Kind.VOTE.label} <= set(colour)
+    assert len(set(colour.values())) == len(colour)
+
+
 def test_a_run_that_has_just_begun_has_a_page_too(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     (tmp_path / "new/config.toml").write_text("[run]\nsteps = 5\n")
@@ -122,9 +146,11 @@ def test_names_of_a_user_are_no_markup(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
-@pytest.mark.parametrize("size", ["1300,2000", "390,800"], ids=["desk", "phone"])
+@pytest.mark.parametrize(
+    ("size", "least"), [("1300,2000", 150), ("390,800", 210)], ids=["desk", "phone"]
+)
 def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
-    runs: Path, tmp_path: Path, size: str
+    runs: Path, tmp_path: Path, size: str, least: float
 ) -> None:
     assert report(str(runs / "one"), "--out", str(tmp_path / "page.html")).exit_code == 0
     assert CHROMIUM is not None
@@ -143,3 +169,5 @@ def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
     drawn = ended.stdout.count('class="plot-container plotly"')
     assert drawn == len(charts) > 5
     assert ended.stdout.count('class="point"') > 50, "tasks are drawn"
+    plots = re.findall(r'<rect class="nsewdrag [^>]* height="([\d.]+)"', ended.stdout)
+    assert min(map(float, plots)) > least, "a legend of many lines takes nothing from its chart"
