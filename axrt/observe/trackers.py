@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from axrt.config import Config
 from axrt.errors import ConfigError
 
-FOLDER = "tensorboard"
+FOLDER, WANDB_ID = "tensorboard", "wandb-id"
 # Names of torchtitan's, and factors, by ours.
 _THEIRS: dict[str, tuple[str, float]] = {
     "loss": ("loss_metrics/global_avg_loss", 1.0),
@@ -90,18 +90,25 @@ class _WeightsAndBiases:
     def __init__(self, config: Config, directory: Path) -> None:
         import wandb
 
+        # a run that goes on is the same one there, too
+        kept = directory / WANDB_ID
         try:
             self._run: Any = wandb.init(
                 project=config.run.wandb,
                 name=directory.name,
                 dir=str(directory),
                 config=config.as_dict(),
+                id=kept.read_text(encoding="utf-8").strip() if kept.exists() else None,
+                resume="allow",
             )
+            kept.write_text(f"{self._run.id}\n", encoding="utf-8")
         except wandb.Error as error:
             raise ConfigError(
                 f"run.wandb = {config.run.wandb!r}: {error}; set WANDB_MODE=offline to keep all on "
-                "the disk"
+                f"the disk, or remove {kept}, where it exists, to begin another run there"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"{kept}: {error.strerror}; expected a file of the run") from None
 
     def record(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)

@@ -69,6 +69,18 @@ def test_weights_and_biases_has_them_without_a_network() -> None:
     assert losses == pytest.approx([line["loss"] for line in lines("out") if "loss" in line])
 
 
+def test_a_run_that_goes_on_is_the_same_run_of_weights_and_biases() -> None:
+    pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    offline = {**environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    for more in (["tiny.toml"], ["out/config.toml", "checkpoint.resume=auto", "run.steps=6"]):
+        train = ["-m", "axrt", "train", *more, "run.wandb=trials"]
+        subprocess.run([sys.executable, *train], env=offline, check=True, timeout=300)
+    files = sorted(Path("out").glob("wandb/offline-run-*/*.wandb"))
+    (name,) = {record.run.run_id for file in files for record in records_of(file)} - {""}
+    assert len(files) == 2, "one for each start"
+    assert Path("out/wandb-id").read_text().strip() == name
+
+
 def test_one_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("axrt.observe.trackers.find_spec", lambda name: None)
     result = axrt("tiny.toml", "run.wandb=trials")
