@@ -20,8 +20,8 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     in .perfetto-trace gets a trace for ui.perfetto.dev.
 
     \b
-    of a run:         axrt train examples/quickstart.toml run.trace_steps=2
-                      axrt draw runs/quickstart/timeline.json
+    of a run:         axrt train examples/quickstart.toml run.trace_steps=2 run.out=runs/traced
+                      axrt draw runs/traced/timeline.json
     of a simulation:  axrt simulate --policy zb-v --ranks 4 --microbatches 8 --timeline zb-v.json
                       axrt draw zb-v.json
     """

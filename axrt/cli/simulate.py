@@ -470,7 +470,7 @@ def simulate_command(
     axrt simulate --policy all --ranks 8 --microbatches 16 --steps 8 --jitter 0.5
     axrt simulate --policy zb-v --ranks 4 --microbatches 8 --picture zb-v.svg
     axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --memory 8
-    axrt simulate --like runs/quickstart --what-if      after axrt train ... run.trace_steps=5
+    axrt simulate --like runs/traced --what-if      after axrt train ... run.trace_steps=5
     """
     memory = options.pop("memory")
     _check_picture(options["picture"])

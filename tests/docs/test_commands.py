@@ -25,6 +25,18 @@ def in_consoles(page: str) -> Iterator[str]:
             yield from block.commands()
 
 
+@pytest.mark.parametrize("page", NAMES)
+def test_what_is_read_behind_a_training_is_what_it_has_written(page: str) -> None:
+    """Without `run.out` a number is added to the name where a run of that name exists."""
+    for block in blocks(page):
+        wrote: set[str] | None = None
+        for command in block.commands():
+            read = set(re.findall(r"(?:draw|--like|report|watch|generate) (runs/\w+)", command))
+            assert wrote is None or read <= wrote, command
+            if " train examples/" in command:
+                wrote = (wrote or set()) | set(re.findall(r"run\.out=(\S+)", command))
+
+
 def in_lines(page: str) -> Iterator[str]:
     """Commands between backticks, within prose."""
     for code in codes(page):
