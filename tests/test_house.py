@@ -31,6 +31,13 @@ def test_no_mpi_library_is_a_hard_dependency_and_torch_is_not_pinned() -> None:
     assert "torch>=2.9" in project["dependencies"]
 
 
+def test_the_newest_changes_are_those_of_the_packages_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (.+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1].startswith(version)
+
+
 def prose(document: Path) -> Iterator[tuple[int, str]]:
     """The lines that are no code, with their numbers."""
     is_code = False

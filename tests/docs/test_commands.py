@@ -1,5 +1,6 @@
 """Commands of the pages: each has a subcommand, options and keys that exist."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ import pytest
 
 from axrt import Config
 from axrt.cli import main
+from axrt.cli.simulate import simulate_command
+from axrt.scheduler.timeline import Timeline
 
 from .pages import PAGES, blocks, codes, text_of
 
@@ -99,3 +102,24 @@ def is_of_another_tool(page: str, code: str) -> bool:
     """It stands in the first column of a table of another tool's names."""
     rows = [row for row in text_of(page).splitlines() if row.startswith("| ")]
     return page == "coming-from" and any(f"`{code}`" in row.split("|")[1] for row in rows)
+
+
+def test_the_guide_has_every_option_of_simulate_in_one_row() -> None:
+    section = text_of("command-line").partition("## Simulating")[2].partition("\n## ")[0]
+    modes, options = section.partition("| options |")[::2]
+    named = [
+        re.findall(r"`(--[\w-]+)", row.split("|")[1])
+        for row in options.splitlines()
+        if row.startswith("| `--")
+    ]
+    found = [option for row in named for option in row]
+    every = {option for of in simulate_command.params for option in of.opts if "--" in option}
+    assert sorted(found) == sorted(set(found))
+    assert every - {"--help-all"} == set(found) | set(re.findall(r"(--[a-z][\w-]*)", modes))
+
+
+def test_the_guide_has_every_field_of_a_timeline() -> None:
+    table = text_of("command-line").partition("| field of `timeline.json` |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert named == set(json.loads(Timeline(1, 1).to_json()))
