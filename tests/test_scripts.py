@@ -62,6 +62,14 @@ def test_what_is_missing_is_said_in_one_line(
     assert not (checkout / ".venv").exists()
 
 
+def test_types_of_an_installed_checkout_are_found() -> None:
+    """An editable install is an import hook by default, which mypy cannot follow."""
+    scripts = (path.read_text() for path in (ROOT / "scripts").iterdir() if path.is_file())
+    installs = [line for text in scripts for line in text.splitlines() if '-e ".[' in line]
+    assert len(installs) == 3
+    assert all("--config-settings editable_mode=compat" in line for line in installs)
+
+
 def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
     tools = tmp_path / "bin"
     shutil.copytree(ROOT / "scripts", tmp_path / "axrt" / "scripts")
