@@ -3,9 +3,11 @@ torch, some do not."""
 
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
 # Each command with its module, its name there, and what --help says of it.
 _COMMANDS = {
@@ -51,6 +53,22 @@ class _Commands(click.Group):
         module, name, _ = _COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"{__name__}.{module}"), name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, _COMMANDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "axrt --help lists those that there are"
+            ctx.fail(f"there is no command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names that fit and the options of the group; no command is imported for its name."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        fitting = (name for name in _COMMANDS if name.startswith(incomplete))
+        return [CompletionItem(name, help=_COMMANDS[name][2]) for name in fitting] + options
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -75,3 +75,24 @@ def test_modules_are_attributes_of_the_package_as_soon_as_they_are_asked_for() -
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "ConfigError Config\nFalse\n"
+
+
+def test_names_of_commands_complete_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr("axrt.cli.import_module", imported.append)
+    words = {"_AXRT_COMPLETE": "bash_complete", "COMP_WORDS": "axrt ", "COMP_CWORD": "1"}
+    said = CliRunner().invoke(main, [], prog_name="axrt", env=words).output.split()
+    assert {f"plain,{name}" for name in main.list_commands(click.Context(main))} == set(said)
+    words["COMP_WORDS"] = "axrt --ver"
+    assert "plain,--version" in CliRunner().invoke(main, [], prog_name="axrt", env=words).output
+    assert imported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("trian", "did you mean train?"), ("xyzzy", "axrt --help lists those that there are")],
+)
+def test_a_misspelled_command_is_told_its_nearest(name: str, hint: str) -> None:
+    result = CliRunner().invoke(main, [name])
+    assert result.exit_code == 2
+    assert f"there is no command {name!r}; {hint}" in result.output
