@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from axrt.clusters.batch import Order, mpi_of_environment, pbs, slurm
+from axrt.clusters.batch import Order, mpi_of_environment, pbs, seconds_of, slurm
 from axrt.config import Config
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
@@ -24,7 +24,7 @@ _OPTIONS = (
         "--ranks-per-node", type=click.IntRange(1), help="one for each GPU, or one, by default"
     ),
     click.option("--cores-per-rank", default=0, type=click.IntRange(0), help="0: the site's"),
-    click.option("--time", default="24:00:00", show_default=True, help="limit, HH:MM:SS"),
+    click.option("--time", default="24:00:00", show_default=True, help="limit, as Slurm takes it"),
     click.option("--partition", default="", help="partition or queue"),
     click.option("--account", default="", help="account that pays"),
     click.option("--module", "modules", multiple=True, help="to load first; may be repeated"),
@@ -96,11 +96,12 @@ def _order(options: dict[str, Any]) -> Order:
     """The order of a command, whose configuration must be one.
 
     Raises:
-        ConfigError: it is none, or sets what the script sets.
+        ConfigError: it is none, sets what the script sets, or the time limit is none.
     """
     overrides = options["overrides"]
     if any(one.startswith("checkpoint.resume=") for one in overrides):
         raise ConfigError("checkpoint.resume is set by the script; go back by hand, once")
+    seconds_of(options["time"])
     config = Config.read(options["file"], overrides)
     gpus = options["gpus_per_node"]
     return Order(

