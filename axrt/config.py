@@ -974,11 +974,11 @@ def _built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
     if not isinstance(keys, Mapping):
         mistakes.append(f"[{section}] is {_type_name(type(keys))}; expected a section of keys")
         return kind()
-    known = {item.name for item in fields(kind)}
+    choices = {item.name: item.metadata["choices"] for item in fields(kind)}
     fitting = {
-        key: tuple(value) if isinstance(value, list) else value
+        key: tuple(value) if isinstance(value, list) else _spelled(value, choices[key])
         for key, value in keys.items()
-        if key in known
+        if key in choices
     }
     while True:
         try:
@@ -991,6 +991,15 @@ def _built(kind: type[Any], keys: Any, mistakes: list[str]) -> Any:
                 if any(_names_any(text, [f"{section}.{key}"]) for text in error.texts)
             ]
             fitting = {key: value for key, value in fitting.items() if wrong and key not in wrong}
+
+
+def _spelled(value: Any, choices: Sequence[str]) -> Any:
+    """A yes or no as the key's choices spell it: a boolean of TOML, on or off, true or false."""
+    word = str(value).lower() if isinstance(value, bool) else value
+    for same in (("true", "on"), ("false", "off")):
+        if word in same:
+            return next((choice for choice in same if choice in choices), value)
+    return value
 
 
 def _names_any(text: str, keys: Iterable[str]) -> bool:

@@ -234,3 +234,13 @@ def test_a_key_that_was_renamed_is_refused_with_its_new_name() -> None:
         Config.read({"schedule": {"in_flight": 3}})
     with pytest.raises(ConfigError, match="parallel.order is now parallel.rank_order"):
         Config.read({}, ["parallel.order=data"])
+
+
+@pytest.mark.parametrize("word", ["false", "off", '"false"', '"off"'])
+def test_a_no_has_several_spellings_and_one_value(word: str) -> None:
+    config = Config.read({}, [f"run.cuda_aware={word}", f"checkpoint.background={word}"])
+    assert (config.run.cuda_aware, config.checkpoint.background) == ("false", "off")
+    yes = "true" if word == "false" else "on"
+    assert Config.read({}, [f"run.cuda_aware={yes}"]).run.cuda_aware == "true"
+    with pytest.raises(ConfigError, match="run.progress = .*expected one of|is a boolean"):
+        Config.read({}, [f"run.progress={yes}"])
