@@ -17,7 +17,7 @@ _NO_TERMINAL = 500  # columns
 # By cause of an idle rank: the heading of a column, and the same in a sentence.
 _CAUSES = {
     INPUT: ("no input", "nothing has come"),
-    ROOM: ("cap", "a cap says no"),
+    ROOM: ("no room", "there is no room under the cap"),
     COPIES: ("copies", "state is on its way"),
     END: ("nothing left", "nothing is left"),
 }

@@ -49,7 +49,7 @@ _LANES = {
 }
 _GAPS = {  # by the cause of a pause: class and words
     INPUT: ("gi", "idle: nothing has come"),
-    ROOM: ("gr", "idle: a cap says no"),
+    ROOM: ("gr", "idle: no room under the cap"),
     COPIES: ("gc", "idle: state is on its way"),
     END: ("ge", "idle: nothing is left"),
 }

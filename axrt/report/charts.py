@@ -192,8 +192,9 @@ def _idle(traced: Traced) -> Chart:
         for rank in ranks
     ]
     says = (
-        "Why each rank ran nothing in the traced steps: it lacked an input; its cap left no room; "
-        "it waited for copies of state; or it had come to its end. The loop's own time has none."
+        "Why each rank ran nothing in the traced steps: it lacked an input; there was no room "
+        "under its cap; it waited for copies of state; or it had come to its end. The loop's own "
+        "time has none."
     )
     return Chart("idle", "Idle time", says, traces, layout, ["rank", "all", *CAUSES], rows)
 
