@@ -81,7 +81,8 @@ class Record:
         self._unwritten: StepResult | None = None
         self._prediction: Prediction | None = None
         self._what_is_measured = (
-            "growth of the process, libraries and kernels included"
+            "growth of the process since before its layers were built, with what torch and MPI "
+            "load and keep for themselves: tens of MB or more beside a model of any size"
             if engine.device == CPU
             else "peak of the device's allocator"
         )
