@@ -39,10 +39,25 @@ def runs(directory: Path, as_json: bool) -> None:
     if not rows:
         click.echo(f"no run in {directory}")
         return
-    table = Table("step", "of", "loss", "validation", "state", "written (UTC)", "run", box=None)
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "loss", "validated", "state", "written (UTC)"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("run", overflow="fold")
     for row in rows:
-        table.add_row(*map(_text, row.values()))
+        table.add_row(*_cells(row))
     Console().print(table)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table; it is short, so that it takes one line of a terminal."""
+    return [
+        f"{row['step']}/{_text(row['of'])}",
+        _text(row["loss"]),
+        _text(row["validation"]),
+        row["state"].replace(", process ", ":"),
+        row["written"][5:16],
+        row["path"],
+    ]
 
 
 def _found(directory: Path) -> Iterator[Path]:

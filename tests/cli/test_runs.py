@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from axrt.checkpoint.lock import DirectoryLock
@@ -58,6 +59,18 @@ def test_a_run_that_is_under_way_names_its_process() -> None:
     said = {"host": os.uname().nodename, "pid": gone.pid, "started": 1.0}
     Path("out/.lock").write_text(json.dumps(said))
     assert rows("out")[0]["state"] == "done"
+
+
+def test_a_run_takes_one_row_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("socket.gethostname", lambda: "node-17")
+    assert axrt("tiny.toml", "run.steps=1", "run.out=runs/quickstart").exit_code == 0
+    lock = DirectoryLock(Path("runs/quickstart"))
+    heading, row = runs("runs").output.splitlines()
+    lock.release()
+    assert f"running on node-17:{os.getpid()}" in row
+    assert row.endswith("runs/quickstart")
+    assert heading.split() == ["step", "loss", "validated", "state", "written", "(UTC)", "run"]
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
