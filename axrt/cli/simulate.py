@@ -16,10 +16,13 @@ from typing import Any, NoReturn
 
 import click
 
+from axrt.cli.measured_costs import CostsOrFile, world_on
 from axrt.exit_codes import Exit
+from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
-from axrt.scheduler.placement import PLACEMENTS
+from axrt.scheduler.placement import PLACEMENTS, placement_by_name
+from axrt.scheduler.planner import World
 from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
 from axrt.scheduler.schedules import build_schedule, search
@@ -235,8 +238,9 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.option(
     "--costs",
     default=(1.0, 1.0, 1.0),
-    type=_Numbers(3, ","),
-    help="forward, input and weight gradient of a rank; a chunk's is 1/v",
+    type=CostsOrFile(_Numbers(3, ",")),
+    help="forward, input and weight gradient of a rank; a chunk's is 1/v. Or a file of axrt "
+    "profile: its layers, in seconds",
 )
 @click.option(
     "--stage-costs",
@@ -542,17 +546,16 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
 def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) -> None:
     """Make an order for the costs, simulate it, and print its figures."""
     from axrt.scheduler.planner import PLACEMENTS as PLANNED
-    from axrt.scheduler.planner import planned, worlds
+    from axrt.scheduler.planner import planned
 
     where = (options["placement"],) if options["placement"] else PLANNED
     ranks, microbatches = options["ranks"], options["microbatches"]
     if options["stage_costs"] and options["placement"] != "linear":
         _refuse("--plan chooses the stages; expected --placement linear with --stage-costs")
     try:
-        any_job = build_schedule("gpipe", ranks, microbatches)
-        costs = _costs(any_job, options)
-        among = worlds(ranks, costs, where)
-        plan = planned(among, microbatches, memory or ranks, options["steps"], options["seed"])
+        among, unit = _worlds(where, options)
+        limit = (memory or ranks) * unit
+        plan = planned(among, microbatches, limit, options["steps"], options["seed"])
         order = plan.order
         job = Job(order.placement, Fixed(order, order.needs), microbatches)
         line = _run(job, _costs(job, options), options)
@@ -562,6 +565,20 @@ def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) ->
     _write(options["timeline"], line.to_json)
     _write(options["write_order"], lambda: str(order))
     _show(_figures(job, line, options, held_mib), [], form, options)
+
+
+def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[World], float]:
+    """The placements that a plan may take, and what a microbatch keeps on a rank."""
+    from axrt.scheduler.planner import worlds
+
+    ranks = options["ranks"]
+    if not isinstance(options["costs"], CostTable):
+        any_job = build_schedule("gpipe", ranks, options["microbatches"])
+        return worlds(ranks, _costs(any_job, options), where), 1.0
+    found = [
+        world_on(placement_by_name(name, ranks, 0), options["costs"], options) for name in where
+    ]
+    return found, min(world.least for world in found)
 
 
 def _show(
@@ -587,6 +604,8 @@ def _show(
 
 def _taken(options: dict[str, Any]) -> str:
     """A line about the costs that were taken, and their unit."""
+    if isinstance(options["costs"], CostTable):
+        return "costs: those of the table's layers, cut by their times. Times are in seconds."
     if options["stage_costs"]:
         work = f"costs of {len(options['stage_costs'])} stages by --stage-costs"
     else:
@@ -710,7 +729,8 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
 
 def _check(options: dict[str, Any]) -> None:
     _check_ranks(options)
-    if not sum(map(sum, options["stage_costs"] or [options["costs"]])):
+    numbers = () if isinstance(options["costs"], CostTable) else options["costs"]
+    if numbers and not sum(map(sum, options["stage_costs"] or [numbers])):
         _refuse("--costs are all 0; expected something to do")
     _check_offload(options)
     if options["reductions"] > 1 and options["zero"] < 2:
@@ -799,6 +819,14 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 
 
 def _costs(job: Job, options: dict[str, Any]) -> Costs:
+    if isinstance(options["costs"], CostTable):
+        of = world_on(job.placement, options["costs"], options).costs
+        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0), "jitter": of.jitter})
+        return replace(costs, work=of.work, edge=of.edge, edges=of.edges, task=of.task)
+    return _of_options(job, options)
+
+
+def _of_options(job: Job, options: dict[str, Any]) -> Costs:
     fetch, store = options["copy_costs"]
     ranks, factor = options["node"] or (0, 1.0)
     bring, take = options["stash_costs"]

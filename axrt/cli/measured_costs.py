@@ -1,0 +1,59 @@
+"""Costs of a simulation that a file has, see `axrt profile`."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.placement import Placement
+from axrt.scheduler.planner import World
+
+
+class CostsOrFile(click.ParamType):  # type: ignore[type-arg]
+    """Numbers, as another type takes them, or the name of a file that ends with .json."""
+
+    def __init__(self, numbers: click.ParamType) -> None:  # type: ignore[type-arg]
+        self._numbers = numbers
+        self.name = f"{numbers.name}|FILE.json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value).endswith(".json"):
+            return self._numbers.convert(value, param, ctx)
+        try:
+            return CostTable.read(Path(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) -> World:
+    """The costs of the table's model, cut so that ranks take equally long.
+
+    Args:
+        placement: placement of the stages.
+        table: costs of its layers.
+        options: options of the command; those that the table has are not taken.
+    Raises:
+        ValueError: the model has fewer layers than stages, or an option says what the table says.
+    """
+    from axrt.along_plan import world_of
+    from axrt.model.partition import balanced, evened
+
+    for name in ("latency", "transfer", "task_cost"):
+        if options[name]:
+            raise ValueError(
+                f"--{name.replace('_', '-')} and --costs with a file, which says that; expected "
+                "one of them"
+            )
+    size = min(table.layers)
+    layers = table.layers[size]
+    if len(layers) < placement.stages:
+        raise ValueError(
+            f"the table has {len(layers)} layers, which cannot fill {placement.stages} stages"
+        )
+    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
+    cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
+    world = world_of(placement, cuts, layers, table.edge, table.task_s)
+    jitter = options["jitter"] or world.costs.jitter
+    return world._replace(costs=replace(world.costs, edges=dict(table.edges), jitter=jitter))
