@@ -32,7 +32,7 @@ _COMMANDS = {
     "profile": (
         "profile",
         "profile",
-        "Measure what each layer of a model costs, for plans and simulations.",
+        "Measure what each layer costs, for plans and simulations.",
     ),
     "check-policy": ("check_policy", "check_policy", "Try a policy of your own on many schedules."),
     "memory": ("memory", "memory", "Say what each rank of a run will hold, and what would help."),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # --help needs no torch
     from axrt.scheduler.cost_table import CostTable
 
 
-@click.command(short_help="Measure what each layer of a model costs, for plans and simulations.")
+@click.command(short_help="Measure what each layer costs, for plans and simulations.")
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
 @click.option(

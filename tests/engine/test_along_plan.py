@@ -1,0 +1,125 @@
+"""Where costs are known, `adaptive`, `zb-h1` and `zb-h2` follow a plan: in another order, to the
+same bits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import axrt
+from axrt.model.costs import kinds_of
+from axrt.scheduler.comparison import Run
+from axrt.scheduler.cost_table import CostTable, LayerCosts
+from axrt.scheduler.policies import AlongPlan
+from axrt.scheduler.simulator import Edge
+from axrt.transport import Transport
+from axrt.transport.local import LocalWorld
+
+from .models import perceptron
+from .reference import configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+
+STEPS, MICROBATCHES = 3, 6
+BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+
+
+def table(latency: float = 0.01) -> CostTable:
+    """Layers that take equally long, and messages that take as long as a layer."""
+    layer = LayerCosts(0.01, 0.01, 0.01, 1000, 4000, 0.1, until_weight_bytes=1000)
+    layers = [replace(layer, name=name, parameters=count) for name, count in kinds_of(perceptron())]
+    return CostTable({1: tuple(layers)}, Edge(latency), task_s=1e-4)
+
+
+def settings(folder: Path, **schedule: Any) -> dict[str, Any]:
+    file = folder / "costs.json"
+    file.write_text(table().to_json())
+    return configured(
+        MICROBATCHES,
+        schedule={"costs": str(file), **schedule},
+        run={"trace_steps": 2, "out": str(folder)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "schedule", "policy"),
+    [
+        (2, {}, "adaptive"),
+        (3, {"policy": "adaptive", "max_held": 9}, "adaptive"),
+        (3, {"policy": "zb-h1"}, "zb-h1"),
+        (4, {"policy": "zb-h2"}, "zb-h2"),
+    ],
+)
+def test_a_plan_has_the_bits_of_plain_torch(
+    tmp_path: Path, ranks: int, schedule: dict[str, Any], policy: str
+) -> None:
+    config = settings(tmp_path, **schedule)
+    jobs = []
+
+    def rank_main(transport: Transport) -> Any:
+        with axrt.initialize(perceptron(), config=config, transport=transport) as engine:
+            jobs.append((engine.schedule.policy, engine._job))
+        return train_on_a_rank(transport, perceptron(), BATCHES, STEPS, config)
+
+    found = together(LocalWorld(ranks, 3).run(rank_main))
+    assert found == train_in_plain_torch(perceptron(), BATCHES, STEPS)
+    assert {name for name, _ in jobs} == {policy}
+    job, *others = [job for _, job in jobs]
+    assert all(other == job for other in others)
+    assert isinstance(job.policy, AlongPlan)
+    assert job.policy.name == policy
+
+
+def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
+    config = settings(tmp_path, policy="adaptive")
+
+    def rank_main(transport: Transport) -> Any:
+        with axrt.initialize(perceptron(), config=config, transport=transport) as engine:
+            for step in range(4):
+                engine.train_batch(iter(BATCHES(step)))
+            line = engine.timeline()
+            return engine._job, line and line.to_json()
+
+    (job, line), *_ = LocalWorld(3, 1).run(rank_main)
+    (tmp_path / "timeline.json").write_text(line)
+    run = Run.read(tmp_path)
+    assert run.job.placement == job.placement
+    assert run.job.policy == job.policy
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda of: of["microbatches"]["1"].pop(), "it has 7 layers; expected 8"),
+        (lambda of: of["microbatches"]["1"][2].pop("weight_s"), r"1\[2\].weight_s is missing"),
+        (lambda of: of["microbatches"]["1"][2].update(input_s=-1), r"1\[2\].input_s = -1; exp"),
+        (lambda of: of["microbatches"]["1"][0].update(forward_s=1e999), "forward_s = inf; exp"),
+        (lambda of: of["microbatches"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
+        (lambda of: of.update(units={"time": "ms", "size": "bytes"}), "units = {'time': 'ms', "),
+        (lambda of: of.pop("units"), "units = None; expected {'time': 's'"),
+        (lambda of: of.update(format="2"), "expected a table with format = 'axrt costs 1'"),
+        (lambda of: of["links"].pop("any"), "links.any is missing"),
+        (lambda of: of["links"]["any"].update(bandwidth=0), "links.any.bandwidth = 0; expected"),
+        (lambda of: of.update(microbatches={"2": of["microbatches"]["1"]}), "of 2 samples; expec"),
+        (lambda of: of.update(task="fast"), "task = 'fast'; expected a number"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused_by_name(tmp_path: Path, change: Any, text: str) -> None:
+    config = settings(tmp_path)
+    file = Path(config["schedule"]["costs"])
+    of = json.loads(file.read_text())
+    change(of)
+    file.write_text(json.dumps(of))
+
+    def rank_main(transport: Transport) -> None:
+        axrt.initialize(perceptron(), config=config, transport=transport)
+
+    with pytest.raises(axrt.ConfigError, match=f"schedule.costs: .*{text}"):
+        LocalWorld(2, 1).run(rank_main)
+
+
+def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
+    one = replace(table(), edges={(0, 1): Edge(0.5, 1e9)})
+    file = tmp_path / "costs.json"
+    file.write_text(one.to_json())
+    assert CostTable.read(file) == one

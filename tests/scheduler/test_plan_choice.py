@@ -1,0 +1,106 @@
+"""`adaptive` along a plan, against every policy with one pipe, and published figures."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from axrt.scheduler.job import Job
+from axrt.scheduler.longest import Kept
+from axrt.scheduler.placement import placement_by_name
+from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.planner import World, worlds
+from axrt.scheduler.policies import AlongPlan, policy_by_name
+from axrt.scheduler.schedules import options
+from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
+
+from ..sweeps import examples
+
+STEPS = 8
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(),
+        Costs(edge=Edge(1.0)),
+        Costs(jitter=0.5),
+        Costs(stragglers={1: 1.3}),
+        Costs((Work(1, 1, 1), Work(1, 1, 1), Work(2, 3, 1)) * 2),
+    ],
+)
+def test_no_policy_that_holds_no_more_is_ahead(costs: Costs) -> None:
+    """A small part of `scripts/study_schedules --table beaten`, and uneven stages."""
+    placements = ("vee",) if isinstance(costs.work, tuple) else ("linear", "vee")
+    job = along_plan(worlds(3, costs, placements), 6, 3, moves=10)
+    for option in options(3, 6):
+        if option.job.stages != 6 and isinstance(costs.work, tuple):
+            continue
+        line = simulate(option.job, costs, steps=STEPS)
+        if option.job.pipes == 1 and max(line.held) * option.job.placement.share <= 3:
+            assert simulate(job, costs, steps=STEPS).makespan <= 1.003 * line.makespan
+
+
+@pytest.mark.parametrize(("held", "least"), [(4, 0.615), (6, 0.727), (8, 0.785)])
+def test_messages_that_take_as_long_as_a_forward(held: int, least: float) -> None:
+    """Four ranks: the best policies reach 0.585, 0.640 and 0.810 there."""
+    costs = Costs(edge=Edge(1.0))
+    job = along_plan(worlds(4, costs, ("linear", "vee")), 8, held, moves=20)
+    line = simulate(job, costs, steps=STEPS)
+    assert line.utilisation >= least - 5e-4
+    assert max(line.held) * job.placement.share <= held
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "limit", "rate"), [(24, 8, 0.1585), (24, 15, 0.1083), (32, 8, 0.1242)]
+)
+def test_published_bubble_rates_of_the_zero_bubble_paper(
+    microbatches: int, limit: int, rate: float
+) -> None:
+    """Tables 5 and 6 of Qi et al., ICLR 2024; all rows by `scripts/study_schedules --table
+    zero-bubble`."""
+    work = {24: Work(18.522, 18.086, 9.337), 32: Work(18.513, 18.086, 9.331)}[microbatches]
+    costs = Costs(work, edge=Edge({24: 0.601, 32: 0.626}[microbatches]), pieces=1)
+    kept = Kept(2 * 2304 + 5 * 24 * 1024, 32 * 2304)
+    world = World(placement_by_name("linear", 8, 0), costs, (kept,) * 8)
+    job = along_plan([world], microbatches, limit * sum(kept), moves=1)
+    span = max(simulate(job, costs).span)
+    assert (span - microbatches * sum(work[:3])) / span <= rate + 0.001
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 7),
+    st.sampled_from(["1f1b", "zb-h2", "zb-v", "v-min", "gpipe", "interleaved-zb"]),
+    st.floats(0, 1),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 9),
+)
+@examples(60, quick=20)
+def test_a_plan_gets_never_stuck_and_keeps_its_bound(
+    ranks: int, microbatches: int, name: str, jitter: float, more: int, clips: bool, seed: int
+) -> None:
+    policy = policy_by_name(name)
+    where = placement_by_name(policy.placements[0], ranks, 0)
+    many = ranks * microbatches if name == "interleaved-zb" else microbatches
+    order = order_of(Job(where, policy, many), Costs(pieces=1)).split()
+    costs = Costs(jitter=jitter, edge=Edge(jitter), seed=seed)
+    for strict in (True, False):
+        along = AlongPlan(order, order.needs, max(order.needs) + more, strict)
+        line = simulate(Job(where, along, many, votes=clips), costs, steps=3)
+        bounds = [along.bounds(where, rank, many) for rank in range(ranks)]
+        assert all(held <= of.held for held, of in zip(line.held, bounds, strict=True))
+
+
+def test_the_same_seed_gives_the_same_choice() -> None:
+    among = worlds(2, Costs(jitter=0.2), ("linear", "vee"))
+    one, two = (along_plan(among, 4, 2, seed=3, moves=5) for _ in range(2))
+    assert one == two
+    assert replace(one, votes=True) != one
+
+
+def test_too_little_is_refused_with_what_is_enough() -> None:
+    with pytest.raises(ValueError, match="limit of 0.5 is too little .* expected 1 or more"):
+        along_plan(worlds(2, Costs()), 4, 0.5)
