@@ -1,9 +1,9 @@
 """A sweep has a case for every policy, size and seed: the quick run takes a few, and the full run
 so many that every two values of two axes meet in one of them (all pairs).
 
-The quick run is `pytest` alone, the full run `pytest -m "not gpu and not combination"`. The mark
-`sweep` is on what the quick run leaves out, and `combination` on what both leave out. The run of
-all, `pytest -m "not gpu"`, takes what is drawn by chance four times as often as the full one.
+The quick run is `pytest` alone, the full run `scripts/test --full`. The mark `sweep` is on what the
+quick run leaves out, and `combination` on what both leave out. The run of all, `scripts/test
+--all`, takes what is drawn by chance four times as often as the full one.
 """
 
 import os

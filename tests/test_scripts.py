@@ -92,11 +92,13 @@ def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
 
 def test_scripts_test_leaves_sweeps_out_and_ci_runs_all_pairs_of_values() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert options["addopts"].endswith(f"-m 'not gpu{NOT_THE_REST}'")
+    assert options["addopts"].endswith(f"-m 'not gpu and not exact{NOT_THE_REST}'")
     assert {"sweep", "combination"} <= {mark.partition(":")[0] for mark in options["markers"]}
     script = (ROOT / "scripts" / "test").read_text()
-    assert '--full) exec "$python" -m pytest -m "not gpu and not combination"' in script
-    assert '--all) exec "$python" -m pytest -m "not gpu"' in script
+    assert (
+        '--full) exec "$python" -m pytest -m "not gpu and not exact and not combination"' in script
+    )
+    assert '--all) exec "$python" -m pytest -m "not gpu and not exact"' in script
     runs = re.findall(
         r"^AXRT_MPI=(\w+) scripts/test (.*?)(?: #.*)?$",
         (ROOT / ".ci" / "run").read_text(),

@@ -17,6 +17,7 @@ from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.task import Kind, Task
 
 from ..sweeps import examples
+from .exact import shortest
 
 AT_LATENCY_1 = Costs(edge=Edge(1.0), pieces=1)
 LINEAR_OR_VEE = ("linear", "vee")
@@ -34,6 +35,28 @@ def test_a_plan_is_the_proved_optimum(
     plan = planned(worlds(ranks, AT_LATENCY_1, LINEAR_OR_VEE), microbatches, held, moves=50)
     assert plan.takes == takes
     assert max(plan.order.needs) * plan.order.placement.share <= held
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("placement", LINEAR_OR_VEE)
+@pytest.mark.parametrize(("ranks", "microbatches", "held", "takes"), PROVED)
+def test_no_order_is_shorter_than_the_optimum(
+    ranks: int, microbatches: int, held: int, takes: float, placement: str
+) -> None:
+    """The optimum over both placements, proved by a solver."""
+    (world,) = worlds(ranks, AT_LATENCY_1, (placement,))
+    plan = planned([world], microbatches, held, moves=50)
+    assert shortest(world.graph(microbatches), held, plan.takes, 0.5, 300) >= takes
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize(("ranks", "placement"), [(2, "vee"), (3, "linear"), (3, "vee")])
+def test_a_plan_is_within_two_percent_of_what_a_solver_finds(ranks: int, placement: str) -> None:
+    costs = Costs(Work(1, 2, 1), edge=Edge(0.5), pieces=1)
+    (world,) = worlds(ranks, costs, (placement,))
+    plan = planned([world], 2 * ranks, ranks + 1, moves=50)
+    found = shortest(world.graph(2 * ranks), ranks + 1, plan.takes, 0.5, 300)
+    assert found <= plan.takes <= 1.02 * found
 
 
 @pytest.mark.parametrize(("held", "takes"), [(8, 83), (12, 71), (16, 62)])
