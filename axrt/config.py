@@ -401,6 +401,12 @@ class Schedule(_Section):
         "file of costs that axrt profile has written: adaptive, zb-h1 and zb-h2 follow a plan "
         "made from them, and auto simulates on them and measures nothing; '' = no costs are known",
     )
+    replan: int = _key(
+        0,
+        "steps after which adaptive, zb-h1 and zb-h2 get a plan from what the last steps have "
+        "taken, again and again; 0 = never",
+        least=0,
+    )
 
     def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):

@@ -63,6 +63,7 @@ from axrt.preflight import (
 )
 from axrt.rank import Rank
 from axrt.recompute_choice import Choice, layers_chosen, with_layers
+from axrt.replanning import Replanning, TaskTimes
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
 from axrt.scheduler.policies import FIXED, AlongPlan
@@ -120,7 +121,8 @@ class Engine:
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
         self._step_time = StepTime() if config.memory.offload == "auto" else None
-        timing = [self._step_time] if self._step_time else []
+        self._task_times = TaskTimes() if config.schedule.replan else None
+        timing = [one for one in (self._step_time, self._task_times) if one]
         self._rank = Rank(config, world, transport, [*observers, *timing])
         self._exchange = self._rank.exchange
         self._exchange.calls = self._calls
@@ -162,6 +164,7 @@ class Engine:
         self._trainer = Trainer(
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
+        self._replanning = self._with_plans()
         # Not before: another rank may be training, and while this one listens it hears of that.
         choices = [told(self._route)] if self._route else []
         choices += [str(again)] if again else []
@@ -307,6 +310,7 @@ class Engine:
             self._publish()
             if text := self._elsewhere.told():
                 print(f"axrt: rank {self.rank}: {text}", file=sys.stderr, flush=True)
+            self._plan_anew()
             whole = self._trainer.train(batches)
             if not whole:
                 ended = self._trainer.ended_after
@@ -321,6 +325,18 @@ class Engine:
         self._step += 1
         self._samples += self.config.global_batch
         return self._trainer.step_result(self.step - 1)
+
+    def _with_plans(self) -> Replanning | None:
+        every = self.config.schedule.replan
+        if self._task_times is None:
+            return None
+        return Replanning(self._rank, self._job, every, self._task_times)
+
+    def _plan_anew(self) -> None:
+        policy = self._replanning.next_policy() if self._replanning else None
+        if policy:
+            self._job = replace(self._job, policy=policy)
+            self._trainer.follow(policy)
 
     @one_at_a_time
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
@@ -633,6 +649,8 @@ class Engine:
             if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
             self._rank.leave(self._calls.last.number)
+        if self._replanning:
+            self._replanning.close()
         self._model.release()
         self._world.left()
         self._checkpoints.close()

@@ -46,8 +46,8 @@ def measure(
         compiler: compiler that runs the layers; None: they run as they are.
     """
     found = walk(model, seed, sample, generator, _measured, types, compiler)
-    named = zip(found, kinds_of(model), strict=True)
-    return [replace(one, name=name, parameters=count) for one, (name, count) in named]
+    named = zip(found, map(name_of, model.layers), strict=True)
+    return [replace(one, name=name) for one, name in named]
 
 
 def kinds_of(model: PipelineModule) -> list[tuple[str, int]]:
@@ -82,7 +82,9 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
     forward_s, input_s, weight_s = map(statistics.median, (forward, back, weight))
     stash_bytes = max(sum(stash.values()), waiting)
     found = LayerCosts(forward_s, input_s, weight_s, sent, stash_bytes, spread, waiting)
-    return replace(found, operations=operations.get_total_flops()), out
+    parameters = sum(parameter.numel() for parameter in stage.layers.parameters())
+    operated = operations.get_total_flops()
+    return replace(found, parameters=parameters, operations=operated), out
 
 
 def _all_pieces(stage: Stage, number: int) -> None:

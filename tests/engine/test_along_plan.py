@@ -2,6 +2,7 @@
 same bits."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,25 @@ import pytest
 
 import axrt
 from axrt.model.costs import kinds_of
+from axrt.observe.observer import Observer
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulator import Edge
+from axrt.scheduler.task import Kind, Task
+from axrt.store.bucket import constant
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
 from .models import perceptron
-from .reference import configured, random_batches, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 STEPS, MICROBATCHES = 3, 6
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
@@ -123,3 +134,57 @@ def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(one.to_json())
     assert CostTable.read(file) == one
+
+
+class SlowForwards(Observer):
+    """One rank is slow: its forwards take longer."""
+
+    def started(self, task: Task) -> None:
+        if task.kind is Kind.FORWARD:
+            time.sleep(0.003)
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "zb-h1"])
+def test_a_plan_is_made_anew_with_the_same_bits(policy: str) -> None:
+    """By a process beside the run, for whose plan steps are taken until it is followed."""
+    steps = 40
+    config = configured(MICROBATCHES, schedule={"policy": policy, "replan": 2})
+    followed = []
+
+    def rank_main(transport: Transport) -> Any:
+        slow = [SlowForwards()] if transport.rank == 1 else []
+        with axrt.initialize(
+            perceptron(), adamw, constant, config, transport=transport, observers=slow
+        ) as engine:
+            losses = []
+            for step in range(steps):
+                losses.append(engine.train_batch(iter(BATCHES(step))).loss)
+                time.sleep(0.2 * (not isinstance(engine._job.policy, AlongPlan)))
+            followed.append(engine._job.policy)
+            return losses
+
+    found = LocalWorld(3, 1).run(rank_main)
+    assert all(losses == found[0] for losses in found)
+    assert found[0] == train_in_plain_torch(perceptron(), BATCHES, steps).losses
+    along = [one for one in followed if isinstance(one, AlongPlan)]
+    assert [one.name for one in along] == [policy] * 3
+    assert len({str(one.order) for one in along}) == 1
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "text"),
+    [
+        ({"policy": "1f1b"}, {}, "policy '1f1b' follows no plan; expected one of adaptive, zb-h1"),
+        ({}, {"parallel": {"data": 2}, "memory": {"zero": 3}}, "rests on the order of tasks"),
+    ],
+)
+def test_plans_that_cannot_be_made_anew_are_refused(
+    schedule: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    config = configured(MICROBATCHES, schedule={"replan": 5, **schedule}, **more)
+
+    def rank_main(transport: Transport) -> None:
+        axrt.initialize(perceptron(), config=config, transport=transport)
+
+    with pytest.raises(axrt.ConfigError, match=f"schedule.replan = 5: .*{text}"):
+        LocalWorld(2 * more.get("parallel", {}).get("data", 1), 1).run(rank_main)
