@@ -16,7 +16,7 @@ author = "the authors of axrt"
 version = release = version_of("axrt")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "figures"]
 
 # Anchors as GitHub makes them, and the same links.
 myst_heading_anchors = 4

@@ -1,24 +1,46 @@
-"""Figures that do not depend on a machine are those that their command prints."""
+"""Tables of benchmarks stand in the pages as the benchmarks have written them."""
 
-import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
-from .pages import ROOT, text_of
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, FIGURES = ROOT / "docs", ROOT / "docs" / "figures"
+sys.path.insert(0, str(DOCS))
+from figures import laid_in, names  # noqa: E402
+
+PAGES = sorted(DOCS.glob("*.md"))
 
 
-def test_the_tables_of_one_step_are_those_that_the_study_prints() -> None:
-    printed = subprocess.run(
-        [sys.executable, "scripts/benchmarks/schedules.py", "--table", "published"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    rows = [line for line in printed.splitlines() if line.startswith("|")]
-    page = text_of("study")
-    tables = page[page.index("## One step") : page.index("## Eight steps")]
-    shown = [line for line in tables.splitlines() if line.startswith("|")]
-    meanings = shown.index(rows[0])  # the first table says what columns mean
-    assert shown[meanings:] == rows
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_the_tables_of_its_files(page: Path) -> None:
+    text = page.read_text()
+    assert laid_in(text, FIGURES) == text, "scripts/figures lays them in anew"
+
+
+def test_every_file_is_shown_and_says_where_it_comes_from() -> None:
+    shown = set().union(*(names(page.read_text()) for page in PAGES))
+    assert shown == {file.name for file in FIGURES.glob("*.md")}
+    for file in FIGURES.glob("*.md"):
+        first = file.read_text().partition("\n")[0]
+        assert re.match(
+            r"<!-- \S.* - \d{4}-\d\d-\d\d, \w+, \d+ cores, Python \S+, torch \S+ -->", first
+        )
+
+
+def test_what_a_command_prints_is_kept_and_laid_in(tmp_path: Path) -> None:
+    end = "<!-- end of figures -->\n"
+    page = f"A\n<!-- figures/one.md -->\nold\n{end}B\n<!-- figures/one.md:2 -->\n{end}"
+    (tmp_path / "one.md").write_text("<!-- x -->\n\n| a |\n|---|\n\nwords\n\n| b |\n|---|\n| 2 |\n")
+    found = laid_in(page, tmp_path)
+    assert found.count("| a |\n|---|\n") == 1
+    assert "old" not in found
+    assert found.index("| a |") < found.index("B") < found.index("| b |\n|---|\n| 2 |\n")
+    assert laid_in(found, tmp_path) == found
+    with pytest.raises(ValueError, match="one.md has no table 3"):
+        laid_in(page.replace(":2", ":3"), tmp_path)
+    told = subprocess.run([ROOT / "scripts" / "figures", "--help"], capture_output=True, text=True)
+    assert told.stdout.startswith("Runs a benchmark, keeps what it prints")
