@@ -20,8 +20,8 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Placement, placement_by_name
-from axrt.scheduler.plan_choice import along_plan
-from axrt.scheduler.planner import World
+from axrt.scheduler.plan_choice import Trial, along_plan
+from axrt.scheduler.planner import Effort, World
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulator import Costs, Edge, Work
 
@@ -44,7 +44,10 @@ PLANNED = {  # policies that follow a plan
     "zb-h1": _Own(("linear",), 1),
     "zb-h2": _Own(("linear",), 2, 1),
 }
-_MOVES = 5  # of each task: what a start may take
+
+
+# what a start may take: seconds, and a minute for 16 ranks and 128 microbatches
+AT_START, BRIEF = Effort(moves=5, work=3_000_000), Trial(steps=3, seeds=1, orders=4)
 
 
 class Plan(NamedTuple):
@@ -152,7 +155,7 @@ def plan_for(
     limit = _limit(config, name, ranks, among)
     of = config.schedule.microbatches
     clips = lambda job: replace(job, votes=config.votes)  # noqa: E731
-    job = along_plan(among, of, limit, clips, moves=_MOVES)
+    job = along_plan(among, of, limit, clips, effort=AT_START, trial=BRIEF)
     return Plan.of(job, name, cuts[job.placement])
 
 

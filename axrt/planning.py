@@ -9,13 +9,11 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from axrt.along_plan import Plan
+from axrt.along_plan import AT_START, BRIEF, Plan
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import along_plan
 from axrt.scheduler.planner import World
 from axrt.scheduler.simulator import Costs, Edge, Work
-
-_MOVES = 5  # of each task
 
 
 def planned(asked: dict[str, Any]) -> Plan:
@@ -29,7 +27,8 @@ def planned(asked: dict[str, Any]) -> Plan:
         asked["microbatches"],
         asked["limit"],
         lambda job: replace(job, votes=asked["votes"]),
-        moves=_MOVES,
+        effort=AT_START,
+        trial=BRIEF,
     )
     return Plan.of(job, asked["name"], asked["cuts"])
 

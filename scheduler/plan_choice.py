@@ -9,17 +9,33 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import floor
 from statistics import median
+from typing import NamedTuple
 
 from .job import Job
-from .longest import SLACK, Graph
+from .longest import SLACK, Graph, longest_path
 from .order import Order
-from .planner import MOVES, World, check_limit, orders, plans
+from .planner import Effort, World, check_limit, orders, plans
 from .policies import AlongPlan
 from .simulator import simulate
 
-_STEPS = 8
-_SEEDS = 3
 _LAST = 4  # so many are simulated with all seeds
+
+
+class Trial(NamedTuple):
+    """How candidates are tried.
+
+    Args:
+        steps: number of steps that are simulated.
+        seeds: number of seeds of what varies.
+        orders: number of orders on a placement, the shortest ones.
+    """
+
+    steps: int = 8
+    seeds: int = 3
+    orders: int = 100
+
+
+_THOROUGH = Trial()
 
 
 def along_plan(
@@ -28,7 +44,8 @@ def along_plan(
     limit: float,
     of: Callable[[Job], Job] = lambda job: job,
     seed: int = 0,
-    moves: int = MOVES,
+    effort: Effort = Effort(),  # noqa: B008
+    trial: Trial = _THOROUGH,
 ) -> Job:
     """The schedule of `adaptive` on known costs.
 
@@ -38,7 +55,8 @@ def along_plan(
         limit: the most that a rank may keep, in the unit of `World.kept`.
         of: function that gives a schedule what else the run will have, such as votes.
         seed: seed of the search and of what varies. The same seed gives the same schedule.
-        moves: number of changes of a plan that are tried for each task.
+        effort: how long the search for a plan may take.
+        trial: how candidates are tried.
     Returns:
         A job of one replica.
     Raises:
@@ -48,31 +66,35 @@ def along_plan(
     found = [
         (of(job), world)
         for world in among
-        for job in _candidates(world, microbatches, limit, seed, moves)
+        for job in _candidates(world, microbatches, limit, seed, effort, trial)
     ]
     varies = any(world.costs.jitter or world.costs.hiccups[0] for world in among)
-    found.sort(key=lambda one: _takes(one[0], one[1], [seed]))
+    found.sort(key=lambda one: _takes(one[0], one[1], trial.steps, [seed]))
     if varies:
-        seeds = range(seed, seed + _SEEDS)
-        found = sorted(found[:_LAST], key=lambda one: _takes(one[0], one[1], seeds))
+        seeds = range(seed, seed + trial.seeds)
+        found = sorted(found[:_LAST], key=lambda one: _takes(one[0], one[1], trial.steps, seeds))
     return found[0][0]
 
 
-def _takes(job: Job, world: World, seeds: Sequence[int]) -> float:
+def _takes(job: Job, world: World, steps: int, seeds: Sequence[int]) -> float:
     return median(
-        simulate(job, replace(world.costs, seed=seed), steps=_STEPS).makespan for seed in seeds
+        simulate(job, replace(world.costs, seed=seed), steps=steps).makespan for seed in seeds
     )
 
 
 def _candidates(
-    world: World, microbatches: int, limit: float, seed: int, moves: int
+    world: World, microbatches: int, limit: float, seed: int, effort: Effort, trial: Trial
 ) -> Iterator[Job]:
     if world.least > limit + SLACK:
         return
-    graph = world.graph(microbatches)
-    made = [plan.order for plan in plans([world], microbatches, limit, _STEPS, seed, moves)]
+    graph, steps = world.graph(microbatches), trial.steps
+    made = [plan.order for plan in plans([world], microbatches, limit, steps, seed, effort)]
     known = [order for _, order in orders(world.placement, world.costs, microbatches)]
-    for order in dict.fromkeys([*made, *known]):
+    found = sorted(
+        dict.fromkeys([*made, *known]),
+        key=lambda order: longest_path(graph, graph.rows(order), steps).takes,
+    )
+    for order in found[: trial.orders]:
         for policy in _ways(graph, order, limit):
             yield Job(world.placement, policy, microbatches)
 

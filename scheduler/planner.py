@@ -20,8 +20,6 @@ from .simulator import Costs, order_of
 
 PLACEMENTS = ("linear", "vee", "looped")
 _TRIED = 2  # of the orders on a placement, the shortest ones are changed
-MOVES = 200  # for each task of a step
-_WORK = 30_000_000  # tasks that are looked at in the moves of an order: some seconds on one core
 _NEAR = 1.15  # of the shortest order, the best one of a placement that is worth changes
 
 
@@ -51,6 +49,19 @@ class World(NamedTuple):
         return max(sum(keeps[3 * stage] for stage in of) for of in stages)
 
 
+class Effort(NamedTuple):
+    """How long a search may take.
+
+    Args:
+        moves: number of changes that are tried for each task of a step.
+        work: number of tasks that are looked at in all changes of an order at most; thirty million
+            take some seconds on one core.
+    """
+
+    moves: int = 200
+    work: int = 30_000_000
+
+
 class Planned(NamedTuple):
     """A plan.
 
@@ -71,6 +82,9 @@ class _Begun(NamedTuple):
     name: str
 
 
+_USUAL = Effort()
+
+
 def worlds(ranks: int, costs: Costs, placements: Iterable[str] = PLACEMENTS) -> list[World]:
     """The same costs on several placements.
 
@@ -88,7 +102,7 @@ def planned(
     limit: float,
     steps: int = 1,
     seed: int = 0,
-    moves: int = MOVES,
+    effort: Effort = _USUAL,
 ) -> Planned:
     """Plan a step.
 
@@ -99,12 +113,12 @@ def planned(
             microbatches of all its layers.
         steps: number of such steps, one after the other, that are to be short.
         seed: seed of the search. The same seed gives the same plan.
-        moves: number of changes that are tried for each task, fewer where a step has many.
+        effort: how long the search may take.
     Raises:
         ValueError: no order keeps so little; the text says what is enough.
     """
     check_limit(among, limit)
-    found = plans(among, microbatches, limit, steps, seed, moves)
+    found = plans(among, microbatches, limit, steps, seed, effort)
     return min(found, key=lambda plan: plan.takes)
 
 
@@ -128,7 +142,7 @@ def plans(
     limit: float,
     steps: int = 1,
     seed: int = 0,
-    moves: int = MOVES,
+    effort: Effort = _USUAL,
 ) -> list[Planned]:
     """The best plans of each placement that comes near the best one; arguments as of `planned`."""
     begun = [
@@ -138,7 +152,7 @@ def plans(
     ]
     shortest = min(of[0].takes for _, of in begun)
     return [
-        _changed(world, microbatches, one, limit, steps, seed, moves)
+        _changed(world, microbatches, one, limit, steps, seed, effort)
         for world, of in begun
         if of[0].takes <= _NEAR * shortest
         for one in of[:_TRIED]
@@ -152,11 +166,11 @@ def _changed(
     limit: float,
     steps: int,
     seed: int,
-    moves: int,
+    effort: Effort,
 ) -> Planned:
     graph = world.graph(microbatches)
     size = len(graph.takes)
-    tries = min(moves * size, _WORK // (size * min(steps, 2)))
+    tries = min(effort.moves * size, effort.work // (size * min(steps, 2)))
     least = least_makespan(world.placement, world.costs, microbatches, steps)
     rows, takes = annealed(graph, begun.rows, limit, tries, seed, steps, least)
     return Planned(graph.order(rows), takes, begun.name)

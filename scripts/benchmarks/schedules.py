@@ -12,7 +12,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import along_plan
-from axrt.scheduler.planner import PLACEMENTS, World, worlds
+from axrt.scheduler.planner import PLACEMENTS, Effort, World, worlds
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.schedules import build_schedule, options
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
@@ -36,6 +36,7 @@ POLICIES = (
 )
 RECOMPUTING = ("gpipe", "1f1b", "eager-1f1b", "merak", "varuna", "zb-h1", "zb-v")
 STEPS, SEEDS = 8, 5
+EFFORT = Effort(moves=20)
 GPT = Work(1.0, 1.26, 0.78)  # what scripts/bench_backward finds for a block, in forwards
 CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
     "steady": ({}, False),
@@ -159,7 +160,9 @@ def _of_all(
 
 def _along_a_plan(ranks: int, costs: dict[str, Any], clips: bool, limit: float) -> Job:
     among = worlds(ranks, Costs(**costs))
-    return along_plan(among, 2 * ranks, limit, lambda job: replace(job, votes=clips), moves=20)
+    return along_plan(
+        among, 2 * ranks, limit, lambda job: replace(job, votes=clips), effort=Effort(moves=20)
+    )
 
 
 def _median(job: Job, costs: dict[str, Any], clips: bool) -> tuple[float, float]:
@@ -242,7 +245,13 @@ def zero_bubble(ranks: int) -> None:
                     World(where, costs, (row.kept(where.share),) * where.stages) for where in found
                 ]
                 limit = held * sum(row.kept(1.0))
-                idle.append(_idle(along_plan(among, row.microbatches, limit, moves=20), row, costs))
+                idle.append(
+                    _idle(
+                        along_plan(among, row.microbatches, limit, effort=Effort(moves=20)),
+                        row,
+                        costs,
+                    )
+                )
             cells = [f"{mine:.4f} ({its:.4f})" for mine, its in zip(idle, row.rates, strict=True)]
             print(
                 f"| {row.microbatches} | {row.work.forward} | {pieces} | {' | '.join(cells)} |",

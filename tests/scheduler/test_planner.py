@@ -11,7 +11,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.list_schedule import list_schedule
 from axrt.scheduler.longest import Kept, longest_path
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.planner import World, planned, worlds
+from axrt.scheduler.planner import Effort, World, planned, worlds
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.task import Kind, Task
@@ -20,6 +20,7 @@ from ..sweeps import examples
 from .exact import shortest
 
 AT_LATENCY_1 = Costs(edge=Edge(1.0), pieces=1)
+QUICK = Effort(moves=50)
 LINEAR_OR_VEE = ("linear", "vee")
 PROVED = [  # ranks, microbatches, held, optimum over linear and vee: F = I = W = 1 a rank
     *((2, 4, held, takes) for held, takes in ((2, 17), (3, 14), (4, 13.5))),
@@ -32,7 +33,7 @@ PROVED = [  # ranks, microbatches, held, optimum over linear and vee: F = I = W 
 def test_a_plan_is_the_proved_optimum(
     ranks: int, microbatches: int, held: int, takes: float
 ) -> None:
-    plan = planned(worlds(ranks, AT_LATENCY_1, LINEAR_OR_VEE), microbatches, held, moves=50)
+    plan = planned(worlds(ranks, AT_LATENCY_1, LINEAR_OR_VEE), microbatches, held, effort=QUICK)
     assert plan.takes == takes
     assert max(plan.order.needs) * plan.order.placement.share <= held
 
@@ -45,7 +46,7 @@ def test_no_order_is_shorter_than_the_optimum(
 ) -> None:
     """The optimum over both placements, proved by a solver."""
     (world,) = worlds(ranks, AT_LATENCY_1, (placement,))
-    plan = planned([world], microbatches, held, moves=50)
+    plan = planned([world], microbatches, held, effort=QUICK)
     assert shortest(world.graph(microbatches), held, plan.takes, 0.5, 300) >= takes
 
 
@@ -54,14 +55,17 @@ def test_no_order_is_shorter_than_the_optimum(
 def test_a_plan_is_within_two_percent_of_what_a_solver_finds(ranks: int, placement: str) -> None:
     costs = Costs(Work(1, 2, 1), edge=Edge(0.5), pieces=1)
     (world,) = worlds(ranks, costs, (placement,))
-    plan = planned([world], 2 * ranks, ranks + 1, moves=50)
+    plan = planned([world], 2 * ranks, ranks + 1, effort=QUICK)
     found = shortest(world.graph(2 * ranks), ranks + 1, plan.takes, 0.5, 300)
     assert found <= plan.takes <= 1.02 * found
 
 
 @pytest.mark.parametrize(("held", "takes"), [(8, 83), (12, 71), (16, 62)])
 def test_eight_ranks_are_within_two_percent_of_the_optimum(held: int, takes: float) -> None:
-    assert planned(worlds(8, AT_LATENCY_1, LINEAR_OR_VEE), 16, held, moves=50).takes <= 1.02 * takes
+    assert (
+        planned(worlds(8, AT_LATENCY_1, LINEAR_OR_VEE), 16, held, effort=QUICK).takes
+        <= 1.02 * takes
+    )
 
 
 @pytest.mark.parametrize(("ranks", "takes"), [(2, 12.5), (3, 19), (4, 25.5)])
@@ -79,7 +83,7 @@ def test_a_plan_that_is_followed_takes_as_long_as_it_says() -> None:
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    one, two = (planned(worlds(3, AT_LATENCY_1), 6, 4, seed=7, moves=20) for _ in range(2))
+    one, two = (planned(worlds(3, AT_LATENCY_1), 6, 4, seed=7, effort=QUICK) for _ in range(2))
     assert one == two
 
 
@@ -140,7 +144,7 @@ def test_less_than_the_least_is_refused_and_the_least_will_do() -> None:
 def test_steps_that_follow_each_other_are_planned_as_such() -> None:
     """A step may begin on the first rank while the last ones are not done with the one before."""
     among = worlds(4, Costs(pieces=1), ("vee",))
-    one, eight = (planned(among, 8, 4, steps, moves=20) for steps in (1, 8))
+    one, eight = (planned(among, 8, 4, steps, effort=QUICK) for steps in (1, 8))
     found = [
         simulate(
             Job(plan.order.placement, Fixed(plan.order, plan.order.needs), 8),
