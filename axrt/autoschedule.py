@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from axrt.along_plan import PLANNED, Plan, plan_for, work_of
 from axrt.config import AUTO, DEFAULTS, Config, Schedule
 from axrt.copy_rates import Copies
 from axrt.errors import ConfigError
@@ -30,6 +29,7 @@ from axrt.model.layers import num_multiplied
 from axrt.model.module import PipelineModule
 from axrt.model.partition import OPERATIONS, busiest
 from axrt.model.precision import types_of
+from axrt.plan_from_costs import PLANNED, SentPlan, plan_for, work_of
 from axrt.preflight import checked_sample, refuse_shared_parameters
 from axrt.rank import Rank
 from axrt.schedule import job_of
@@ -107,11 +107,11 @@ def resolve(
         return policy, max_held, plan and tuple(plan), texts
 
     policy, max_held, plan, candidates = exchange.agreed(decided)
-    schedule = replace(asked, policy=policy, max_held=max_held, also=(), costs="")
+    schedule = replace(asked, policy=policy, max_held=max_held, also=())
     if plan is None:
         schedule, job = _of(schedule, config, model, mesh.pipe)
     else:
-        along = Plan(*plan)
+        along = SentPlan(*plan)
         job = _for_model(along.job(), config, model, along.cuts)
     return schedule, _with_replicas(job, mesh, config), candidates
 
@@ -169,16 +169,15 @@ def _measured(
 
 def _decided(
     config: Config, model: PipelineModule, mesh: Mesh, costs: _Known
-) -> tuple[str, int, Plan | None, list[str]]:
+) -> tuple[str, int, SentPlan | None, list[str]]:
     """Policy, cap, the plan that it follows if it does, and the candidates of "auto"."""
     asked = config.schedule
     if asked.policy != AUTO:
-        schedule, _ = settled(replace(config, schedule=replace(asked, costs="")), model, mesh)
-        plan = _plan(schedule.policy, config, model, mesh, costs)
-        return schedule.policy, schedule.max_held, plan, []
+        schedule, _ = settled(config, model, mesh)
+        return schedule.policy, schedule.max_held, _asked(schedule, config, model, mesh, costs), []
     found = choose(config, model, mesh.pipe, costs.layers, costs.edge)
     best, texts = found[0], [str(one) for one in found]
-    if plan := _plan("adaptive", config, model, mesh, costs):
+    if plan := _possible(config, model, mesh, costs):
         job = _for_model(plan.job(), config, model, plan.cuts)
         along = predicted(replace(asked, policy="adaptive"), job, costs.layers, costs.edge)
         if along.step_s * _AS_FAST < best.step_s:
@@ -186,17 +185,40 @@ def _decided(
     return best.schedule.policy, best.schedule.max_held, None, texts
 
 
-def _plan(
-    name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: _Known
-) -> Plan | None:
-    """The plan of a policy; None where it follows none, or the run takes no order."""
-    if name not in PLANNED or mesh.pipe == 1:
+def _asked(
+    schedule: Schedule, config: Config, model: PipelineModule, mesh: Mesh, costs: _Known
+) -> SentPlan | None:
+    """The plan of a policy that the settings name, with costs; None for one rank."""
+    if mesh.pipe == 1:
+        return None
+    why = ""
+    if schedule.policy not in PLANNED:
+        why = f"schedule.policy {schedule.policy!r} follows no plan; expected auto or one of "
+        why += ", ".join(PLANNED)
+    elif config.memory.recompute == AUTO:
+        why = "memory.recompute = 'auto' settles the schedule anew; expected another value of it"
+    if why:
+        raise ConfigError(f"schedule.costs: {why}; or schedule.costs = ''")
+    try:
+        return _plan(schedule.policy, config, model, mesh, costs)
+    except ValueError as error:
+        raise ConfigError(f"schedule.costs: {error}") from None
+
+
+def _possible(config: Config, model: PipelineModule, mesh: Mesh, costs: _Known) -> SentPlan | None:
+    """The plan that "auto" may take; None where the run takes none."""
+    if mesh.pipe == 1 or config.memory.recompute == AUTO:
         return None
     try:
-        plan = plan_for(config, name, model, mesh.pipe, *costs)
-        _with_replicas(_for_model(plan.job(), config, model, plan.cuts), mesh, config)
+        return _plan("adaptive", config, model, mesh, costs)
     except (ValueError, ConfigError):
         return None
+
+
+def _plan(name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: _Known) -> SentPlan:
+    """The plan of a policy; raises where there is none, or the run takes no order."""
+    plan = plan_for(config, name, model, mesh.pipe, *costs)
+    _with_replicas(_for_model(plan.job(), config, model, plan.cuts), mesh, config)
     return plan
 
 

@@ -12,14 +12,14 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from axrt.along_plan import PLANNED, Plan
 from axrt.autoschedule import TASK_S, measured_edge
 from axrt.errors import ConfigError
 from axrt.observe.observer import Observer
+from axrt.plan_from_costs import PLANNED, SentPlan
 from axrt.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import AlongPlan, Policy
@@ -50,7 +50,8 @@ class TaskTimes(Observer):
         found = {}
         for stage in {stage for stage, _ in self._took}:
             forward, back, pieces = (self._took[stage, kind] for kind in _KINDS)
-            found[str(stage)] = [fmean(forward), fmean(back), sum(pieces) / len(back)]
+            if forward and back:
+                found[str(stage)] = [fmean(forward), fmean(back), sum(pieces) / len(back)]
         self._took.clear()
         self._began.clear()
         return found
@@ -112,23 +113,28 @@ class Replanning:
                 return None  # it is still at it
             text, _ = planner.communicate()
             made = tuple(json.loads(text)) if planner.returncode == 0 else None
-        asked = json.dumps(self._asked(took))
-        self._planner = subprocess.Popen(
-            [sys.executable, "-m", "axrt.planning", asked], stdout=subprocess.PIPE, text=True
-        )
-        return made
-
-    def _asked(self, took: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
+        self._planner = None
         by_stage: dict[int, list[list[float]]] = defaultdict(list)
         for of in took:
             for stage, seconds in of.items():
                 by_stage[int(stage)].append(seconds)
+        if len(by_stage) == self._job.stages:  # else some have run nothing yet
+            asked = json.dumps(self._asked(by_stage))
+            command = [sys.executable, "-m", "axrt.plan_process", asked]
+            self._planner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        return made
+
+    def _asked(self, by_stage: Mapping[int, list[list[float]]]) -> dict[str, Any]:
+        """What a plan is made from. A rank may keep what it might so far: as many chunks as its
+        policy's bound says, each of which counts that share of a limit of 1."""
         work = [
             [fmean(of) for of in zip(*by_stage[stage], strict=True)]
             for stage in range(self._job.stages)
         ]
         where, policy = self._job.placement, self._job.policy
-        caps = [policy.bounds(where, rank, self._job.microbatches) for rank in range(where.ranks)]
+        caps = [
+            policy.bounds(where, rank, self._job.microbatches).held for rank in range(where.ranks)
+        ]
         return {
             "name": policy.name,
             "placement": where.name,
@@ -137,13 +143,13 @@ class Replanning:
             "work": work,
             "edge": self._edge,
             "task_s": TASK_S,
-            "limit": max(cap.held for cap in caps) * where.share,
+            "kept": [1 / caps[where.rank_of(stage)] for stage in range(where.stages)],
             "votes": self._job.votes,
             "cuts": list(self._job.cuts),
         }
 
     def _policy(self, made: tuple[Any, ...]) -> Policy:
-        plan = Plan(*made)
+        plan = SentPlan(*made)
         along = plan.job().policy
         assert isinstance(along, AlongPlan)
         return along

@@ -142,29 +142,36 @@ def _table(found: Any) -> CostTable:
     if found.get("units") != _UNITS:
         raise ValueError(f"units = {found.get('units')!r}; expected {_UNITS}")
     links = _within(found, "links", "", dict)
-    edges = {
-        tuple(map(int, name.split("-"))): _edge(link, f"links.{name}")
-        for name, link in links.items()
-        if name != "any"
-    }
+    edges = {_ends(name): _edge(links, name) for name in links if name != "any"}
     sizes = _within(found, "microbatches", "", dict)
     layers = {
-        int(size): tuple(
-            _layer(layer, f"microbatches.{size}[{place}]") for place, layer in enumerate(of)
+        _samples(size): tuple(
+            _layer(layer, f"microbatches.{size}[{place}]")
+            for place, layer in enumerate(_within(sizes, size, "microbatches.", list))
         )
-        for size, of in sizes.items()
+        for size in sizes
     }
     if not layers or not all(layers.values()):
         raise ValueError("microbatches has no layers; expected the costs of each layer")
-    return CostTable(
-        layers,
-        _edge(_within(links, "any", "links.", dict), "links.any"),
-        edges,  # type: ignore[arg-type]
-        _number(found, "task", ""),
-    )
+    return CostTable(layers, _edge(links, "any"), edges, _number(found, "task", ""))
 
 
-def _edge(link: Any, where: str) -> Edge:
+def _ends(name: str) -> tuple[int, int]:
+    """The ranks of a link that differs, such as "0-1"."""
+    ends = name.split("-")
+    if len(ends) != 2 or not all(map(str.isdecimal, ends)):
+        raise ValueError(f"links.{name}: expected any, or two ranks, such as 0-1")
+    return int(ends[0]), int(ends[1])
+
+
+def _samples(size: str) -> int:
+    if not size.isdecimal() or not int(size):
+        raise ValueError(f"microbatches.{size}: expected a number of samples, such as 4")
+    return int(size)
+
+
+def _edge(links: Mapping[str, Any], name: str) -> Edge:
+    where, link = f"links.{name}", _within(links, name, "links.", dict)
     bandwidth = float("inf") if link.get("bandwidth", 0) is None else None
     bandwidth = bandwidth or _number(link, "bandwidth", f"{where}.")
     if not bandwidth:
@@ -190,7 +197,8 @@ def _layer(layer: Any, where: str) -> LayerCosts:
 
 def _within(found: Mapping[str, Any], key: str, where: str, kind: type) -> Any:
     if not isinstance(found.get(key), kind):
-        raise ValueError(f"{where}{key} is missing; expected a table")
+        what = "a list" if kind is list else "a table"
+        raise ValueError(f"{where}{key} is missing or is none; expected {what}")
     return found[key]
 
 

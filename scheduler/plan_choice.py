@@ -7,6 +7,7 @@ is room. All of them are simulated in the world that is to come, with what varie
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from math import floor
 from statistics import median
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Trial(NamedTuple):
 _THOROUGH = Trial()
 
 
-def along_plan(
+def job_along_plan(
     among: Sequence[World],
     microbatches: int,
     limit: float,
@@ -94,9 +95,9 @@ def _candidates(
         dict.fromkeys([*made, *known]),
         key=lambda order: longest_path(graph, graph.rows(order), steps).takes,
     )
-    for order in found[: trial.orders]:
-        for policy in _ways(graph, order, limit):
-            yield Job(world.placement, policy, microbatches)
+    ways = (list(_ways(graph, order, limit)) for order in found)
+    for policies in islice(filter(None, ways), trial.orders):
+        yield from (Job(world.placement, policy, microbatches) for policy in policies)
 
 
 def _ways(graph: Graph, order: Order, limit: float) -> Iterator[AlongPlan]:

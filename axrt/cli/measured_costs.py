@@ -37,8 +37,8 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     Raises:
         ValueError: the model has fewer layers than stages, or an option says what the table says.
     """
-    from axrt.along_plan import world_of
     from axrt.model.partition import balanced, evened
+    from axrt.plan_from_costs import world_of
 
     for name in ("latency", "transfer", "task_cost"):
         if options[name]:

@@ -71,19 +71,20 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
 
     from .sample import sample_of
 
-    model = model_of(config)
-    rank = Rank(config, join(config.run.transport, config.run.device), None, ())
+    model, world = model_of(config), join(config.run.transport, config.run.device)
+    rank = Rank(config, world, None, ())
     several, layers = rank.size > 1, {}
     edge = measured_edge(rank.exchange, rank.device) if several else Edge()
-    if rank.is_main:
-        for size in sizes:
-            schedule = replace(config.schedule, microbatch_size=size)
-            sample = sample_of(replace(config, schedule=schedule))
+    types = types_of(config.precision)
+    for size in sizes if rank.is_main else ():
+        schedule = replace(config.schedule, microbatch_size=size)
+        sample = sample_of(replace(config, schedule=schedule))
+        try:
             with rank.generator.borrowed():
-                found = measure(
-                    model, config.run.seed, sample, rank.generator, types_of(config.precision)
-                )
-            layers[size] = tuple(found)
+                found = measure(model, config.run.seed, sample, rank.generator, types)
+        except Exception as error:  # the others wait for this rank
+            world.fail(error)
+        layers[size] = tuple(found)
     rank.leave(0)
     if not rank.is_main:
         return None

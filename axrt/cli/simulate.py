@@ -605,7 +605,11 @@ def _show(
 def _taken(options: dict[str, Any]) -> str:
     """A line about the costs that were taken, and their unit."""
     if isinstance(options["costs"], CostTable):
-        return "costs: those of the table's layers, cut by their times. Times are in seconds."
+        samples = min(options["costs"].layers)
+        return (
+            f"costs: those of the table's layers with {samples} samples in a microbatch, cut by "
+            "their times. Times are in seconds."
+        )
     if options["stage_costs"]:
         work = f"costs of {len(options['stage_costs'])} stages by --stage-costs"
     else:

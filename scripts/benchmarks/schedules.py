@@ -11,7 +11,7 @@ import click
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import PLACEMENTS, Effort, World, worlds
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.schedules import build_schedule, options
@@ -160,7 +160,7 @@ def _of_all(
 
 def _along_a_plan(ranks: int, costs: dict[str, Any], clips: bool, limit: float) -> Job:
     among = worlds(ranks, Costs(**costs))
-    return along_plan(
+    return job_along_plan(
         among, 2 * ranks, limit, lambda job: replace(job, votes=clips), effort=Effort(moves=20)
     )
 
@@ -247,7 +247,7 @@ def zero_bubble(ranks: int) -> None:
                 limit = held * sum(row.kept(1.0))
                 idle.append(
                     _idle(
-                        along_plan(among, row.microbatches, limit, effort=Effort(moves=20)),
+                        job_along_plan(among, row.microbatches, limit, effort=Effort(moves=20)),
                         row,
                         costs,
                     )

@@ -5,17 +5,22 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import axrt
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
+from axrt.plan_process import planned
+from axrt.rank import Rank
+from axrt.replanning import Replanning, TaskTimes
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
-from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.simulator import Edge
+from axrt.scheduler.job import Job
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.policies import AlongPlan, policy_by_name
+from axrt.scheduler.simulator import Edge, order_of
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import constant
 from axrt.transport import Transport
@@ -32,6 +37,7 @@ from .reference import (
 )
 
 STEPS, MICROBATCHES = 3, 6
+AUTO = {"recompute": "auto", "offload_activations": 4}
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 
@@ -112,6 +118,10 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
         (lambda of: of["links"].pop("any"), "links.any is missing"),
         (lambda of: of["links"]["any"].update(bandwidth=0), "links.any.bandwidth = 0; expected"),
         (lambda of: of.update(microbatches={"2": of["microbatches"]["1"]}), "of 2 samples; expec"),
+        (lambda of: of.update(microbatches={"x": []}), "microbatches.x: expected a number of sam"),
+        (lambda of: of["microbatches"].update({"1": {}}), "microbatches.1 is missing or is none"),
+        (lambda of: of["links"].update({"0-": {}}), "links.0-: expected any, or two ranks"),
+        (lambda of: of["links"].update({"any": 3}), "links.any is missing or is none"),
         (lambda of: of.update(task="fast"), "task = 'fast'; expected a number"),
     ],
 )
@@ -159,8 +169,8 @@ def test_a_plan_is_made_anew_with_the_same_bits(policy: str) -> None:
             losses = []
             for step in range(steps):
                 losses.append(engine.train_batch(iter(BATCHES(step))).loss)
-                time.sleep(0.2 * (not isinstance(engine._job.policy, AlongPlan)))
-            followed.append(engine._job.policy)
+                time.sleep(0.2 * (not isinstance(engine._trainer.training.state.policy, AlongPlan)))
+            followed.append(engine._trainer.training.state.policy)
             return losses
 
     found = LocalWorld(3, 1).run(rank_main)
@@ -188,3 +198,45 @@ def test_plans_that_cannot_be_made_anew_are_refused(
 
     with pytest.raises(axrt.ConfigError, match=f"schedule.replan = 5: .*{text}"):
         LocalWorld(2 * more.get("parallel", {}).get("data", 1), 1).run(rank_main)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "more", "text"),
+    [
+        ({"policy": "1f1b"}, {}, "policy '1f1b' follows no plan; expected auto or one of adaptive"),
+        ({}, {"memory": AUTO}, "memory.recompute = 'auto' settles the schedule"),
+        ({}, {"memory": {"activations_mb": 1e-3}}, "too little for any order on 2 ranks; expected"),
+    ],
+)
+def test_costs_that_make_no_plan_are_refused(
+    tmp_path: Path, schedule: dict[str, Any], more: dict[str, Any], text: str
+) -> None:
+    config = settings(tmp_path, **schedule) | more
+
+    def rank_main(transport: Transport) -> None:
+        axrt.initialize(perceptron(), config=config, transport=transport)
+
+    with pytest.raises(axrt.ConfigError, match=f"schedule.costs: .*{text}"):
+        LocalWorld(2, 1).run(rank_main)
+
+
+def test_a_plan_made_anew_keeps_the_cap_of_each_rank() -> None:
+    """In a strict plan each rank has its own: the deeper, the fewer."""
+    order = order_of(Job(Linear(3), policy_by_name("1f1b"), 6)).split()
+    along = AlongPlan(order, order.needs)
+    assert len(set(order.needs)) > 1
+    job = Job(Linear(3), along, 6, cuts=(0, 2, 4, 8))
+    asked = Replanning(cast(Rank, None), job, 5, TaskTimes())._asked(
+        {stage: [[1.0, 1.0, 1.0]] for stage in range(3)}
+    )
+    again = planned({**asked, "edge": [1.0, 1e9], "task_s": 0.0}).job().policy
+    bounds = [again.bounds(Linear(3), rank, 6).held for rank in range(3)]
+    assert all(new <= old for new, old in zip(bounds, order.needs, strict=True))
+
+
+def test_nothing_is_planned_before_every_stage_has_run() -> None:
+    job = Job(Linear(2), policy_by_name("zb-h1"), 6)
+    plans = Replanning(cast(Rank, None), job, 1, TaskTimes())
+    assert plans._made_and_asked([{}, {}]) is None
+    assert plans._made_and_asked([{"0": [1.0, 1.0, 1.0]}, {}]) is None
+    assert plans._planner is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import Effort, World, worlds
 from axrt.scheduler.policies import AlongPlan, policy_by_name
 from axrt.scheduler.schedules import options
@@ -33,7 +33,7 @@ STEPS = 8
 def test_no_policy_that_holds_no_more_is_ahead(costs: Costs) -> None:
     """A small part of `scripts/study_schedules --table beaten`, and uneven stages."""
     placements = ("vee",) if isinstance(costs.work, tuple) else ("linear", "vee")
-    job = along_plan(worlds(3, costs, placements), 6, 3, effort=Effort(moves=10))
+    job = job_along_plan(worlds(3, costs, placements), 6, 3, effort=Effort(moves=10))
     for option in options(3, 6):
         if option.job.stages != 6 and isinstance(costs.work, tuple):
             continue
@@ -46,7 +46,7 @@ def test_no_policy_that_holds_no_more_is_ahead(costs: Costs) -> None:
 def test_messages_that_take_as_long_as_a_forward(held: int, least: float) -> None:
     """Four ranks: the best policies reach 0.585, 0.640 and 0.810 there."""
     costs = Costs(edge=Edge(1.0))
-    job = along_plan(worlds(4, costs, ("linear", "vee")), 8, held, effort=Effort(moves=20))
+    job = job_along_plan(worlds(4, costs, ("linear", "vee")), 8, held, effort=Effort(moves=20))
     line = simulate(job, costs, steps=STEPS)
     assert line.utilisation >= least - 5e-4
     assert max(line.held) * job.placement.share <= held
@@ -64,7 +64,7 @@ def test_published_bubble_rates_of_the_zero_bubble_paper(
     costs = Costs(work, edge=Edge({24: 0.601, 32: 0.626}[microbatches]), pieces=1)
     kept = Kept(2 * 2304 + 5 * 24 * 1024, 32 * 2304)
     world = World(placement_by_name("linear", 8, 0), costs, (kept,) * 8)
-    job = along_plan([world], microbatches, limit * sum(kept), effort=Effort(moves=1))
+    job = job_along_plan([world], microbatches, limit * sum(kept), effort=Effort(moves=1))
     span = max(simulate(job, costs).span)
     assert (span - microbatches * sum(work[:3])) / span <= rate + 0.001
 
@@ -96,11 +96,11 @@ def test_a_plan_gets_never_stuck_and_keeps_its_bound(
 
 def test_the_same_seed_gives_the_same_choice() -> None:
     among = worlds(2, Costs(jitter=0.2), ("linear", "vee"))
-    one, two = (along_plan(among, 4, 2, seed=3, effort=Effort(moves=5)) for _ in range(2))
+    one, two = (job_along_plan(among, 4, 2, seed=3, effort=Effort(moves=5)) for _ in range(2))
     assert one == two
     assert replace(one, votes=True) != one
 
 
 def test_too_little_is_refused_with_what_is_enough() -> None:
     with pytest.raises(ValueError, match="limit of 0.5 is too little .* expected 1 or more"):
-        along_plan(worlds(2, Costs()), 4, 0.5)
+        job_along_plan(worlds(2, Costs()), 4, 0.5)

@@ -20,7 +20,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Placement, placement_by_name
-from axrt.scheduler.plan_choice import Trial, along_plan
+from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulator import Costs, Edge, Work
@@ -50,7 +50,7 @@ PLANNED = {  # policies that follow a plan
 AT_START, BRIEF = Effort(moves=5, work=3_000_000), Trial(steps=3, seeds=1, orders=4)
 
 
-class Plan(NamedTuple):
+class SentPlan(NamedTuple):
     """A plan as it travels.
 
     Args:
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
     cuts: tuple[int, ...]
 
     @classmethod
-    def of(cls, job: Job, name: str, cuts: Sequence[int]) -> "Plan":
+    def of(cls, job: Job, name: str, cuts: Sequence[int]) -> "SentPlan":
         """The plan that a job follows."""
         along = job.policy
         assert isinstance(along, AlongPlan)
@@ -133,7 +133,7 @@ def plan_for(
     layers: Sequence[LayerCosts],
     edge: Edge,
     task_s: float,
-) -> Plan:
+) -> SentPlan:
     """The plan of a policy on known costs.
 
     Args:
@@ -155,8 +155,8 @@ def plan_for(
     limit = _limit(config, name, ranks, among)
     of = config.schedule.microbatches
     clips = lambda job: replace(job, votes=config.votes)  # noqa: E731
-    job = along_plan(among, of, limit, clips, effort=AT_START, trial=BRIEF)
-    return Plan.of(job, name, cuts[job.placement])
+    job = job_along_plan(among, of, limit, clips, effort=AT_START, trial=BRIEF)
+    return SentPlan.of(job, name, cuts[job.placement])
 
 
 def _cuts(

@@ -9,28 +9,29 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from axrt.along_plan import AT_START, BRIEF, Plan
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
+from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import along_plan
+from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import World
 from axrt.scheduler.simulator import Costs, Edge, Work
 
 
-def planned(asked: dict[str, Any]) -> Plan:
+def planned(asked: dict[str, Any]) -> SentPlan:
     """The plan for what ranks have measured, see `replanning`."""
     where = placement_by_name(asked["placement"], asked["ranks"], 0)
     costs = Costs(
         tuple(Work(*of) for of in asked["work"]), edge=Edge(*asked["edge"]), task=asked["task_s"]
     )
-    job = along_plan(
-        [World(where, costs)],
+    job = job_along_plan(
+        [World(where, costs, tuple(Kept(0.0, share) for share in asked["kept"]))],
         asked["microbatches"],
-        asked["limit"],
+        1.0,
         lambda job: replace(job, votes=asked["votes"]),
         effort=AT_START,
         trial=BRIEF,
     )
-    return Plan.of(job, asked["name"], asked["cuts"])
+    return SentPlan.of(job, asked["name"], asked["cuts"])
 
 
 if __name__ == "__main__":

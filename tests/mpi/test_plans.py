@@ -1,0 +1,65 @@
+"""Costs that are measured on ranks, and plans that ranks follow, under mpirun."""
+
+import json
+import sys
+from pathlib import Path
+
+import psutil
+
+from axrt.scheduler.cost_table import CostTable
+
+from ..cli.test_train import TINY
+from .mpirun import mpirun
+
+STEPS = 24
+SETTINGS = (
+    *("model.layers=7", f"run.steps={STEPS}", "run.log_every=1", "run.eval_every=0"),
+    *("schedule.microbatches=5", "data.held_out=0"),
+)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_ranks_follow_plans_from_measured_costs_with_the_same_losses(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 40)
+    asked = ("-m", "axrt", "profile", "tiny.toml", *SETTINGS, "--samples", "1")
+    profiled = mpirun(2, asked, cwd=tmp_path)
+    assert profiled.code == 0, profiled.err
+    table = CostTable.read(tmp_path / "costs.json")
+    assert len(table.layers[1]) == 9
+    assert table.edge.latency > 0
+    train = ("-m", "axrt", "train", "tiny.toml", *SETTINGS)
+    for name, more in {
+        "quiet": ("schedule.policy=1f1b",),
+        "planned": ("schedule.costs=costs.json",),
+        "anew": ("schedule.costs=costs.json", "schedule.replan=3"),
+    }.items():
+        ended = mpirun(3, [*train, f"run.out={name}", *more], cwd=tmp_path)
+        assert ended.code == 0, ended.err
+    assert len(losses(tmp_path / "quiet")) == STEPS
+    assert losses(tmp_path / "planned") == losses(tmp_path / "quiet")
+    assert losses(tmp_path / "anew") == losses(tmp_path / "quiet")
+    assert not [one for one in psutil.process_iter(["cmdline"]) if plans(one)]
+
+
+def plans(process: psutil.Process) -> bool:
+    """It is a process of this environment that makes a plan."""
+    line = process.info["cmdline"] or []
+    return line[:3] == [sys.executable, "-m", "axrt.plan_process"]
+
+
+def test_a_layer_that_fails_while_it_is_measured_ends_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 40)
+    (tmp_path / "odd.py").write_text(
+        "import axrt\nfrom torch import nn\n"
+        "def model(config):\n"
+        "    return axrt.PipelineModule([nn.Linear(3, 3)] * 2, nn.functional.mse_loss)\n"
+    )
+    asked = ("-m", "axrt", "profile", "tiny.toml", "model.factory=odd:model")
+    ended = mpirun(2, asked, cwd=tmp_path)
+    assert ended.code != 0
+    assert not (tmp_path / "costs.json").exists()
