@@ -54,7 +54,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['step']}/{_text(row['of'])}",
         _text(row["loss"]),
         _text(row["validation"]),
-        row["state"].replace(", process ", ":"),
+        row["state"].replace("running", "runs").replace(", process ", ":"),
         row["written"][5:16],
         row["path"],
     ]

@@ -63,12 +63,11 @@ def test_a_run_that_is_under_way_names_its_process() -> None:
 
 def test_a_run_takes_one_row_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("socket.gethostname", lambda: "node-17")
+    longest = "node-17, process 4194303"  # the greatest that Linux gives a process
+    monkeypatch.setattr("axrt.cli.runs.holder_of", lambda _: longest)
     assert axrt("tiny.toml", "run.steps=1", "run.out=runs/quickstart").exit_code == 0
-    lock = DirectoryLock(Path("runs/quickstart"))
     heading, row = runs("runs").output.splitlines()
-    lock.release()
-    assert f"running on node-17:{os.getpid()}" in row
+    assert "runs on node-17:4194303" in row
     assert row.endswith("runs/quickstart")
     assert heading.split() == ["step", "loss", "validated", "state", "written", "(UTC)", "run"]
 

@@ -108,8 +108,7 @@ def test_a_launch_gains_the_steps_that_memory_has(tmp_path: Path, shm: Path) -> 
     )
     for step in (20, 60, 100, 140):
         wait_until_kept(tmp_path, step, job.process)
-        os.kill(job.ranks()[1], signal.SIGKILL)
-        time.sleep(0.5)
+        job.lose(1)
     code, err = job.end()
     assert code == 0, err
     found = starts(tmp_path)
