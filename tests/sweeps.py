@@ -2,8 +2,9 @@
 so many that every two values of two axes meet in one of them (all pairs).
 
 The quick run is `pytest` alone, the full run `scripts/test --full`. The mark `sweep` is on what the
-quick run leaves out, and `combination` on what both leave out. The run of all, `scripts/test
---all`, takes what is drawn by chance four times as often as the full one.
+quick run leaves out, and `combination` on what both leave out. Of a sweep that says `half` the full
+run leaves out every second case. The run of all, `scripts/test --all`, takes what is drawn by
+chance eight times as often as the full one.
 """
 
 import os
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import settings
 
 FULL = "AXRT_TEST_FULL"  # the environment's variable that says so, to the ranks of jobs too
-_MORE = 4  # of what is drawn by chance, in the run of all
+_MORE = 8  # of what is drawn by chance, in the run of all
 T = TypeVar("T")
 
 
@@ -25,7 +26,9 @@ def is_full() -> bool:
     return os.environ.get(FULL) != "no"
 
 
-def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecorator:
+def swept(
+    *axes: tuple[str, Iterable[Any]], quick: int = 0, half: bool = False
+) -> pytest.MarkDecorator:
     """Give a test every combination of these values, and mark all but a few of them `sweep`; and
     `combination` those whose pairs of values others have.
 
@@ -36,12 +39,15 @@ def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecora
         axes: each a name, or names with commas between, and its values, as parametrize takes them.
         quick: how many are kept. 0 is the length of the longest axis. Fewer are for values that
             are alike, such as seeds.
+        half: the full run leaves out every second case. For tests whose axes meet in others, too.
     """
     names = [name.strip() for of, _ in axes for name in of.split(",")]
     lists = [[value if "," in of else (value,) for value in values] for of, values in axes]
     lengths = tuple(len(values) for values in lists)
     kept = places_on_a_diagonal(lengths, quick)
     of_pairs = all_pairs(lengths, frozenset(kept))
+    if half:
+        of_pairs = every_second(of_pairs, lengths) | kept
     cases = []
     for places in product(*map(range, lengths)):
         of_case = [
@@ -84,6 +90,14 @@ def all_pairs(
         chosen.add(best)
         left.difference_update(_pairs(best))
     return frozenset(chosen)
+
+
+def every_second(
+    chosen: Collection[tuple[int, ...]], lengths: tuple[int, ...]
+) -> frozenset[tuple[int, ...]]:
+    """Half of some combinations, in which each value of the longest axis that has two has one."""
+    longest = lengths.index(max(lengths))
+    return frozenset(sorted(chosen, key=lambda places: (places[longest], places))[::2])
 
 
 def _pairs(places: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:

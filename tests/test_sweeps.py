@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .sweeps import all_pairs, first, places_on_a_diagonal, swept
+from .sweeps import all_pairs, every_second, first, places_on_a_diagonal, swept
 
 TESTS = Path(__file__).resolve().parent
 
@@ -44,6 +44,15 @@ def test_the_full_run_has_every_two_values_of_two_axes() -> None:
     assert len(marks) == 81
     assert {"combination"} not in marks, "the full run has what the quick one has"
     assert marks.count({"sweep", "combination"}) > 50
+
+
+def test_half_of_a_sweep_still_has_every_value_of_every_axis() -> None:
+    lengths = (3, 18, 3)
+    pairs = all_pairs(lengths, frozenset(places_on_a_diagonal(lengths, 6)))
+    found = every_second(pairs, lengths)
+    assert len(found) == len(pairs) // 2 == 27
+    for axis, length in enumerate(lengths):
+        assert {places[axis] for places in found} == set(range(length))
 
 
 def test_of_a_list_the_first_are_kept() -> None:

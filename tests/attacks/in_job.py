@@ -1,6 +1,7 @@
 """A training whose ranks are killed one after the other, in one job that goes on without them.
 
 python -m tests.attacks.in_job [--kills 200] [--hasty 0.3] [--memory] [--ranks 6] [--seed 0]
+                               [--folder DIR]
 
 It takes the mpirun of this environment, which must be Open MPI's. Each job has two replicas of two
 stages and spares. Ranks are killed at moments that the seed draws until one is left; that one gets
@@ -8,19 +9,21 @@ further and ends by SIGUSR1, and the next job goes on. At last the run is traine
 peace. The loss of every step must be that of a quiet run, but for the order of sums: no further
 from it than three times what another layout's quiet run is, since such differences grow with the
 run. No job may stand still, and none may end with another code than 75. Hasty kills, while others
-recover, may end
-a job: Open MPI 5.0.11 can crash where a rank dies while a communicator is made.
+recover, may end a job: Open MPI 5.0.11 can crash where a rank dies while a communicator is made.
+
+A long storm may be stopped between jobs, by Ctrl-C, and go on later in its `--folder`.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 
@@ -33,6 +36,8 @@ from .storm import CONFIG
 
 LAYOUT = ("parallel.pipe=2", "parallel.data=2", "schedule.policy=1f1b", "schedule.microbatches=2")
 _ALONE = ("parallel.pipe=1", "parallel.data=1", "schedule.microbatches=4")  # the same samples
+_TOLD = "storm.json"  # in the folder
+_TAIL_BYTES = 4096  # has the last line of metrics
 _STANDS_STILL_S, _PEACE_STEPS = 240.0, 20  # starts take a minute on a machine that has more to do
 
 
@@ -67,7 +72,14 @@ class Job:
 
     @property
     def step(self) -> int:
-        return max(losses(self._run), default=0)
+        """The step of the last whole line."""
+        try:
+            with (self._run / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                steps = re.findall(rb'"step": (\d+)[^\n]*\n', file.read())
+        except OSError:
+            return 0
+        return int(steps[-1]) if steps else 0
 
     def ranks(self) -> list[psutil.Process]:
         try:
@@ -111,12 +123,24 @@ class Storm:
         hasty: ranks killed while the others recovered from the one before.
         jobs: jobs that were started.
         ended: jobs that ended after a hasty kill, and did not go on.
+        took_s: seconds that jobs took.
     """
 
     kills: int = 0
     hasty: int = 0
     jobs: int = 0
     ended: int = 0
+    took_s: float = 0.0
+
+    @classmethod
+    def of(cls, folder: Path) -> "Storm":
+        """What has happened in a folder before."""
+        told = folder / _TOLD
+        return cls(**json.loads(told.read_text())) if told.exists() else cls()
+
+    def tell(self, folder: Path) -> None:
+        """Note it for a storm that goes on."""
+        (folder / _TOLD).write_text(json.dumps(asdict(self)))
 
     def __str__(self) -> str:
         return (
@@ -164,39 +188,60 @@ def _furthest(found: dict[int, float], expected: dict[int, float]) -> float:
 )
 @click.option("--memory", is_flag=True, help="keep a copy of every step on two hosts in memory")
 @click.option("--seed", default=0, show_default=True)
-def main(kills: int, ranks: int, hasty: float, memory: bool, seed: int) -> None:
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    help="where it is kept, and goes on; by default it is removed at the end",
+)
+def main(
+    kills: int, ranks: int, hasty: float, memory: bool, seed: int, folder: Path | None
+) -> None:
     """Kill ranks of jobs that go on, and compare with a quiet run."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "text.txt").write_text("all work and no play makes a dull toy. " * 60)
-        (folder / "storm.toml").write_text(CONFIG)
-        began_s = time.monotonic()
-        storm, random = Storm(), Random(seed)
-        settings = ["run.survive=true"]
-        if memory:
-            (shm := folder / "shm").mkdir()
-            hosts = ",".join(str(rank % 2) for rank in range(ranks))
-            settings += ["checkpoint.memory_every=1", f"checkpoint.memory_dir={shm}"]
-            settings += [f"run.host_of={hosts}"]
+    with ExitStack() as stack:
+        where = folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        where.mkdir(exist_ok=True)
+        (where / "text.txt").write_text("all work and no play makes a dull toy. " * 60)
+        (where / "storm.toml").write_text(CONFIG)
+        settings = ["run.survive=true", *(in_memory(where / "shm", ranks) if memory else [])]
+        storm = Storm.of(where)
         while storm.kills + storm.hasty < kills:
+            began_s = time.monotonic()
             storm.jobs += 1
-            job = Job(folder, ranks, *settings)
-            strike(job, ranks - 1, hasty, random, storm)
+            job = Job(where, ranks, *settings)
+            strike(job, ranks - 1, hasty, Random(f"{seed} {storm.jobs}"), storm)
+            storm.took_s += time.monotonic() - began_s
+            storm.tell(where)
             click.echo(f"{storm}, step {job.step}", err=True)
-        took_s = time.monotonic() - began_s
-        last = max(losses(folder / "out")) + _PEACE_STEPS
-        for run, on, layout in (("out", 4, ()), ("quiet", 4, ()), ("alone", 1, _ALONE)):
-            job = Job(folder, on, *layout, f"run.steps={last}", run=run)
-            job.gets_to(last)
-            assert job.end() == 0, job.said()
-        found, quiet, alone = (losses(folder / run) for run in ("out", "quiet", "alone"))
-        assert sorted(found) == sorted(quiet) == list(range(1, last + 1))
-        worst, usual = _furthest(found, quiet), _furthest(alone, quiet)
-        click.echo(
-            f"{storm}; {took_s:.0f} s: {last} steps, each with the loss of a quiet run within "
-            f"{worst:.1e}; a quiet run on one rank: {usual:.1e}"
-        )
-        sys.exit(worst > max(3 * usual, 1e-6))
+        sys.exit(compare(where, storm))
+
+
+def in_memory(shm: Path, ranks: int) -> list[str]:
+    """Settings that keep a copy of every step on two hosts."""
+    shm.mkdir(exist_ok=True)
+    hosts = ",".join(str(rank % 2) for rank in range(ranks))
+    return [
+        "checkpoint.memory_every=1",
+        f"checkpoint.memory_dir={shm}",
+        f"run.host_of={hosts}",
+    ]
+
+
+def compare(folder: Path, storm: Storm) -> bool:
+    """Train to the end in peace, and compare with a quiet run. Returns that a loss is too far from
+    it."""
+    last = max(losses(folder / "out")) + _PEACE_STEPS
+    for run, on, layout in (("out", 4, ()), ("quiet", 4, ()), ("alone", 1, _ALONE)):
+        job = Job(folder, on, *layout, f"run.steps={last}", run=run)
+        job.gets_to(last)
+        assert job.end() == 0, job.said()
+    found, quiet, alone = (losses(folder / run) for run in ("out", "quiet", "alone"))
+    assert sorted(found) == sorted(quiet) == list(range(1, last + 1))
+    worst, usual = _furthest(found, quiet), _furthest(alone, quiet)
+    click.echo(
+        f"{storm}; {storm.took_s:.0f} s: {last} steps, each with the loss of a quiet run within "
+        f"{worst:.1e}; a quiet run on one rank: {usual:.1e}"
+    )
+    return worst > max(3 * usual, 1e-6)
 
 
 if __name__ == "__main__":

@@ -346,7 +346,7 @@ def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
         worker.send_signal(signal.SIGINT)
     time.sleep(0.3)
     os.killpg(begun.pid, signal.SIGINT)  # as a terminal does
-    said = begun.communicate(timeout=20)
+    said = begun.communicate(timeout=60)
     assert said == ("", "axrt: interrupted; the same command goes on\n")
     assert begun.returncode == 130
     assert psutil.wait_procs(workers, timeout=20)[1] == []

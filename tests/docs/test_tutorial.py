@@ -22,6 +22,8 @@ SMALLER = (
     ("warmup_steps = 20", "warmup_steps = 1"),
     ("eval_every = 50", "eval_every = 2"),
     ("1024", "300"),
+    ("--tokens 40", "--tokens 16"),  # within the context, which axrt then moves along
+    ("new_tokens=40", "new_tokens=16"),
 )
 SAVED = {"toml": "tutorial.toml", "python": "write.py"}
 

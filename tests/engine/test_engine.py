@@ -161,7 +161,7 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank() -> None:
         assert LocalWorld(3, seed).run(rank_main) == [reference.losses] * 3
 
 
-@swept(("seed", range(60)), quick=4)
+@swept(("seed", range(20)), quick=4)
 def test_an_iterator_that_ends_with_a_step_ends_every_rank_after_that_step(seed: int) -> None:
     def rank_main(transport: Transport) -> list[float]:
         losses = []

@@ -107,7 +107,7 @@ def test_an_optimizer_may_write_to_gradients_while_their_sums_are_on_their_way(s
     assert all(torch.equal(spoilt[name], value) for name, value in expected.items())
 
 
-@swept(("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]), ("policy", ONE_PIPE))
+@swept(("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]), ("policy", ONE_PIPE), half=True)
 def test_replicas_train_as_one_process_with_all_their_microbatches(
     pipe: int, data: int, policy: str
 ) -> None:
@@ -247,7 +247,7 @@ def test_one_huge_parameter_is_a_bucket_of_its_own() -> None:
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
 
 
-@swept(("seed", range(20)), quick=4)
+@swept(("seed", range(10)), quick=4)
 def test_the_first_reader_that_ends_ends_the_step_on_every_rank(seed: int) -> None:
     batches = batches_for(2)
 

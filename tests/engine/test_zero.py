@@ -448,7 +448,7 @@ def resumed(
     return found
 
 
-@swept(("kind", TYPES), ("saved", LAYOUTS), ("loaded", LAYOUTS), quick=6)
+@swept(("kind", TYPES), ("saved", LAYOUTS), ("loaded", LAYOUTS), quick=6, half=True)
 def test_checkpoints_know_nothing_of_shards(
     kind: str, saved: str, loaded: str, tmp_path: Path
 ) -> None:

@@ -12,9 +12,11 @@ SIZES = {"cpu": (1, 2), NAME: (1, 2, 4), "cuda": (1, 2)}
 
 
 def marks_of(device: str, size: int) -> list[pytest.MarkDecorator]:
+    """One and four ranks are left to the run of all, where two have the same cases."""
     if device == "cuda":
         return [pytest.mark.gpu]
-    return [pytest.mark.sweep] * (size == (1 if device == "cpu" else 4))
+    is_left_out = size == (1 if device == "cpu" else 4)
+    return [pytest.mark.sweep, pytest.mark.combination] * is_left_out
 
 
 CASES = [

@@ -201,7 +201,7 @@ def test_in_any_order_of_events_state_is_never_older_than_its_weights(
 ) -> None:
     """`SlotWatch` looks at every task. With nine slots there is always a free one, so a fetch
     waits for stores alone."""
-    for seed in range(draws(20, quick=12)):
+    for seed in range(draws(10, quick=6)):
         clips, tries = seed % 2 == 0, seed % 4 == 0
         pipeline = Pipeline(
             policy_by_name(name),

@@ -283,7 +283,7 @@ def of_every_policy(*rest: object) -> Callable[[Callable[..., None]], Callable[.
 @of_every_policy(4, 8, 2, 4, 1, 1, 2, False, False, 0, 0, 0, 2)
 @of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 1)  # shards in groups
 @of_every_policy(2, 4, 2, 0, 4, 2, 2, True, True, 2, 1, None, 4)  # sums in groups
-@examples(150, quick=25)
+@examples(75, quick=25)
 def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
     name: str,
     ranks: int,
