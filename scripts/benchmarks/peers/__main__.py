@@ -15,13 +15,15 @@ from typing import Any
 
 import click
 
-from . import of_deepspeed, report
+from . import of_deepspeed, report, varied
+from .delayed import delayed
 from .synthetic import STEPS, Case
+from .worlds import WORLDS
 
 HERE = Path(__file__).resolve().parents[1]
 SIZES = ((4, 8), (8, 16), (8, 32))
 _LATENCY = "/dev/cpu_dma_latency"
-PARTS = ("synthetic", "real", "empty", "messages", "sharing")
+PARTS = ("synthetic", "varied", "real", "empty", "messages", "sharing")
 
 
 def cases() -> list[Case]:
@@ -39,8 +41,9 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
     """Ranks, and what is asked of the job."""
     asked: list[tuple[int, dict[str, Any]]] = []
     for part in parts:
-        if part == "synthetic":
-            chosen = [case for case in cases() if fnmatchcase(case.label, only)]
+        if part in ("synthetic", "varied"):
+            of_part: list[Any] = [*(cases() if part == "synthetic" else varied.cases())]
+            chosen = [case for case in of_part if fnmatchcase(case.label, only)]
             asked += [
                 (case.ranks, {"part": part, "rounds": rounds, "case": case._asdict()})
                 for case in chosen
@@ -53,8 +56,10 @@ def jobs(parts: tuple[str, ...], rounds: int, only: str) -> list[tuple[int, dict
 
 def measured(mpirun: str, ranks: int, asked: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of one job."""
-    with tempfile.TemporaryDirectory() as folder:
+    world = WORLDS[asked.get("case", {}).get("world", "even")]
+    with tempfile.TemporaryDirectory() as folder, delayed(world.delay_s) as inside:
         command = [
+            *inside,
             mpirun,
             "-n",
             str(ranks),
@@ -131,7 +136,7 @@ def cores_awake(wanted: bool) -> Iterator[None]:
 @click.option(
     "--only",
     default="*",
-    help="of the synthetic cases, such as p4m8, p8m16-jitter, *-clip, p4m8*-flush",
+    help="of the cases, such as p4m8, p8m16-jitter, *-clip, p4m8*-flush, p4m8-slow",
 )
 @click.option(
     "--awake/--no-awake",
@@ -158,7 +163,10 @@ def main(
     with cores_awake(awake):
         for ranks, asked in jobs(parts or PARTS, rounds, only):
             click.echo(f"measuring {asked}", err=True)
-            rows += measured(mpirun, ranks, asked)
+            try:
+                rows += measured(mpirun, ranks, asked)
+            except RuntimeError as error:
+                click.echo(f"left out: {error}", err=True)
             (out / "rows.json").write_text(
                 json.dumps({"machine": machine(awake), "rows": rows}, indent=1)
             )

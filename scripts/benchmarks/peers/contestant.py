@@ -14,6 +14,8 @@ class Contestant(NamedTuple):
         tasks: that a rank runs in a step.
         splits: input gradients go on before weight gradients are computed.
         layers: of this rank.
+        held: chunks that a rank may keep at most, of which it has two a microbatch.
+        warms_up: steps before it is timed.
     """
 
     name: str
@@ -22,3 +24,5 @@ class Contestant(NamedTuple):
     tasks: int
     splits: bool = False
     layers: Sequence[Any] = ()
+    held: int = 0
+    warms_up: int = 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import empty, messages, real, sharing, synthetic
+from . import empty, messages, real, sharing, synthetic, varied
 from .arena import join
 
 
@@ -17,6 +17,8 @@ def rows_of(asked: dict[str, Any]) -> list[dict[str, Any]]:
     part, rounds = asked["part"], asked["rounds"]
     if part == "synthetic":
         return synthetic.run(synthetic.Case(**asked["case"]), rounds)
+    if part == "varied":
+        return varied.run(varied.Case(**asked["case"]), rounds)
     parts = {"real": real.run, "empty": empty.run, "messages": messages.run, "sharing": sharing.run}
     return parts[part](rounds)
 

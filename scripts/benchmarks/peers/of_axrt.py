@@ -20,6 +20,7 @@ def contestant(
     settings: dict[str, Any],
     optimizer: Any = None,
     cap: int = 0,
+    stages: int = 0,
 ) -> Contestant:
     """A policy of axrt's.
 
@@ -30,10 +31,11 @@ def contestant(
         settings: sections of the configuration.
         optimizer: of a bucket's named parameters; None: that of the settings.
         cap: `schedule.max_held`.
+        stages: of the model; 0: those of the policy.
     """
     microbatches = settings["schedule"]["microbatches"]
     job = build_schedule(name, MPI.COMM_WORLD.size, microbatches, max_held=cap)
-    pipeline = model(job.stages)
+    pipeline = model(stages or job.stages)
     config = {
         **settings,
         "schedule": {**settings["schedule"], "policy": name, "max_held": cap},
@@ -51,5 +53,11 @@ def contestant(
 
     tasks = (3 if job.splits else 2) * job.placement.chunks * microbatches
     return Contestant(
-        f"{name}, {cap} held" if cap else name, "axrt", step, tasks, job.splits, layers
+        f"{name}, {cap} held" if cap else name,
+        "axrt",
+        step,
+        tasks,
+        job.splits,
+        layers,
+        cap or 2 * MPI.COMM_WORLD.size,
     )

@@ -69,4 +69,5 @@ def contestant(
     def step() -> None:
         engine.train_batch(data_iter=batches)
 
-    return Contestant("1F1B", "DeepSpeed", step, 2 * microbatches, layers=layers)
+    held = 2 * (stages or ranks)
+    return Contestant("1F1B", "DeepSpeed", step, 2 * microbatches, layers=layers, held=held)

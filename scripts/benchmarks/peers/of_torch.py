@@ -11,6 +11,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from .contestant import Contestant
 
+_KEEPS = {"FORWARD": 1, "FULL_BACKWARD": -1, "BACKWARD_WEIGHT": -1}
 _VEE = ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
 SPLITS = (*_VEE, "ScheduleInterleavedZeroBubble")
 NAMES = ("ScheduleGPipe", "Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleLoopedBFS", *SPLITS)
@@ -91,7 +92,22 @@ def contestant(
         (2 + splits) * chunks * microbatches,
         splits,
         layers,
+        _held(name, schedule, microbatches),
     )
+
+
+def _held(name: str, schedule: Any, microbatches: int) -> int:
+    """Chunks that the rank with most of them keeps at most, by the schedule's own order."""
+    if chunks_of(name) == 1:
+        return 2 * (microbatches if name == "ScheduleGPipe" else dist.get_world_size())
+    most = 0
+    for of_rank in schedule.pipeline_order.values():
+        held = 0
+        for action in of_rank:
+            for one in (action.sub_actions or (action,)) if action else ():
+                held += _KEEPS.get(one.computation_type.name, 0)
+                most = max(most, held)
+    return most
 
 
 @torch.no_grad()

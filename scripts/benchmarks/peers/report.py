@@ -41,6 +41,10 @@ def tables(rows: Sequence[Row]) -> str:
         [row for row in rows if row["part"] == "synthetic"], *_CASE
     ).items():
         text.append(_synthetic(_titled(case), of_case))
+    for (ranks, microbatches, world), of_case in grouped(
+        [row for row in rows if row["part"] == "varied"], "ranks", "microbatches", "world"
+    ).items():
+        text.append(_varied(f"p = {ranks}, m = {microbatches}, {world}", of_case))
     makers: dict[str, Callable[[list[Row]], str]] = {
         "real": _real,
         "empty": _empty,
@@ -98,6 +102,30 @@ def _synthetic(title: str, rows: list[Row]) -> str:
         lines.append(
             f"| {runtime} {name} | {used} | {share} | {ideal} | {predicted} | {costs} | {cpu} |"
         )
+    return "\n".join(lines)
+
+
+def _varied(title: str, rows: list[Row]) -> str:
+    """Milliseconds a step, and the rate in that of torch's best which keeps no more chunks. Ratios
+    are within a round, since rounds have other microbatches."""
+    groups = grouped(rows, "runtime", "name")
+    of_torch = [
+        (each[0]["held"], each) for (runtime, _), each in groups.items() if runtime == "torch"
+    ]
+    lines = [
+        f"**{title}**\n",
+        "| | ms a step | chunks kept | rate, of torch's best that keeps no more |",
+        "|---|---|---|---|",
+    ]
+    for (runtime, name), each in _ranked(rows, "step_s", lambda value: value):
+        fair = [those for held, those in of_torch if held <= each[0]["held"]]
+        best = min(fair, key=lambda those: median(those, "step_s"), default=None)
+        rate = ""
+        if best is not None:
+            of_round = {row["round"]: row["step_s"] for row in best}
+            rate = spread([of_round[row["round"]] / row["step_s"] for row in each])
+        took = spread([1e3 * row["step_s"] for row in each], "{:.0f}")
+        lines.append(f"| {runtime} {name} | {took} | {each[0]['held']} | {rate} |")
     return "\n".join(lines)
 
 

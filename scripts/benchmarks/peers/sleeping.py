@@ -2,8 +2,9 @@
 runtime adds to it. Layers leave the cores alone, runtimes share them: with four ranks a core, CPU
 that a runtime takes costs it more than on a core a rank.
 
-Durations are drawn as the simulator draws them, from the same seeds for every runtime: for each
-kind and stage, so that schedules of two chunks a rank meet other, shorter ones than those of one.
+Durations are those of a world, see `worlds`. Jitter is drawn as the simulator draws it, from the
+same seeds for every runtime: for each kind and stage, so that schedules of two chunks a rank meet
+other, shorter ones than those of one.
 Every runtime gets the leanest layer that it can schedule: one node of the autograd graph, whose
 weight gradient waits (axrt) or comes along (backwards that are whole), or, for torch's split
 backward, one node for the input gradient and one for the weight gradient, since that walks the node
@@ -17,9 +18,12 @@ from random import Random
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-RANK_S = 0.010  # a forward, an input gradient and a weight gradient of a rank take so long each
+from .worlds import CHUNK_S, WORLDS, World
+
+RANK_S = 2 * CHUNK_S  # a forward, an input gradient and a weight gradient of a rank each
 SHAPE = (128, 128)  # 64 KiB
 KINDS = "FIW"
 
@@ -58,29 +62,40 @@ class Sleeper(nn.Module):
     Args:
         stage: its number.
         chunks: stages a rank.
+        ranks: of the pipeline.
         later: takes what computes the weight gradient.
         two_nodes: the weight gradient has a node of its own.
     """
 
     def __init__(
-        self, stage: int, chunks: int, later: Later = at_once, two_nodes: bool = False
+        self,
+        stage: int,
+        chunks: int,
+        ranks: int,
+        later: Later = at_once,
+        two_nodes: bool = False,
     ) -> None:
         super().__init__()
-        self.stage, self.base_s = stage, RANK_S / chunks
+        self.stage, self.chunks, self.ranks = stage, chunks, ranks
         self.later, self.two_nodes = later, two_nodes
         self.weight = nn.Parameter(torch.zeros(8))
         self.value, self.number = torch.zeros(SHAPE), torch.zeros(())
         self.weight_gradient = torch.zeros(8)
         self.slept: list[Slept] = []
-        self.begin(0.0, 0, 4096)
+        self.begin(WORLDS["even"], 0, 4096)
 
-    def begin(self, jitter: float, seed: int, count: int) -> None:
-        """From now on so many microbatches, counted from 0."""
+    def begin(self, world: World, seed: int, count: int) -> None:
+        """From now on so many microbatches, counted from 0, on this rank."""
         self.next = 0
         self.slept.clear()
-        self.takes_s = {
-            kind: drawn_s(self.base_s, jitter, seed, kind, self.stage, count) for kind in KINDS
-        }
+        is_last = self.stage == self.chunks * self.ranks - 1
+        of_rank = world.rank(dist.get_rank() if dist.is_initialized() else 0)
+        lengths = world.microbatches(seed, count)
+        self.takes_s = {}
+        for kind in KINDS:
+            base_s = RANK_S * of_rank * world.stage(kind, is_last, self.chunks)
+            drawn = drawn_s(base_s, world.jitter, seed, kind, self.stage, count)
+            self.takes_s[kind] = [s * of for s, of in zip(drawn, lengths, strict=True)]
 
     def sleep(self, kind: str, number: int) -> None:
         began_s = time.perf_counter()

@@ -18,6 +18,7 @@ from . import of_axrt, of_deepspeed, of_torch
 from .arena import Took, in_turn, timed
 from .contestant import Contestant
 from .sleeping import RANK_S, SHAPE, Sleeper, Slept, at_once, loss_fn
+from .worlds import World
 
 STEPS = 8
 
@@ -65,7 +66,8 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
         for _ in range(turns if number else 1):
             seed = number if case.jitter else 0
             for layer in contestant.layers:
-                layer.begin(case.jitter * (number > 0), seed, case.microbatches * case.steps)
+                world = World("jitter", jitter=case.jitter * (number > 0))
+                layer.begin(world, seed, case.microbatches * case.steps)
             took = timed(contestant.step, case.steps if number else 1)
             loop = _loop([layer for layer in contestant.layers if layer.slept], contestant.splits)
             if number:
@@ -154,39 +156,56 @@ def _needed(slept: Slept, splits: bool) -> tuple[str, int, int]:
 
 def _contestants(case: Case) -> Iterator[Contestant]:
     ranks, microbatches, clip = case.ranks, case.microbatches, float(case.clips)
-    value = torch.zeros(SHAPE, requires_grad=True)
-    one = repeat((value, torch.zeros(1)))
-    whole = repeat(
-        (
-            torch.zeros(microbatches * SHAPE[0], SHAPE[1], requires_grad=True),
-            torch.zeros(microbatches),
-        )
-    )
-
-    def model(stages: int) -> axrt.PipelineModule:
-        return axrt.PipelineModule(
-            [Sleeper(s, stages // ranks, axrt.defer_weight_gradient) for s in range(stages)],
-            loss_fn,
-        )
-
     settings = {
         "schedule": {"microbatches": microbatches},
         "optimizer": {"clip": clip},
         "parallel": {"partition": "uniform"},
     }
     for name, cap in (("adaptive", 0), ("adaptive", caps(ranks)[1]), ("zb-v", 0), ("1f1b", 0)):
-        yield of_axrt.contestant(name, model, one, settings, _sgd_of_named, cap)
+        yield of_axrt.contestant(
+            name, lambda stages: model(stages, ranks), microbatch(), settings, sgd_of_named, cap
+        )
+    yield from peers(ranks, microbatches, clip)
+
+
+def model(stages: int, ranks: int) -> axrt.PipelineModule:
+    """A layer a stage."""
+    layers = [
+        Sleeper(stage, stages // ranks, ranks, axrt.defer_weight_gradient)
+        for stage in range(stages)
+    ]
+    return axrt.PipelineModule(layers, loss_fn)
+
+
+def microbatch() -> Iterator[tuple[Tensor, Tensor]]:
+    """The same one for ever."""
+    return repeat((torch.zeros(SHAPE, requires_grad=True), torch.zeros(1)))
+
+
+def peers(ranks: int, microbatches: int, clip: float) -> Iterator[Contestant]:
+    """Torch's schedules, and DeepSpeed's where it is installed."""
+    rows, width = SHAPE
+    whole = torch.zeros(microbatches * rows, width, requires_grad=True)
     for name in of_torch.NAMES:
         yield of_torch.contestant(
-            name, _torchs(name), _examples, loss_fn, whole, microbatches, _sgd, clip
+            name,
+            _torchs(name, ranks),
+            _examples,
+            loss_fn,
+            repeat((whole, torch.zeros(microbatches))),
+            microbatches,
+            _sgd,
+            clip,
         )
     if of_deepspeed.is_installed():
-        layers = [Sleeper(stage, 1) for stage in range(ranks)]
-        yield of_deepspeed.contestant(layers, loss_fn, one, microbatches, 1, _sgd, clip)
+        layers = [Sleeper(stage, 1, ranks) for stage in range(ranks)]
+        yield of_deepspeed.contestant(layers, loss_fn, microbatch(), microbatches, 1, _sgd, clip)
 
 
-def _torchs(name: str) -> Any:
-    return lambda stage, chunks: Sleeper(stage, chunks, at_once, two_nodes=name in of_torch.SPLITS)
+def _torchs(name: str, ranks: int) -> Any:
+    return lambda stage, chunks: Sleeper(
+        stage, chunks, ranks, at_once, two_nodes=name in of_torch.SPLITS
+    )
 
 
 def _examples(stage: int) -> tuple[Tensor, Tensor]:
@@ -197,5 +216,6 @@ def _sgd(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def _sgd_of_named(named: Any) -> torch.optim.Optimizer:
+def sgd_of_named(named: Any) -> torch.optim.Optimizer:
+    """A step that changes nothing."""
     return _sgd([parameter for _, parameter in named])
