@@ -11,7 +11,7 @@ from typing import Any, Never, NoReturn, Self
 
 import torch
 
-from axrt.autoschedule import resolve, settled
+from axrt.autoschedule import resolve
 from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.keepers import host_name
@@ -20,6 +20,7 @@ from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
 from axrt.config import AUTO, Config, Schedule
+from axrt.default_schedule import settled
 from axrt.device import CPU, choose
 from axrt.errand import Put, Steps
 from axrt.errors import (
@@ -98,8 +99,8 @@ class Engine:
             compile; only the main rank's counts.
     Attributes:
         config: settings of the run.
-        candidates: schedules that policy "auto" has simulated, one text each, the chosen one first;
-            empty under any other policy.
+        candidates: schedules that were simulated, one text each, the chosen one first; empty where
+            nothing was measured.
     """
 
     def __init__(

@@ -11,10 +11,13 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
+from axrt.known_costs import KnownCosts
+from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
 from axrt.model.partition import OPERATIONS, evened
+from axrt.model_job import job_for, with_replicas
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
@@ -187,3 +190,34 @@ def _limit(config: Config, name: str, ranks: int, among: Sequence[World]) -> flo
     if config.schedule.max_held:
         microbatches = max(1, config.schedule.max_held // (2 if name == "adaptive" else 1))
     return microbatches * min(world.least for world in among)
+
+
+def plan_of_run(
+    name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+) -> SentPlan:
+    """The plan of a policy, which the run can follow.
+
+    Args:
+        name: one of `PLANNED`.
+        config: settings of the run.
+        model: layers that are cut into stages.
+        mesh: numbers of pipelines and replicas.
+        costs: what is known of layers and messages.
+    Raises:
+        ValueError, ConfigError: there is none, or the run takes no order.
+    """
+    plan = plan_for(config, name, model, mesh.pipe, *costs)
+    with_replicas(job_for(plan.job(), config, model, plan.cuts), mesh, config)
+    return plan
+
+
+def possible_plan(
+    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+) -> SentPlan | None:
+    """The plan of `adaptive`, see `plan_of_run`; None where the run takes none."""
+    if mesh.pipe == 1 or config.memory.recompute == AUTO:
+        return None
+    try:
+        return plan_of_run("adaptive", config, model, mesh, costs)
+    except (ValueError, ConfigError):
+        return None

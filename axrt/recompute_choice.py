@@ -14,19 +14,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from axrt.autoschedule import measured_edge, of_one_replica, predicted
 from axrt.config import Config, Memory, Schedule
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.errors import ConfigError
+from axrt.known_costs import measured_edge
 from axrt.model.costs import measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
+from axrt.model_job import of_one_replica
 from axrt.preflight import checked_sample
 from axrt.rank import Rank, copies_apart
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Edge
+from axrt.step_prediction import predicted
 from axrt.store.scratch import refused_as_setting, scratch_tier
 
 _MOST_TRIED = 9

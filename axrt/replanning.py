@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from axrt.autoschedule import TASK_S, measured_edge
 from axrt.errors import ConfigError
+from axrt.known_costs import TASK_S, measured_edge
 from axrt.observe.observer import Observer
 from axrt.plan_from_costs import PLANNED, SentPlan
 from axrt.rank import Rank

@@ -60,7 +60,7 @@ def profile(
 
 def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
     """The table, on the first rank; None on all others."""
-    from axrt.autoschedule import TASK_S, measured_edge
+    from axrt.known_costs import TASK_S, measured_edge
     from axrt.launch import join
     from axrt.model.costs import measure
     from axrt.model.precision import types_of

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from axrt.autoschedule import settled
 from axrt.config import AUTO, Config, Schedule
+from axrt.default_schedule import settled
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
 from axrt.scheduler.job import Job

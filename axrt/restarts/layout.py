@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from axrt.autoschedule import settled
 from axrt.config import AUTO, Config
+from axrt.default_schedule import settled
 from axrt.errors import ConfigError
 from axrt.mesh import Mesh
 from axrt.models.registry import model_of

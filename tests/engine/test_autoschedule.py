@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.autoschedule import choose, settled
+from axrt.autoschedule import choose
 from axrt.config import DEFAULTS, Config, described
+from axrt.default_schedule import settled
 from axrt.mesh import Mesh
 from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE

@@ -8,10 +8,10 @@ import torch
 
 import axrt
 from axrt import recompute_choice
-from axrt.autoschedule import of_one_replica
 from axrt.config import Config
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.device import CPU
+from axrt.model_job import of_one_replica
 from axrt.offload.tier import HostTier, PacedTier
 from axrt.recompute_choice import fastest
 from axrt.scheduler.cost_table import LayerCosts

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.autoschedule import settled
 from axrt.config import Config
+from axrt.default_schedule import settled
 from axrt.ledger.activations import Stashes
 from axrt.ledger.advice import advices, check_fits
 from axrt.ledger.ledger import Entry, Ledger, Purpose, Tier, readable

@@ -1,0 +1,99 @@
+"""The costs of a model's layers and of its messages: from a file, or measured at the start.
+
+A microbatch runs through every layer a few times (`model.costs`), and messages go there and back
+between two ranks. The spread of durations is taken from the same measurements, since it separates
+policies that look alike on a steady machine.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from axrt.config import Config
+from axrt.errors import ConfigError
+from axrt.exchange import Exchange
+from axrt.model.compiler import Compiler
+from axrt.model.costs import kinds_of, measure
+from axrt.model.module import PipelineModule
+from axrt.model.precision import types_of
+from axrt.preflight import checked_sample
+from axrt.rank import Rank
+from axrt.scheduler.cost_table import CostTable, LayerCosts
+from axrt.scheduler.simulator import Edge
+
+TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+_LARGE = 2**20  # bytes
+
+
+def _named(config: Config) -> str:
+    return f"schedule.policy = {config.schedule.policy!r}"
+
+
+class KnownCosts(NamedTuple):
+    """Costs of a model; there are layers on the main rank alone.
+
+    Args:
+        layers: cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        task_s: seconds that the loop takes for a task.
+    """
+
+    layers: Sequence[LayerCosts]
+    edge: Edge
+    task_s: float = TASK_S
+
+
+def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCosts:
+    """The costs of the file that `schedule.costs` names, which the main rank reads; every rank
+    calls it.
+
+    Raises:
+        ConfigError: there is no such file, or it is of another model; raised on every rank.
+    """
+    layers: list[LayerCosts] = []
+
+    def read() -> tuple[float, ...]:
+        size = config.schedule.microbatch_size
+        try:
+            table = CostTable.read(Path(config.schedule.costs))
+            layers.extend(table.of(size, kinds_of(model)))
+        except ValueError as error:
+            raise ConfigError(f"schedule.costs: {error}") from None
+        return *table.edge, table.task_s
+
+    latency, bandwidth, task_s = rank.exchange.agreed(read)
+    return KnownCosts(layers, Edge(latency, bandwidth), task_s)
+
+
+def measured_costs(
+    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+) -> KnownCosts:
+    """The costs of layers on the main rank, and of messages between it and another one; every rank
+    calls it.
+
+    Raises:
+        ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
+    """
+    layers: list[LayerCosts] = []
+    exchange, generator, types = rank.exchange, rank.generator, types_of(config.precision)
+
+    def measured() -> None:
+        given = checked_sample(sample, f"{_named(config)} measures the layers")
+        layers.extend(measure(model, config.run.seed, given, generator, types, compiler))
+
+    with generator.borrowed():
+        exchange.agreed(measured)
+    several = rank.mesh.pipe * rank.mesh.data > 1
+    return KnownCosts(layers, measured_edge(exchange, generator.device) if several else Edge())
+
+
+def measured_edge(exchange: Exchange, device: torch.device) -> Edge:
+    """The link between two ranks, in seconds and bytes, from the times of two sizes of message.
+    Every rank calls it."""
+    small_s, large_s = (
+        exchange.round_trip_s(torch.zeros(size, dtype=torch.uint8, device=device)) / 2
+        for size in (1, _LARGE)
+    )
+    return Edge(small_s, _LARGE / (large_s - small_s) if large_s > small_s else float("inf"))
