@@ -1,9 +1,10 @@
 """The schedule of a run that names no policy.
 
 Without costs it is the first of a short list that the model can be cut for. With a sample the
-layers are measured, and it is a plan (`plan_from_costs`), whose cap grows where that is worth it:
-half as many activations again, or twice as many, if the steps become faster and the memory is
-there.
+layers are measured, and the run follows a plan (`plan_from_costs`) on the same placement with the
+same cuts, so that no measurement decides which weights a rank holds. The cap grows where that is
+worth it: half as many activations again, or twice as many, if the steps become faster and the
+memory is there.
 """
 
 import socket
@@ -72,7 +73,7 @@ def with_a_plan(
     """
     schedule, job = settled(config, model, mesh)
     by_itself = predicted(schedule, job, costs.layers, costs.edge)
-    found = [(by_itself, None), *_planned(config, model, mesh, costs)]
+    found = [(by_itself, None), *_planned(config, model, mesh, costs, job)]
     least = min(one.held_mib for one, _ in found)
     state = _STATE_BYTES * sum(layer.parameters for layer in costs.layers) / mesh.pipe
     most = least + _OF_FREE * max(0.0, (free - state) / _MIB - least)
@@ -86,20 +87,21 @@ def with_a_plan(
 
 
 def _planned(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, job: Job
 ) -> list[tuple[Candidate, SentPlan | None]]:
-    """Plans of `adaptive` with the cap that is asked for, or with several."""
-    asked = config.schedule
-    is_given = asked.max_held or config.memory.activations_mb
+    """Plans of `adaptive` where a job has its stages, with the cap that is asked for or several."""
+    parallel = replace(config.parallel, partition=job.cuts)
+    asked = replace(config.schedule, placement=job.placement.name)
+    is_given = asked.max_held or config.memory.activations_mb or config.memory.device_gb
     found: list[tuple[Candidate, SentPlan | None]] = []
     for halves in (2,) if is_given else (2, *_MORE):
         cap = asked.max_held if halves == 2 else halves * mesh.pipe
         of = replace(asked, max_held=cap)
-        plan = possible_plan(replace(config, schedule=of), model, mesh, costs)
+        plan = possible_plan(replace(config, schedule=of, parallel=parallel), model, mesh, costs)
         if plan is not None:
-            job = job_for(plan.job(), config, model, plan.cuts)
-            named = replace(of, policy="adaptive")
-            found.append((predicted(named, job, costs.layers, costs.edge), plan))
+            along = job_for(plan.job(), config, model, plan.cuts)
+            named = replace(config.schedule, policy="adaptive", max_held=cap)
+            found.append((predicted(named, along, costs.layers, costs.edge), plan))
     return found
 
 

@@ -30,9 +30,7 @@ _LINE_EVERY_S = 10.0
 )
 @click.option(
     "--tokenizer",
-    default=BYTES,
-    show_default=True,
-    help="'bytes', the path of a tokenizer.json, or 'tiktoken:NAME'",
+    help="'bytes', which is the default, the path of a tokenizer.json, or 'tiktoken:NAME'",
 )
 @click.option(
     "--train-tokenizer",
@@ -62,7 +60,7 @@ _LINE_EVERY_S = 10.0
 def prepare_command(
     sources: tuple[str, ...],
     out: Path,
-    tokenizer: str,
+    tokenizer: str | None,
     train_tokenizer: int | None,
     field: str,
     prompt_field: str,
@@ -79,11 +77,16 @@ def prepare_command(
     axrt prepare corpus/*.jsonl --out data/corpus --train-tokenizer 32000 --held-out 0.01
     axrt train my.toml data.source=data/corpus.bin model.vocab=32000
     """
+    if tokenizer and train_tokenizer:
+        raise click.UsageError(
+            f"--tokenizer {tokenizer} and --train-tokenizer, which makes another one; expected one "
+            "of them"
+        )
     out = out.with_suffix("") if out.suffix == ".bin" else out
     order = Order(
         out,
         sources,
-        tokenizer,
+        tokenizer or BYTES,
         field,
         held_out,
         prompt_field=prompt_field,

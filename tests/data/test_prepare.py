@@ -357,6 +357,15 @@ def test_ctrl_c_ends_all_processes_at_once_with_a_line(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.txt"]
 
 
+def test_one_tokenizer_is_asked_for(tmp_path: Path) -> None:
+    source, out = str(json_lines(tmp_path / "a.jsonl")), str(tmp_path / "out")
+    both = ["--train-tokenizer", "300", "--tokenizer", "bytes"]
+    told = CliRunner().invoke(main, ["prepare", source, "--out", out, *both])
+    assert told.exit_code == 2
+    assert "--tokenizer bytes and --train-tokenizer, which makes another one" in told.output
+    assert os.listdir(tmp_path) == ["a.jsonl"]
+
+
 def test_a_tokenizer_is_not_begun_without_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
