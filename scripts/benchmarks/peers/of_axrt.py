@@ -11,6 +11,7 @@ from axrt.scheduler.schedules import build_schedule
 from axrt.transport.mpi import MpiTransport
 
 from .contestant import Contestant
+from .late import LateTransport
 
 
 def contestant(
@@ -21,6 +22,7 @@ def contestant(
     optimizer: Any = None,
     cap: int = 0,
     stages: int = 0,
+    delay_s: float = 0.0,
 ) -> Contestant:
     """A policy of axrt's.
 
@@ -32,6 +34,7 @@ def contestant(
         optimizer: of a bucket's named parameters; None: that of the settings.
         cap: `schedule.max_held`.
         stages: of the model; 0: those of the policy.
+        delay_s: seconds that a message is under way.
     """
     microbatches = settings["schedule"]["microbatches"]
     job = build_schedule(name, MPI.COMM_WORLD.size, microbatches, max_held=cap)
@@ -41,9 +44,9 @@ def contestant(
         "schedule": {**settings["schedule"], "policy": name, "max_held": cap},
         "run": {"device": "cpu"},
     }
-    engine = axrt.initialize(
-        pipeline, optimizer, config=config, transport=MpiTransport(MPI.COMM_WORLD)
-    )
+    world = MPI.COMM_WORLD
+    transport = LateTransport(world, delay_s) if delay_s else MpiTransport(world)
+    engine = axrt.initialize(pipeline, optimizer, config=config, transport=transport)
     layers: Sequence[nn.Module] = [
         layer for layer in pipeline.layers if isinstance(layer, nn.Module)
     ]

@@ -195,8 +195,6 @@ def _sharing(rows: list[Row]) -> str:
 
 def picture(rows: Sequence[Row], file: Path) -> None:
     """A bar a contestant, a panel a table; whiskers are the extremes."""
-    from matplotlib.figure import Figure
-
     panels = [
         (_titled(case), of_case)
         for case, of_case in grouped(
@@ -211,6 +209,8 @@ def picture(rows: Sequence[Row], file: Path) -> None:
     ]
     if not panels:
         return
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 3.2 * len(panels)), layout="constrained")
     for axes, (title, of_panel) in zip(
         figure.subplots(len(panels), squeeze=False)[:, 0], panels, strict=True

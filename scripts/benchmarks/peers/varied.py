@@ -76,7 +76,14 @@ def _contestants(case: Case, world: World, folder: Path) -> Iterator[Contestant]
 
     def made(name: str, cap: int, settings: dict[str, Any], stages: int = 0) -> Contestant:
         return of_axrt.contestant(
-            name, lambda of: model(of, ranks), microbatch(), settings, sgd_of_named, cap, stages
+            name,
+            lambda of: model(of, ranks),
+            microbatch(),
+            settings,
+            sgd_of_named,
+            cap,
+            stages,
+            world.delay_s,
         )
 
     for name in ("zb-v", "1f1b"):
