@@ -84,7 +84,7 @@ class Launch:
             assert time.monotonic() < deadline, "a job that has lost a rank goes on"
             time.sleep(0.02)
 
-    def end(self, timeout_s: float = 120) -> tuple[int, str]:
+    def end(self, timeout_s: float = 300) -> tuple[int, str]:
         _, err = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, err
 
@@ -96,9 +96,10 @@ def starts(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def same_as_in_peace(folder: Path, steps: int = STEPS) -> None:
+def same_as_in_peace(folder: Path, steps: int = STEPS, *more: str) -> None:
     """Every step is that of the same run in peace; a step that was run again counts once."""
-    ended = mpirun(2, [*TRAIN, *SETTINGS, f"run.steps={steps}", "run.out=quiet"], cwd=folder)
+    settings = (*SETTINGS, f"run.steps={steps}", "run.out=quiet", *more)
+    ended = mpirun(2, [*TRAIN, *settings], cwd=folder)
     assert ended.code == 0, ended.err
     by_step = {line["step"]: line for line in told(folder / "out")}
     expected = told(folder / "quiet")
@@ -176,7 +177,8 @@ def test_a_job_that_gains_nothing_is_given_up_with_a_report(tmp_path: Path) -> N
 
 def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: Path) -> None:
     steps = 5 * STEPS  # so many that it comes before the end
-    train = (sys.executable, *TRAIN, *SETTINGS, f"run.steps={steps}")
+    rarely = "checkpoint.every=50"
+    train = (sys.executable, *TRAIN, *SETTINGS, f"run.steps={steps}", rarely)
     command = ("--", launcher(), "-n", "2", *train)
     job = Launch(tmp_path, *command)
     job.wait_for_step(EVERY + 2)
@@ -187,7 +189,7 @@ def test_a_signal_saves_and_ends_the_job_and_the_same_command_goes_on(tmp_path: 
     code, err = Launch(tmp_path, *command).end()
     assert code == 0, err
     assert starts(tmp_path)[1]["step"] >= EVERY + 2
-    same_as_in_peace(tmp_path, steps)
+    same_as_in_peace(tmp_path, steps, rarely)
 
 
 # `tiny.toml` is in its command, by which ranks are found here.
