@@ -1,8 +1,7 @@
 """The choice of a schedule where the settings leave it open.
 
 Policy "auto" simulates every policy on the run's own measured costs (`known_costs`), and takes the
-fastest that fits. With no policy named and a sample given, the run follows a plan from the same
-costs (`default_schedule`). Without a sample, nothing is measured.
+fastest that fits. With no policy named, nothing is measured (`default_schedule`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from math import ceil
 from typing import Any
 
 from axrt.config import AUTO, Config, Schedule
-from axrt.default_schedule import free_bytes, plans_by_default, settled, with_a_plan
+from axrt.default_schedule import settled
 from axrt.errors import ConfigError
 from axrt.known_costs import KnownCosts, costs_in_file, measured_costs
 from axrt.mesh import Mesh
@@ -37,8 +36,8 @@ def resolve(
         config: settings of the run.
         model: layers and loss, the same on every rank.
         rank: this rank.
-        sample: a microbatch, (inputs, targets), which is measured; only the main rank's counts.
-            None: policy "auto" is refused, and no policy means one that needs no costs.
+        sample: a microbatch, (inputs, targets), which policy "auto" measures; only the main rank's
+            counts.
         compiler: compiler that runs the layers; None: they run as they are.
     Returns:
         The settings of the schedule with its policy, its job for this model, and what was
@@ -47,21 +46,15 @@ def resolve(
         ConfigError: there is no sample, or no schedule fits; raised on every rank.
     """
     mesh, exchange, asked = rank.mesh, rank.exchange, config.schedule
-    by_default = plans_by_default(config, mesh) and exchange.agreed(lambda: sample is not None)
     if asked.costs:
         costs = costs_in_file(config, model, rank)
-    elif asked.policy == AUTO or by_default:
+    elif asked.policy == AUTO:
         costs = measured_costs(config, model, rank, sample, compiler)
     else:
         return *settled(config, model, mesh), []
-    free = free_bytes(rank) if by_default else 0.0
 
     def decided() -> tuple[str, int, tuple[Any, ...] | None, list[str]]:
-        policy, max_held, plan, texts = (
-            with_a_plan(config, model, mesh, costs, free)
-            if by_default
-            else _decided(config, model, mesh, costs)
-        )
+        policy, max_held, plan, texts = _decided(config, model, mesh, costs)
         return policy, max_held, plan and tuple(plan), texts
 
     policy, max_held, plan, candidates = exchange.agreed(decided)

@@ -1,108 +1,20 @@
-"""The schedule of a run that names no policy.
+"""The schedule of a run that names no policy: the first of a short list that the model can be cut
+for. Nothing is measured."""
 
-Without costs it is the first of a short list that the model can be cut for. With a sample the
-layers are measured, and the run follows a plan (`plan_from_costs`) on the same placement with the
-same cuts, so that no measurement decides which weights a rank holds. The cap grows where that is
-worth it: half as many activations again, or twice as many, if the steps become faster and the
-memory is there.
-"""
-
-import socket
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from axrt.config import AUTO, DEFAULTS, Config, Schedule
-from axrt.device import CPU, free_memory
+from axrt.config import DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
-from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.layers import num_multiplied
 from axrt.model.module import PipelineModule
 from axrt.model.partition import OPERATIONS, busiest
-from axrt.model_job import Found, job_for, job_with, with_replicas
-from axrt.plan_from_costs import SentPlan, possible_plan
-from axrt.rank import Rank
+from axrt.model_job import Found, job_with, with_replicas
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import CAPPED, FIXED, policy_by_name
-from axrt.step_prediction import AS_FAST, Candidate, predicted
 
 _AS_MUCH = 1.1  # work of the busiest rank, in that with one stage a rank
-_TASKS = 256  # ranks times microbatches: a plan of more takes too long for a start nobody asked for
-_MORE = (3, 4)  # caps in halves of what the policy holds by itself
-_OF_FREE = 0.1  # share of the memory left that more activations may take
-_STATE_BYTES = 18  # of a parameter with Adam: narrow weights and gradients, masters and moments
-_MIB = 2**20
-
-
-def plans_by_default(config: Config, mesh: Mesh) -> bool:
-    """A run of these settings follows a plan if it is given a sample."""
-    asked = config.schedule
-    return (
-        not (asked.policy or asked.costs or asked.chunks)
-        and 1 < mesh.pipe <= _TASKS // asked.microbatches
-        and config.memory.recompute != AUTO
-    )
-
-
-def free_bytes(rank: Rank) -> float:
-    """Bytes that are free for the rank with the fewest, on the main rank; 0 on others. Every rank
-    calls it."""
-    found = rank.exchange.gathered((socket.gethostname(), free_memory(rank.device)))
-    if not found:
-        return 0.0
-    hosts = Counter(host for host, _ in found)
-    shared = hosts if rank.device == CPU else Counter[str]()
-    return min(float(free) / max(1, shared[host]) for host, free in found)
-
-
-def with_a_plan(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, free: float
-) -> tuple[str, int, SentPlan | None, list[str]]:
-    """The schedule for measured costs.
-
-    Args:
-        config: settings of the run, which name no policy.
-        model: layers that the schedule cuts into stages.
-        mesh: numbers of pipelines and replicas.
-        costs: what was measured.
-        free: bytes that are free for each rank, before it has weights.
-    Returns:
-        Policy, cap, the plan that it follows if it does, and what was simulated, one text each, the
-        chosen one first. Of what is within 1 % of the fastest, the one that holds least is chosen.
-    """
-    schedule, job = settled(config, model, mesh)
-    by_itself = predicted(schedule, job, costs.layers, costs.edge)
-    found = [(by_itself, None), *_planned(config, model, mesh, costs, job)]
-    least = min(one.held_mib for one, _ in found)
-    state = _STATE_BYTES * sum(layer.parameters for layer in costs.layers) / mesh.pipe
-    most = least + _OF_FREE * max(0.0, (free - state) / _MIB - least)
-    fitting = [of for of in found if of[0].held_mib <= most]
-    fastest = min(one.step_s for one, _ in fitting)
-    best = min(
-        (of for of in fitting if of[0].step_s <= AS_FAST * fastest), key=lambda of: of[0].held_mib
-    )
-    texts = [f"{one}{' along a plan' if plan else ''}" for one, plan in (best, *found)]
-    return best[0].schedule.policy, best[0].schedule.max_held, best[1], list(dict.fromkeys(texts))
-
-
-def _planned(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, job: Job
-) -> list[tuple[Candidate, SentPlan | None]]:
-    """Plans of `adaptive` where a job has its stages, with the cap that is asked for or several."""
-    parallel = replace(config.parallel, partition=job.cuts)
-    asked = replace(config.schedule, placement=job.placement.name)
-    is_given = asked.max_held or config.memory.activations_mb or config.memory.device_gb
-    found: list[tuple[Candidate, SentPlan | None]] = []
-    for halves in (2,) if is_given else (2, *_MORE):
-        cap = asked.max_held if halves == 2 else halves * mesh.pipe
-        of = replace(asked, max_held=cap)
-        plan = possible_plan(replace(config, schedule=of, parallel=parallel), model, mesh, costs)
-        if plan is not None:
-            along = job_for(plan.job(), config, model, plan.cuts)
-            named = replace(config.schedule, policy="adaptive", max_held=cap)
-            found.append((predicted(named, along, costs.layers, costs.edge), plan))
-    return found
 
 
 def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule, Job]:

@@ -28,11 +28,10 @@ from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
 from axrt.scheduler.simulator import Edge
-from axrt.step_prediction import predicted
+from axrt.step_prediction import AS_FAST, predicted
 from axrt.store.scratch import refused_as_setting, scratch_tier
 
 _MOST_TRIED = 9
-_AS_FAST = 1.01  # of numbers within this of the fastest, the least
 
 
 class Choice(NamedTuple):
@@ -137,7 +136,7 @@ def fastest(
     }
     limit = max(activations_mb or inf, min(one.held_mib for one in found.values()))
     step_s = {count: one.step_s for count, one in found.items() if one.held_mib <= limit}
-    as_fast = _AS_FAST * min(step_s.values())
+    as_fast = AS_FAST * min(step_s.values())
     return Choice(min(count for count, took in step_s.items() if took <= as_fast), step_s)
 
 

@@ -95,9 +95,13 @@ def all_pairs(
 def every_second(
     chosen: Collection[tuple[int, ...]], lengths: tuple[int, ...]
 ) -> frozenset[tuple[int, ...]]:
-    """Half of some combinations, in which each value of the longest axis that has two has one."""
+    """Half of some combinations: of each value of the longest axis every second one, beginning with
+    the first and the second in turn, so that the other axes keep theirs."""
     longest = lengths.index(max(lengths))
-    return frozenset(sorted(chosen, key=lambda places: (places[longest], places))[::2])
+    kept: set[tuple[int, ...]] = set()
+    for place in range(lengths[longest]):
+        kept.update(sorted(one for one in chosen if one[longest] == place)[place % 2 :: 2])
+    return frozenset(kept)
 
 
 def _pairs(places: tuple[int, ...]) -> list[tuple[tuple[int, int], ...]]:

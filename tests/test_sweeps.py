@@ -47,12 +47,12 @@ def test_the_full_run_has_every_two_values_of_two_axes() -> None:
 
 
 def test_half_of_a_sweep_still_has_every_value_of_every_axis() -> None:
-    lengths = (3, 18, 3)
-    pairs = all_pairs(lengths, frozenset(places_on_a_diagonal(lengths, 6)))
-    found = every_second(pairs, lengths)
-    assert len(found) == len(pairs) // 2 == 27
-    for axis, length in enumerate(lengths):
-        assert {places[axis] for places in found} == set(range(length))
+    for lengths in ((3, 18, 3), (4, 16), (4, 18), (6, 16)):
+        pairs = all_pairs(lengths, frozenset(places_on_a_diagonal(lengths)))
+        found = every_second(pairs, lengths)
+        assert abs(len(found) - len(pairs) / 2) <= 1
+        for axis, length in enumerate(lengths):
+            assert {places[axis] for places in found} == set(range(length))
 
 
 def test_of_a_list_the_first_are_kept() -> None:

@@ -38,7 +38,8 @@ from .storm import CONFIG
 LAYOUT = ("parallel.pipe=2", "parallel.data=2", "schedule.policy=1f1b", "schedule.microbatches=2")
 _ALONE = ("parallel.pipe=1", "parallel.data=1", "schedule.microbatches=4")  # the same samples
 _TOLD = "storm.json"  # in the folder
-_ABORTED = "MPI_ERRORS_ARE_FATAL"
+_ABORTED = "Send error after request freed"  # said by the library, whoever the error handler is
+_MOST_ABORTED = 0.01  # of the kills; more than that is no rare fault of the library
 _TAIL_BYTES = 4096  # has the last line of metrics
 _STANDS_STILL_S, _PEACE_STEPS = 240.0, 20  # starts take a minute on a machine that has more to do
 
@@ -155,7 +156,7 @@ class Storm:
 
 def strike(job: Job, kills: int, hasty: float, random: Random, storm: Storm) -> None:
     """Kill ranks of a job, one after the other, and end it."""
-    goes_on = job.gets_to(job.step + 2)
+    goes_on, was_hasty = job.gets_to(job.step + 2), False
     while goes_on and kills:
         now = random.random() < hasty
         if not now:
@@ -166,13 +167,14 @@ def strike(job: Job, kills: int, hasty: float, random: Random, storm: Storm) -> 
         time.sleep(random.random() * 0.5)
         with suppress(ProcessLookupError):
             os.kill(random.choice(ranks).pid, signal.SIGKILL)
+        was_hasty |= now
         storm.hasty, storm.kills, kills = storm.hasty + now, storm.kills + (not now), kills - 1
     if not (goes_on and job.gets_to(job.step + 3)):
         job.end()
         if _ABORTED in job.said():
             storm.aborted += 1
             job.log.replace(job.log.with_name(f"log-of-aborted-{storm.jobs}"))
-        elif storm.hasty:
+        elif was_hasty:
             storm.ended += 1
         else:
             raise AssertionError(f"the job has ended:\n{job.said()}")
@@ -237,7 +239,7 @@ def in_memory(shm: Path, ranks: int) -> list[str]:
 
 def compare(folder: Path, storm: Storm) -> bool:
     """Train to the end in peace, and compare with a quiet run. Returns that a loss is too far from
-    it."""
+    it, or that too many jobs were aborted."""
     last = max(losses(folder / "out")) + _PEACE_STEPS
     for run, on, layout in (("out", 4, ()), ("quiet", 4, ()), ("alone", 1, _ALONE)):
         job = Job(folder, on, *layout, f"run.steps={last}", run=run)
@@ -250,7 +252,8 @@ def compare(folder: Path, storm: Storm) -> bool:
         f"{storm}; {storm.took_s:.0f} s: {last} steps, each with the loss of a quiet run within "
         f"{worst:.1e}; a quiet run on one rank: {usual:.1e}"
     )
-    return worst > max(3 * usual, 1e-6)
+    too_many = storm.aborted > 1 + _MOST_ABORTED * (storm.kills + storm.hasty)
+    return too_many or worst > max(3 * usual, 1e-6)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,52 @@
 """Messages that take their time, for every runtime alike.
 
-The layer that makes an activation, or its gradient, writes the moment into the first element. Torch
-and DeepSpeed wait for a message before they call the layer that needs it, so there the layer waits
-until the message would have come. axrt goes on with other tasks meanwhile, so there the transport
-holds it back.
+The first element of an activation, or of its gradient, says when it was sent: the transport writes
+it under axrt, `stamp_sends` under torch, and the layer itself under DeepSpeed. Torch and DeepSpeed
+wait for a message before they call the layer that needs it, so there the layer waits until the
+message would have come. axrt goes on with other tasks meanwhile, so there the transport holds it
+back.
 """
 
 import time
-from typing import Any
 
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
 
+from axrt.payload import flatten
+from axrt.queues import NOW, Moment
+from axrt.scheduler.message import Meaning
 from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport
 
 _ROUND_S = 64.0  # float32 tells microseconds below that
 
 
+@torch.no_grad()
+def stamp(value: Tensor) -> None:
+    """Write the moment into a tensor."""
+    value.view(-1)[0] = time.perf_counter() % _ROUND_S
+
+
 def stamped(value: Tensor) -> Tensor:
     """A copy that says when it was made."""
     copy = value.clone()
-    copy.view(-1)[0] = time.perf_counter() % _ROUND_S
+    stamp(copy)
     return copy
+
+
+def stamp_sends() -> None:
+    """Let torch's pipelines say when they send, in this process."""
+    issue = dist.batch_isend_irecv
+
+    def issued(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
+        for one in p2p_op_list:
+            if one.op is dist.isend:
+                stamp(one.tensor)
+        return issue(p2p_op_list)
+
+    dist.batch_isend_irecv = issued
 
 
 def left_s(value: Tensor, delay_s: float) -> float:
@@ -44,10 +68,16 @@ class LateTransport(MpiTransport):
         self._delay_s = delay_s
         self._late: list[tuple[float, int, Parcel]] = []
 
+    def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
+        if is_late(parcel):
+            stamp(flatten(parcel.payload)[1][0])
+        super().send(rank, parcel, after)
+
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         first_s = min((due for due, *_ in self._late), default=float("inf")) - time.perf_counter()
         for source, parcel in super().poll(max(0.0, min(wait_s, first_s))):
-            left = left_s(parcel.payload, self._delay_s) if _is_value(parcel.payload) else 0.0
+            values = flatten(parcel.payload)[1] if is_late(parcel) else ()
+            left = left_s(values[0], self._delay_s) if values else 0.0
             self._late.append((time.perf_counter() + left, source, parcel))
         now = time.perf_counter()
         ready = [(source, parcel) for due, source, parcel in self._late if due <= now]
@@ -59,5 +89,7 @@ class LateTransport(MpiTransport):
         return super().receiving or bool(self._late)
 
 
-def _is_value(payload: Any) -> bool:
-    return isinstance(payload, Tensor) and payload.dim() > 1
+def is_late(parcel: Parcel) -> bool:
+    """It has an activation, or its gradient."""
+    meaning = getattr(parcel.message, "meaning", None)
+    return meaning in (Meaning.ACTIVATION, Meaning.GRADIENT)

@@ -141,7 +141,8 @@ class _Whole(torch.autograd.Function):
             layer.sleep("W", number)
             return layer.weight_gradient  # type: ignore[no-any-return]
 
-        return layer.sent(layer.value), layer.later(layer.weight, weight_gradient), None, None
+        weight = layer.later(layer.weight, weight_gradient)
+        return layer.sent(layer.value), weight, None, None
 
 
 class _Through(torch.autograd.Function):

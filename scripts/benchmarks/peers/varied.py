@@ -20,6 +20,7 @@ from axrt.scheduler.simulator import Edge
 from . import of_axrt
 from .arena import in_turn, timed
 from .contestant import Contestant
+from .late import stamp_sends
 from .sleeping import RANK_S, Sleeper
 from .synthetic import STEPS, microbatch, model, peers, sgd_of_named
 from .worlds import WORLDS, World
@@ -48,6 +49,8 @@ def cases() -> list[Case]:
 def run(case: Case, rounds: int) -> list[dict[str, Any]]:
     """A row a contestant and round, on rank 0; every rank calls it."""
     world, rows = WORLDS[case.world], []
+    if world.delay_s:
+        stamp_sends()
     with tempfile.TemporaryDirectory() as folder:
         contestants = list(_contestants(case, world, Path(folder)))
     for number, contestant in in_turn(contestants, rounds):
