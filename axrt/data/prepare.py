@@ -261,12 +261,18 @@ def _workers(processes: int) -> Iterator[ProcessPoolExecutor]:
 def _interrupts_blocked() -> Iterator[None]:
     """Context in which work is submitted, so that workers begin. Ctrl-C goes to the whole group of
     processes, and this one decides what follows: workers inherit that it is blocked, and one that
-    comes meanwhile is delivered here afterwards."""
+    comes meanwhile is raised here afterwards. One in the midst of a start would leave a worker that
+    nobody ends; and a thread of a library that does not block it may take it, too."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _end_with_parent() -> None:
