@@ -69,15 +69,15 @@ class LateTransport(MpiTransport):
         self._late: list[tuple[float, int, Parcel]] = []
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
-        if is_late(parcel):
-            stamp(flatten(parcel.payload)[1][0])
+        if (value := value_of(parcel)) is not None:
+            stamp(value)
         super().send(rank, parcel, after)
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         first_s = min((due for due, *_ in self._late), default=float("inf")) - time.perf_counter()
         for source, parcel in super().poll(max(0.0, min(wait_s, first_s))):
-            values = flatten(parcel.payload)[1] if is_late(parcel) else ()
-            left = left_s(values[0], self._delay_s) if values else 0.0
+            value = value_of(parcel)
+            left = 0.0 if value is None else left_s(value, self._delay_s)
             self._late.append((time.perf_counter() + left, source, parcel))
         now = time.perf_counter()
         ready = [(source, parcel) for due, source, parcel in self._late if due <= now]
@@ -89,7 +89,9 @@ class LateTransport(MpiTransport):
         return super().receiving or bool(self._late)
 
 
-def is_late(parcel: Parcel) -> bool:
-    """It has an activation, or its gradient."""
+def value_of(parcel: Parcel) -> Tensor | None:
+    """The first tensor of an activation, or of its gradient; None of anything else."""
     meaning = getattr(parcel.message, "meaning", None)
-    return meaning in (Meaning.ACTIVATION, Meaning.GRADIENT)
+    is_value = meaning in (Meaning.ACTIVATION, Meaning.GRADIENT)
+    values = flatten(parcel.payload)[1] if is_value else []
+    return values[0] if values else None
