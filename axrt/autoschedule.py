@@ -1,14 +1,17 @@
 """The choice of a schedule where the settings leave it open.
 
 Policy "auto" simulates every policy on the run's own measured costs (`known_costs`), and takes the
-fastest that fits. With no policy named, nothing is measured (`default_schedule`).
+fastest that fits. With no policy named the run has a row of a table (`default_schedule`), and with
+a sample a plan on the stages of that row (`default_plan`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
+from axrt import default_plan
 from axrt.config import AUTO, Config, Schedule
 from axrt.default_schedule import settled
 from axrt.errors import ConfigError
@@ -17,7 +20,7 @@ from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.module import PipelineModule
 from axrt.model_job import Found, job_for, job_with, with_replicas
-from axrt.plan_from_costs import PLANNED, SentPlan, plan_of_run, possible_plan
+from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run, possible_plan
 from axrt.rank import Rank
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
@@ -27,62 +30,105 @@ from axrt.scheduler.simulator import Edge
 from axrt.step_prediction import AS_FAST, Candidate, predicted
 
 
+class Resolved(NamedTuple):
+    """The schedule of a run.
+
+    Args:
+        schedule: settings of the schedule with its policy.
+        job: its job for the model.
+        candidates: what was simulated, one text each, the chosen one first.
+        notes: lines for the user about what was left undone.
+    """
+
+    schedule: Schedule
+    job: Job
+    candidates: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
 def resolve(
     config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
-) -> tuple[Schedule, Job, list[str]]:
+) -> Resolved:
     """Fill in the policy that the settings leave open. Every rank calls it; the main one decides.
 
     Args:
         config: settings of the run.
         model: layers and loss, the same on every rank.
         rank: this rank.
-        sample: a microbatch, (inputs, targets), which policy "auto" measures; only the main rank's
-            counts.
+        sample: a microbatch, (inputs, targets), to measure; only the main rank's counts. None:
+            policy "auto" is refused, and a run that names no policy has one without measurement.
         compiler: compiler that runs the layers; None: they run as they are.
-    Returns:
-        The settings of the schedule with its policy, its job for this model, and what was
-        simulated, one text each, the chosen one first.
     Raises:
         ConfigError: there is no sample, or no schedule fits; raised on every rank.
     """
-    mesh, exchange, asked = rank.mesh, rank.exchange, config.schedule
+    mesh, asked = rank.mesh, config.schedule
     if asked.costs:
-        costs = costs_in_file(config, model, rank)
-    elif asked.policy == AUTO:
+        return _on(costs_in_file(config, model, rank), config, model, rank, _decided)
+    if asked.policy == AUTO:
         costs = measured_costs(config, model, rank, sample, compiler)
-    else:
-        return *settled(config, model, mesh), []
+        return _on(costs, config, model, rank, _decided)
+    if default_plan.is_open(config, model, rank, sample):
+        return _by_default(config, model, rank, sample)
+    return Resolved(*settled(config, model, mesh))
+
+
+def _by_default(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> Resolved:
+    """A plan for what layers take; the row of the table where they do not run alone."""
+    costs, why = default_plan.measured(config, model, rank, sample)
+    if costs is None:
+        note = (
+            "no policy is named, and the layers do not run alone on the sample, so the schedule is "
+            f"not planned for what they take: {why}"
+        )
+        return Resolved(*settled(config, model, rank.mesh), notes=[note])
+    free = default_plan.free_bytes(rank)
+    decide = partial(default_plan.decided, free=free)
+    return _on(costs, config, model, rank, decide)
+
+
+def _on(
+    costs: KnownCosts,
+    config: Config,
+    model: PipelineModule,
+    rank: Rank,
+    decide: Callable[..., Decided],
+) -> Resolved:
+    """The schedule that the main rank decides on, from known costs; every rank calls it."""
 
     def decided() -> tuple[str, int, tuple[Any, ...] | None, list[str]]:
-        policy, max_held, plan, texts = _decided(config, model, mesh, costs)
-        return policy, max_held, plan and tuple(plan), texts
+        found = decide(config, model, rank.mesh, costs)
+        return (
+            found.policy,
+            found.max_held,
+            found.plan and tuple(found.plan),
+            list(found.candidates),
+        )
 
-    policy, max_held, plan, candidates = exchange.agreed(decided)
-    schedule = replace(asked, policy=policy, max_held=max_held, also=())
+    policy, max_held, plan, candidates = rank.exchange.agreed(decided)
+    schedule = replace(config.schedule, policy=policy, max_held=max_held, also=())
     if plan is None:
-        schedule, job = job_with(schedule, config, model, mesh.pipe)
+        schedule, job = job_with(schedule, config, model, rank.mesh.pipe)
     else:
         along = SentPlan(*plan)
         job = job_for(along.job(), config, model, along.cuts)
-    return schedule, with_replicas(job, mesh, config), candidates
+    return Resolved(schedule, with_replicas(job, rank.mesh, config), candidates)
 
 
-def _decided(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
-) -> tuple[str, int, SentPlan | None, list[str]]:
-    """Policy, cap, the plan that it follows if it does, and the candidates of "auto"."""
+def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts) -> Decided:
+    """What "auto" chooses, and what a policy that is named follows on costs of a file."""
     asked = config.schedule
     if asked.policy != AUTO:
         schedule, _ = settled(config, model, mesh)
-        return schedule.policy, schedule.max_held, _asked(schedule, config, model, mesh, costs), []
+        plan = _asked(schedule, config, model, mesh, costs)
+        return Decided(schedule.policy, schedule.max_held, plan)
     found = choose(config, model, mesh.pipe, costs.layers, costs.edge)
     best, texts = found[0], [str(one) for one in found]
     if plan := possible_plan(config, model, mesh, costs):
         job = job_for(plan.job(), config, model, plan.cuts)
         along = predicted(replace(asked, policy="adaptive"), job, costs.layers, costs.edge)
         if along.step_s * AS_FAST < best.step_s:
-            return "adaptive", asked.max_held, plan, [f"{along} along a plan", *texts]
-    return best.schedule.policy, best.schedule.max_held, None, texts
+            return Decided("adaptive", asked.max_held, plan, [f"{along} along a plan", *texts])
+    return Decided(best.schedule.policy, best.schedule.max_held, None, texts)
 
 
 def _asked(

@@ -1,5 +1,5 @@
-"""The schedule of a run that names no policy: the first of a short list that the model can be cut
-for. Nothing is measured."""
+"""The schedule of a run that names no policy and has no sample: the first row of a short table that
+the model can be cut for."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,16 +28,22 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
         ConfigError: the schedule does not fit the model or the ranks.
     """
     schedule, job = (
-        _by_default(config, model, mesh.pipe)
+        row(config, model, mesh.pipe)
         if config.schedule.policy == ""
         else job_with(config.schedule, config, model, mesh.pipe)
     )
     return schedule, with_replicas(job, mesh, config)
 
 
-def _by_default(config: Config, model: PipelineModule, ranks: int) -> Found:
-    """The first of `DEFAULTS` that the model can be cut for, on the placement that is asked for if
-    one is; one with a stage a rank where that leaves the busiest rank with less work."""
+def row(config: Config, model: PipelineModule, ranks: int) -> Found:
+    """The schedule of one replica where the settings name no policy.
+
+    It is the first of `DEFAULTS` that the model can be cut for, on the placement that is asked for
+    if one is; one with a stage a rank where that leaves the busiest rank with less work.
+
+    Raises:
+        ConfigError: none fits the model, the ranks and the cap.
+    """
     asked = config.schedule.placement
     if ranks == 1 and asked in ("", "linear"):  # nobody to wait for, nothing to fill
         return job_with(replace(config.schedule, policy="1f1b"), config, model, ranks)

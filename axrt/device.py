@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -129,6 +130,14 @@ def allocated(device: torch.device) -> int | None:
 def most_allocated(device: torch.device) -> int | None:
     """The most that `allocated` has been in this process."""
     return _asked_for(device, "max_memory_allocated")
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free now on a device, for all processes; 0 where torch does not say."""
+    if device == CPU:
+        return int(psutil.virtual_memory().available)
+    ask = getattr(_module(device), "mem_get_info", None)
+    return 0 if ask is None else int(ask(device)[0])
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -95,8 +95,8 @@ class Engine:
         world: the job that this process belongs to.
         transport: transport to the other ranks; None: the world's own.
         observers: observers that are told of every event of this rank's loop.
-        sample: a microbatch, (inputs, targets), for policy "auto" to measure and `run.compile` to
-            compile; only the main rank's counts.
+        sample: a microbatch, (inputs, targets), to measure where the settings leave the schedule
+            open, and for `run.compile` to compile; only the main rank's counts.
     Attributes:
         config: settings of the run.
         candidates: schedules that were simulated, one text each, the chosen one first; empty where
@@ -144,9 +144,9 @@ class Engine:
             self._exchange, self.rank, self._layers, memory=self._memory
         )
         compiler = Compiler(config.run.compile) if config.run.compile else None
-        self._schedule, self._job, self.candidates = resolve(
-            config, model, self._rank, sample, compiler
-        )
+        resolved = resolve(config, model, self._rank, sample, compiler)
+        self._schedule, self._job = resolved.schedule, resolved.job
+        self.candidates = list(resolved.candidates)
         again = self._layers_chosen(model, sample) if config.memory.recompute == AUTO else None
         config = self.config
         if config.memory.device_gb or config.memory.scratch_gb:
@@ -168,7 +168,7 @@ class Engine:
         self._replanning = self._with_plans()
         # Not before: another rank may be training, and while this one listens it hears of that.
         choices = [told(self._route)] if self._route else []
-        choices += [str(again)] if again else []
+        choices += [*([str(again)] if again else []), *resolved.notes]
         self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
@@ -884,9 +884,9 @@ def initialize(
             asks for. It is meant for tests, since a rank that fails then raises and does not end
             the others.
         observers: observers that are told of every event of this rank's loop.
-        sample: a microbatch, (inputs, targets), like those of the training, on the main rank:
-            policy "auto" measures the layers with it, `run.compile` compiles them; ignored
-            elsewhere.
+        sample: a microbatch, (inputs, targets), like those of the training, on the main rank; that
+            of others is ignored. The layers are measured with it where the policy is "auto" or none
+            is named, and `run.compile` compiles them.
         world: the job as its ranks are now, where some were lost; None: as the launcher started it.
         **unknown: refused arguments; for those of DeepSpeed's initialize the error says what axrt
             takes instead.

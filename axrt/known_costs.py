@@ -73,16 +73,28 @@ def measured_costs(
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
     layers: list[LayerCosts] = []
-    exchange, generator, types = rank.exchange, rank.generator, types_of(config.precision)
 
     def measured() -> None:
-        given = checked_sample(sample, "schedule.policy = 'auto' measures the layers")
-        layers.extend(measure(model, config.run.seed, given, generator, types, compiler))
+        layers.extend(measured_layers(config, model, rank, sample, compiler))
 
-    with generator.borrowed():
-        exchange.agreed(measured)
+    with rank.generator.borrowed():
+        rank.exchange.agreed(measured)
     several = rank.mesh.pipe * rank.mesh.data > 1
-    return KnownCosts(layers, measured_edge(exchange, generator.device) if several else Edge())
+    return KnownCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+
+
+def measured_layers(
+    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+) -> list[LayerCosts]:
+    """The cost of each layer on this rank, with the generator borrowed.
+
+    Raises:
+        ConfigError: there is no sample, or it is no pair.
+    """
+    policy = config.schedule.policy
+    given = checked_sample(sample, f"schedule.policy = {policy!r} measures the layers")
+    types = types_of(config.precision)
+    return measure(model, config.run.seed, given, rank.generator, types, compiler)
 
 
 def measured_edge(exchange: Exchange, device: torch.device) -> Edge:

@@ -87,6 +87,22 @@ class SentPlan(NamedTuple):
         return Job(order.placement, along, order.microbatches)
 
 
+class Decided(NamedTuple):
+    """What the main rank has decided on known costs.
+
+    Args:
+        policy: name of the policy.
+        max_held: its cap; 0: its own.
+        plan: the plan that is followed; None: the policy decides by itself.
+        candidates: what was simulated, one text each, the chosen one first.
+    """
+
+    policy: str
+    max_held: int
+    plan: SentPlan | None
+    candidates: Sequence[str] = ()
+
+
 def world_of(
     placement: Placement,
     cuts: Sequence[int],

@@ -92,7 +92,7 @@ class Record:
             chosen, *others = engine.candidates
             next_best = "; ".join(others[:2]) or "nothing else"
             show.say(
-                f"auto chose {chosen}; next would be {next_best} (simulated; of those "
+                f"from what layers take: {chosen}; next would be {next_best} (simulated; of those "
                 "within 1 % of the fastest the one that holds least)"
             )
 

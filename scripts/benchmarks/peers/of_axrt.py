@@ -64,3 +64,33 @@ def contestant(
         layers,
         cap or 2 * MPI.COMM_WORLD.size,
     )
+
+
+def by_default(
+    model: axrt.PipelineModule,
+    batches: Iterator[Any],
+    settings: dict[str, Any],
+    optimizer: Any,
+) -> Contestant:
+    """The schedule of a run that names none, and has a sample.
+
+    Args:
+        model: layers and loss.
+        batches: (inputs, target) of microbatches.
+        settings: sections of the configuration.
+        optimizer: of a bucket's named parameters.
+    """
+    engine = axrt.initialize(
+        model,
+        optimizer,
+        config={**settings, "run": {"device": "cpu"}},
+        transport=MpiTransport(MPI.COMM_WORLD),
+        sample=next(batches),
+    )
+
+    def step() -> None:
+        engine.train_batch(batches)
+
+    held = engine.schedule.max_held or 2 * MPI.COMM_WORLD.size
+    name = f"with a sample: {engine.schedule.policy}, {held} held"
+    return Contestant(name, "axrt", step, 0, held=held)

@@ -47,6 +47,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
 
 def _contestants() -> Iterator[Contestant]:
     model = gpt(Config.read(SETTINGS))
+    yield of_axrt.by_default(gpt(Config.read(SETTINGS)), _microbatches(), SETTINGS, _of_named)
     for name, cap in (("adaptive", 0), ("adaptive", 6), ("zb-v", 0), ("1f1b", 0)):
         yield of_axrt.contestant(
             name, lambda stages: model, _microbatches(), SETTINGS, _of_named, cap
