@@ -42,5 +42,8 @@ def test_what_a_command_prints_is_kept_and_laid_in(tmp_path: Path) -> None:
     assert laid_in(found, tmp_path) == found
     with pytest.raises(ValueError, match="one.md has no table 3"):
         laid_in(page.replace(":2", ":3"), tmp_path)
+    (tmp_path / "one.md").write_text("<!-- bench --fast - 2026-01-02, abc, 2 cores -->\n\n12 us\n")
+    found = laid_in(page.replace(":2", ""), tmp_path)
+    assert "```text\n12 us\n```\n\n`bench --fast`: 2026-01-02, abc, 2 cores.\n" in found
     told = subprocess.run([ROOT / "scripts" / "figures", "--help"], capture_output=True, text=True)
     assert told.stdout.startswith("Runs a benchmark, keeps what it prints")
