@@ -22,11 +22,9 @@ from axrt.model.module import PipelineModule
 from axrt.model_job import Found, job_for, job_with, with_replicas
 from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run, possible_plan
 from axrt.rank import Rank
-from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.schedules import caps_of
-from axrt.scheduler.simulator import Edge
 from axrt.step_prediction import AS_FAST, Candidate, predicted
 
 
@@ -74,16 +72,16 @@ def resolve(
 
 def _by_default(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> Resolved:
     """A plan for what layers take; the row of the table where they do not run alone."""
-    costs, why = default_plan.measured(config, model, rank, sample)
-    if costs is None:
+    free = default_plan.free_bytes(rank)
+    try:
+        costs = default_plan.measured(config, model, rank, sample)
+    except ConfigError as error:
         note = (
-            "no policy is named, and the layers do not run alone on the sample, so the schedule is "
-            f"not planned for what they take: {why}"
+            f"the schedule is not planned for what layers take, since none is measured: {error}, "
+            "or schedule.policy = 'adaptive'"
         )
         return Resolved(*settled(config, model, rank.mesh), notes=[note])
-    free = default_plan.free_bytes(rank)
-    decide = partial(default_plan.decided, free=free)
-    return _on(costs, config, model, rank, decide)
+    return _on(costs, config, model, rank, partial(default_plan.decided, free=free))
 
 
 def _on(
@@ -121,11 +119,11 @@ def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCost
         schedule, _ = settled(config, model, mesh)
         plan = _asked(schedule, config, model, mesh, costs)
         return Decided(schedule.policy, schedule.max_held, plan)
-    found = choose(config, model, mesh.pipe, costs.layers, costs.edge)
+    found = choose(config, model, mesh.pipe, costs)
     best, texts = found[0], [str(one) for one in found]
     if plan := possible_plan(config, model, mesh, costs):
         job = job_for(plan.job(), config, model, plan.cuts)
-        along = predicted(replace(asked, policy="adaptive"), job, costs.layers, costs.edge)
+        along = predicted(replace(asked, policy="adaptive", also=()), job, costs)
         if along.step_s * AS_FAST < best.step_s:
             return Decided("adaptive", asked.max_held, plan, [f"{along} along a plan", *texts])
     return Decided(best.schedule.policy, best.schedule.max_held, None, texts)
@@ -151,9 +149,7 @@ def _asked(
         raise ConfigError(f"schedule.costs: {error}") from None
 
 
-def choose(
-    config: Config, model: PipelineModule, ranks: int, layers: Sequence[LayerCosts], edge: Edge
-) -> list[Candidate]:
+def choose(config: Config, model: PipelineModule, ranks: int, costs: KnownCosts) -> list[Candidate]:
     """Simulate all schedules that fit the settings and the memory.
 
     Args:
@@ -161,17 +157,14 @@ def choose(
             are set, and `memory.activations_mb` limits what a rank may hold.
         model: layers that the schedules cut into stages.
         ranks: number of ranks of a pipeline.
-        layers: measured cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
+        costs: what is known of layers, messages and the loop.
     Returns:
         The candidates, the one to take first, then the others by their time. Of those within 1 % of
         the fastest, the one that holds least is taken.
     Raises:
         ConfigError: no schedule fits.
     """
-    found = [
-        predicted(schedule, job, layers, edge) for schedule, job in _legal(config, model, ranks)
-    ]
+    found = [predicted(schedule, job, costs) for schedule, job in _legal(config, model, ranks)]
     limit = config.memory.activations_mb or float("inf")
     fitting = sorted((one for one in found if one.held_mib <= limit), key=lambda one: one.step_s)
     if not fitting:

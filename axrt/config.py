@@ -352,7 +352,7 @@ class Schedule(_Section):
         "what runs first, and what may start; '' = the first of "
         f"{', '.join(f'{name} ({of})' for name, of in DEFAULTS.items())} that the "
         "model has layers for, of those on schedule.placement where it is set, and 1f1b on one "
-        "rank; with a sample, a plan for what layers take; auto = the fastest in a simulation "
+        "rank; adaptive follows a plan where there is a sample; auto = the fastest in a simulation "
         "with measured costs",
         choices=("", *NAMES, FIXED, AUTO),
         takes_own=True,

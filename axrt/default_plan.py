@@ -3,7 +3,7 @@
 The layers are measured, and the run follows a plan for what they take, where that is faster than
 the row of a table that it had without a sample (`default_schedule`). The plan keeps the placement
 and the cuts of that row, so no measurement decides which weights a rank holds. The cap grows where
-that is worth it and the memory is there.
+that is worth it and every rank has the memory.
 """
 
 import socket
@@ -14,26 +14,25 @@ from itertools import pairwise
 from typing import Any
 
 from axrt.config import AUTO, Config
-from axrt.default_schedule import row
+from axrt.default_schedule import settled
 from axrt.device import free_memory, identity
-from axrt.known_costs import KnownCosts, measured_edge, measured_layers
+from axrt.known_costs import KnownCosts, measured_costs
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
-from axrt.model_job import job_for
+from axrt.model_job import Found, job_for, job_with
 from axrt.plan_from_costs import Decided, SentPlan, possible_plan
 from axrt.rank import Rank
-from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.step_prediction import AS_FAST, Candidate, predicted
 
-_TASKS = 256  # ranks times microbatches: a plan of more takes too long for a start nobody asked for
-_MORE = (3, 4)  # caps, times half of what the policy holds by itself
+_LARGEST = 128  # ranks times microbatches; plans of more take long for a start nobody asked for
+_MORE = (3, 4)  # caps, times the ranks; 2 is the policy's own
+_WORTH = 1.02  # a larger cap makes steps so much faster; costs that are measured vary by about that
 _OF_FREE = 0.1  # share of the memory left that more activations may take
 _STATE_BYTES = 18  # of a parameter with Adam: narrow weights and gradients, masters and moments
 _MIB = 2**20
 
-
-Planned = tuple[Candidate, SentPlan | None]  # what is predicted, and the plan; None: of the row
+Option = tuple[Candidate, SentPlan | None]  # what is predicted; the plan, or None for the row
 
 
 def is_open(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> bool:
@@ -45,38 +44,28 @@ def is_open(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> b
 
 
 def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
-    """A run of these settings follows a plan if there is a sample."""
-    asked = config.schedule
+    """A run of these settings follows a plan if there is a sample.
+
+    Raises:
+        ConfigError: the schedule does not fit the model or the ranks.
+    """
+    of = config.schedule
+    left_open = not (of.policy or of.chunks or of.share or config.run.compile)
     return (
-        asked.policy == ""
-        and 1 < mesh.pipe <= _TASKS // asked.microbatches
-        and not (asked.chunks or config.run.compile or config.memory.recompute == AUTO)
-        and row(config, model, mesh.pipe)[0].policy == "adaptive"
+        left_open
+        and config.memory.recompute != AUTO
+        and 1 < mesh.pipe <= _LARGEST // of.microbatches
+        and settled(config, model, mesh)[0].policy == "adaptive"
     )
 
 
-def measured(
-    config: Config, model: PipelineModule, rank: Rank, sample: Any
-) -> tuple[KnownCosts | None, str]:
-    """The costs of layers, with them on the main rank alone, and of messages. Every rank calls it.
+def measured(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> KnownCosts:
+    """What layers and messages cost; every rank calls it.
 
-    Returns:
-        None, and why, where the layers do not run alone: the run goes on without.
+    Raises:
+        ConfigError: the layers do not run alone on the sample; raised on every rank.
     """
-    layers: list[LayerCosts] = []
-
-    def tried() -> str:
-        try:
-            layers.extend(measured_layers(config, model, rank, sample, None))
-        except Exception as error:  # of the user's layers, whatever it is
-            return f"{type(error).__name__}: {error}"
-        return ""
-
-    with rank.generator.borrowed():
-        why = rank.exchange.agreed(tried)
-    if why:
-        return None, why
-    return KnownCosts(layers, measured_edge(rank.exchange, rank.device)), ""
+    return measured_costs(config, model, rank, sample, None)
 
 
 def free_bytes(rank: Rank) -> float:
@@ -93,7 +82,7 @@ def free_bytes(rank: Rank) -> float:
 def decided(
     config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, free: float
 ) -> Decided:
-    """The fastest of the row and of plans, in a simulation of one replica.
+    """The row, or a plan that is faster, in a simulation of one replica.
 
     Args:
         config: settings of the run, which `takes_a_plan`.
@@ -102,21 +91,45 @@ def decided(
         costs: what was measured.
         free: bytes that are free for each rank, before it has weights.
     Returns:
-        Of what fits and is within 1 % of the fastest, the one that holds least.
+        The row, unless plans are faster: over 1 % with its cap, over 2 % more with a larger one.
     """
-    by_row = row(config, model, mesh.pipe)
-    by_itself = predicted(*by_row, costs.layers, costs.edge)
-    state_mib = _STATE_BYTES * _parameters_of_fullest(by_row[1], costs.layers) / _MIB
-    left_mib = max(0.0, free / _MIB - state_mib - by_itself.held_mib)
-    most_mib = by_itself.held_mib + _OF_FREE * left_mib
-    planned = _planned(config, model, mesh, costs, by_row[1], most_mib)
-    found: list[Planned] = sorted([(by_itself, None), *planned], key=lambda of: of[0].step_s)
-    as_fast = [of for of in found if of[0].step_s <= AS_FAST * found[0][0].step_s]
-    best = min(as_fast, key=lambda of: of[0].held_mib)
-    ordered = [best, *(of for of in found if of is not best)]
-    texts = [f"{one}{' along a plan' if plan else ''}" for one, plan in ordered]
-    schedule, plan = best[0].schedule, best[1]
-    return Decided(schedule.policy, schedule.max_held, plan, texts)
+    schedule, job = job_with(settled(config, model, mesh)[0], config, model, mesh.pipe)
+    row = predicted(schedule, job, costs)
+    room = _room(config, row, job, costs, free)
+    best: Option = row, None
+    options = [best]
+    for option in _planned(config, model, mesh, costs, (schedule, job), max(room) > 0):
+        one = option[0]
+        limits = [had + more for had, more in zip(row.held, room, strict=True)]
+        fits = all(held <= limit for held, limit in zip(one.held, limits, strict=True))
+        grows = one.schedule.max_held != schedule.max_held
+        options += [option] * fits
+        if fits and one.step_s * (_WORTH if grows else AS_FAST) < best[0].step_s:
+            best = option
+        elif grows:  # still larger ones gain less, or do not fit
+            break
+    others = sorted((of for of in options if of is not best), key=lambda of: of[0].step_s)
+    texts = [f"{one}{' along a plan' if plan else ''}" for one, plan in (best, *others)]
+    return Decided(best[0].schedule.policy, best[0].schedule.max_held, best[1], texts)
+
+
+def _room(
+    config: Config, row: Candidate, job: Job, costs: KnownCosts, free: float
+) -> Sequence[float]:
+    """MiB that each rank may hold beside those of the row: none where the user has set limits that
+    a prediction before the run keeps to."""
+    memory = config.memory
+    if memory.activations_mb or memory.device_gb or memory.offload_activations:
+        return [0.0] * job.ranks
+    parameters = [
+        sum(layer.parameters for layer in costs.layers[first:end])
+        for first, end in pairwise(job.cuts)
+    ]
+    state = [sum(parameters[stage] for stage in held) for held in job.placement.held]
+    return [
+        _OF_FREE * max(0.0, (free - _STATE_BYTES * number) / _MIB - had)
+        for number, had in zip(state, row.held, strict=True)
+    ]
 
 
 def _planned(
@@ -124,29 +137,20 @@ def _planned(
     model: PipelineModule,
     mesh: Mesh,
     costs: KnownCosts,
-    job: Job,
-    most_mib: float,
-) -> Iterator[Planned]:
-    """Plans where a job has its stages: with the cap that is asked for or the policy's own, and
-    with larger ones if nothing is asked for and they fit."""
+    row: Found,
+    may_grow: bool,
+) -> Iterator[Option]:
+    """Plans on the stages of the row: with the cap that is asked for or the policy's own, and with
+    larger ones that bind if nothing is asked for."""
+    schedule, job = row
     parallel = replace(config.parallel, partition=job.cuts)
-    named = replace(config.schedule, policy="adaptive")
-    is_given = named.max_held or config.memory.activations_mb or config.memory.device_gb
-    larger = () if is_given else [halves * mesh.pipe for halves in _MORE]
-    for cap in (named.max_held, *larger):
-        schedule = replace(named, max_held=cap)
-        where = replace(schedule, placement=job.placement.name)
-        plan = possible_plan(replace(config, schedule=where, parallel=parallel), model, mesh, costs)
+    own_limit = replace(config.memory, activations_mb=0.0)
+    all_of_them = job.placement.chunks * schedule.microbatches
+    larger = [times * mesh.pipe for times in _MORE if (times - 1) * mesh.pipe < all_of_them]
+    for cap in (schedule.max_held, *(larger if may_grow and not schedule.max_held else ())):
+        of = replace(schedule, max_held=cap)
+        where = replace(of, placement=job.placement.name)
+        at = replace(config, schedule=where, parallel=parallel, memory=own_limit)
+        plan = possible_plan(at, model, mesh, costs)
         if plan is not None:
-            along = job_for(plan.job(), config, model, plan.cuts)
-            one = predicted(schedule, along, costs.layers, costs.edge)
-            if cap == named.max_held or one.held_mib <= most_mib:
-                yield one, plan
-
-
-def _parameters_of_fullest(job: Job, layers: Sequence[LayerCosts]) -> int:
-    """Parameters of the rank that has most."""
-    of_stages = [
-        sum(layer.parameters for layer in layers[first:end]) for first, end in pairwise(job.cuts)
-    ]
-    return max(sum(of_stages[stage] for stage in held) for held in job.placement.held)
+            yield predicted(of, job_for(plan.job(), config, model, plan.cuts), costs), plan

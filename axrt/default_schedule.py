@@ -28,14 +28,14 @@ def settled(config: Config, model: PipelineModule, mesh: Mesh) -> tuple[Schedule
         ConfigError: the schedule does not fit the model or the ranks.
     """
     schedule, job = (
-        row(config, model, mesh.pipe)
+        _row(config, model, mesh.pipe)
         if config.schedule.policy == ""
         else job_with(config.schedule, config, model, mesh.pipe)
     )
     return schedule, with_replicas(job, mesh, config)
 
 
-def row(config: Config, model: PipelineModule, ranks: int) -> Found:
+def _row(config: Config, model: PipelineModule, ranks: int) -> Found:
     """The schedule of one replica where the settings name no policy.
 
     It is the first of `DEFAULTS` that the model can be cut for, on the placement that is asked for

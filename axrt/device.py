@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 from axrt.errors import ConfigError
+from axrt.host_memory import free_on_host
 
 CPU = torch.device("cpu")
 # They have no streams beside which the host and copies could go on.
@@ -135,9 +135,11 @@ def most_allocated(device: torch.device) -> int | None:
 def free_memory(device: torch.device) -> int:
     """Bytes that are free now on a device, for all processes; 0 where torch does not say."""
     if device == CPU:
-        return int(psutil.virtual_memory().available)
-    ask = getattr(_module(device), "mem_get_info", None)
-    return 0 if ask is None else int(ask(device)[0])
+        return free_on_host()
+    try:
+        return int(_module(device).mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):  # some drivers do not tell, as of integrated devices
+        return 0
 
 
 def is_on_host(tensor: Tensor) -> bool:

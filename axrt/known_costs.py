@@ -37,7 +37,7 @@ class KnownCosts(NamedTuple):
     """
 
     layers: Sequence[LayerCosts]
-    edge: Edge
+    edge: Edge = Edge()
     task_s: float = TASK_S
 
 
@@ -64,37 +64,40 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCos
 
 
 def measured_costs(
-    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
+    config: Config,
+    model: PipelineModule,
+    rank: Rank,
+    sample: Any,
+    compiler: Compiler | None,
 ) -> KnownCosts:
     """The costs of layers on the main rank, and of messages between it and another one; every rank
     calls it.
 
+    Args:
+        config, model, rank: of the run.
+        sample: a microbatch, (inputs, targets); only the main rank's counts.
+        compiler: compiler that runs the layers; None: they run as they are.
     Raises:
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
     layers: list[LayerCosts] = []
+    policy, types = config.schedule.policy, types_of(config.precision)
 
     def measured() -> None:
-        layers.extend(measured_layers(config, model, rank, sample, compiler))
+        given = checked_sample(sample, f"schedule.policy = {policy!r} measures the layers")
+        try:
+            layers.extend(measure(model, config.run.seed, given, rank.generator, types, compiler))
+        except (Exception, SystemExit) as error:  # of the user's layers, whatever it is
+            said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+            raise ConfigError(
+                f"schedule.policy = {policy!r} runs each layer alone on the sample: {said}; "
+                "expected a microbatch like those of the training"
+            ) from error
 
     with rank.generator.borrowed():
         rank.exchange.agreed(measured)
     several = rank.mesh.pipe * rank.mesh.data > 1
     return KnownCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
-
-
-def measured_layers(
-    config: Config, model: PipelineModule, rank: Rank, sample: Any, compiler: Compiler | None
-) -> list[LayerCosts]:
-    """The cost of each layer on this rank, with the generator borrowed.
-
-    Raises:
-        ConfigError: there is no sample, or it is no pair.
-    """
-    policy = config.schedule.policy
-    given = checked_sample(sample, f"schedule.policy = {policy!r} measures the layers")
-    types = types_of(config.precision)
-    return measure(model, config.run.seed, given, rank.generator, types, compiler)
 
 
 def measured_edge(exchange: Exchange, device: torch.device) -> Edge:

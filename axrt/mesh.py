@@ -42,10 +42,12 @@ class Mesh:
                 if pipe and not size % data
                 else "parallel.data = 1 and parallel.pipe = 0"
             )
+            replicas = f", or parallel.data = {size // pipe}" if pipe and size % pipe == 0 else ""
             raise ConfigError(
                 f"{size} rank{'s' * (size > 1)} do{'es' * (size == 1)} not factor into "
                 f"parallel.pipe x parallel.data = {pipe or 'any'} x {data}. "
                 f"Start {max(pipe, 1) * data} ranks, or set {fits} to take what there is"
+                f"{replicas}"
             )
         return cls(rank, pipe or size // data, data, order)
 

@@ -192,6 +192,8 @@ def _cuts(
         if asked.placement not in ("", placement):
             continue
         where = placement_by_name(placement, ranks, 0)
+        if asked.chunks not in (0, where.chunks):
+            continue
         with suppress(ConfigError):  # the model has too few layers
             cuts = model.boundaries(where.stages, config.parallel.partition, where.held)
             yield where, evened(seconds, cuts, where.held) if by_time else cuts

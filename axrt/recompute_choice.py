@@ -6,7 +6,6 @@ by the rows that run. A copy costs nothing as long as its queue has time, so the
 neither none nor all.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -17,7 +16,7 @@ import torch
 from axrt.config import Config, Memory, Schedule
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.errors import ConfigError
-from axrt.known_costs import measured_edge
+from axrt.known_costs import KnownCosts, measured_edge
 from axrt.model.costs import measure
 from axrt.model.module import PipelineModule
 from axrt.model.precision import types_of
@@ -95,7 +94,9 @@ def layers_chosen(
     def decided() -> Choice:
         slowest = Copies(*map(min, zip(*(rates or ()), strict=True)))
         job = of_one_replica(schedule, config, model, rank.mesh.pipe)
-        return fastest(schedule, job, layers, edge, slowest, config.memory.activations_mb)
+        return fastest(
+            schedule, job, KnownCosts(layers, edge), slowest, config.memory.activations_mb
+        )
 
     return Choice(*exchange.agreed(lambda: tuple(decided())))
 
@@ -114,8 +115,7 @@ def _rates(memory: Memory, device: torch.device) -> tuple[float, float]:
 def fastest(
     schedule: Schedule,
     job: Job,
-    layers: Sequence[LayerCosts],
-    edge: Edge,
+    costs: KnownCosts,
     copies: Copies,
     activations_mb: float = 0.0,
 ) -> Choice:
@@ -124,14 +124,13 @@ def fastest(
 
     Args:
         schedule, job: the schedule of the run, without recomputation.
-        layers: measured cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
+        costs: what is known of layers, messages and the loop.
         copies: rates of the slowest rank.
         activations_mb: MiB that a rank may hold, in scratch or on the device; 0: any number. If no
             number of layers keeps to that, the one that holds least is taken.
     """
     found = {
-        count: predicted(schedule, recomputing(job, count), layers, edge, copies)
+        count: predicted(schedule, recomputing(job, count), costs, copies)
         for count in _tried(max(end - first for first, end in pairwise(job.cuts)))
     }
     limit = max(activations_mb or inf, min(one.held_mib for one in found.values()))

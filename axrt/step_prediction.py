@@ -7,18 +7,21 @@ from statistics import median
 
 from axrt.config import Schedule
 from axrt.copy_rates import Copies
-from axrt.known_costs import TASK_S
+from axrt.known_costs import KnownCosts
 from axrt.plan_from_costs import work_of
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
-from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.scheduler.simulator import Costs, simulate
 
 AS_FAST = 1.01  # candidates within this of the fastest count as fast as it
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
 _MIB = 2**20
 _FREE = Copies()
+
+
+Simulated = tuple[float, tuple[float, ...]]  # seconds a step, MiB that each rank holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +32,18 @@ class Candidate:
         schedule: settings of the schedule, its policy and cap filled in.
         step_s: seconds that a step takes.
         busy: share of them in which the busiest rank computes.
-        held_mib: largest amount of activations that a rank holds, in MiB.
+        held: largest amount of activations that each rank holds, in MiB.
     """
 
     schedule: Schedule
     step_s: float
     busy: float
-    held_mib: float
+    held: tuple[float, ...]
+
+    @property
+    def held_mib(self) -> float:
+        """The largest amount of activations that any rank holds, in MiB."""
+        return max(self.held)
 
     def __str__(self) -> str:
         cap = f" max_held {self.schedule.max_held}" if self.schedule.max_held else ""
@@ -48,18 +56,17 @@ class Candidate:
 def predicted(
     schedule: Schedule,
     job: Job,
-    layers: Sequence[LayerCosts],
-    edge: Edge,
+    of: KnownCosts,
     copies: Copies = _FREE,
 ) -> Candidate:
     """The figures of a schedule by simulation.
 
     Args:
         schedule, job: the schedule, cut into stages.
-        layers: measured cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
+        of: costs of the layers, of messages and of the loop.
         copies: rates of copies of activations, where some leave the device.
     """
+    layers = of.layers
     stages = [layers[first:end] for first, end in pairwise(job.cuts)]
 
     def saved(stage: int) -> int:
@@ -71,15 +78,15 @@ def predicted(
         recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
         offload=tuple([saved(stage) / copies.out for stage in range(job.stages)]),
         reload=tuple([saved(stage) / copies.into for stage in range(job.stages)]),
-        task=TASK_S,
-        edge=edge,
+        task=of.task_s,
+        edge=of.edge,
         jitter=median(layer.spread for layer in layers),
         pieces=4,
     )
 
-    def simulated(microbatches: int) -> tuple[float, float]:
+    def simulated(microbatches: int) -> Simulated:
         line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
-        return line.makespan / _STEPS, max(line.stash(kept, recomputed))
+        return line.makespan / _STEPS, tuple(line.stash(kept, recomputed))
 
     def kept(stage: int) -> float:
         count, first = job.recomputed.get(stage, 0), job.cuts[stage]
@@ -92,25 +99,24 @@ def predicted(
         )
 
     given = isinstance(job.policy, Fixed)  # its order has that number of microbatches
-    step_s, held_mib = (
+    step_s, held = (
         simulated(job.microbatches) if given else _at(job.microbatches, job.ranks, simulated)
     )
     return Candidate(
-        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held_mib
+        schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held
     )
 
 
-def _at(
-    microbatches: int, ranks: int, simulated: Callable[[int], tuple[float, float]]
-) -> tuple[float, float]:
+def _at(microbatches: int, ranks: int, simulated: Callable[[int], Simulated]) -> Simulated:
     """The time and memory of a long step, on a straight line through two shorter ones: its middle
     repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
     if microbatches <= longer:
         return simulated(microbatches)
     far = (microbatches - longer) / (longer - shorter)
-    (step_s, stash), (less_s, less) = simulated(longer), simulated(shorter)
-    return step_s + far * (step_s - less_s), stash + far * (stash - less)
+    (step_s, held), (less_s, less) = simulated(longer), simulated(shorter)
+    grown = [most + far * (most - before) for most, before in zip(held, less, strict=True)]
+    return step_s + far * (step_s - less_s), tuple(grown)
 
 
 def _share(layers: Sequence[LayerCosts], count: int) -> float:

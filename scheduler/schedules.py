@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .bound import least_makespan
 from .job import Job
+from .keeping_bounds import broken_bound
 from .order import Order
 from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
 from .simulator import Costs, order_of, simulate
@@ -21,6 +22,10 @@ _CHUNKS = (
     3,
     4,
 )
+
+
+class UnsoundPolicyError(ValueError):
+    """A policy of the user's own gets stuck, or exceeds its bounds."""
 
 
 def build_schedule(
@@ -68,19 +73,21 @@ def build_schedule(
             )
         job = Job(where, policy, microbatches)
         if is_own(name):
-            _check_not_stuck(name, job)
+            _check_own(name, job)
         return job
     if order in NAMES:
         return _as_a_plan(order, ranks, microbatches, placement, chunks, max_held)
     return _from_file(order, ranks, microbatches, placement, chunks, max_held, along)
 
 
-def _check_not_stuck(name: str, job: Job) -> None:
-    """Try a policy that nobody has proved."""
+def _check_own(name: str, job: Job) -> None:
+    """Try a policy that nobody has proved: whether it gets stuck, or exceeds its bounds."""
     try:
-        simulate(job, Costs(), steps=2)
+        fault = broken_bound(simulate(job, Costs(), steps=2), job)
     except RuntimeError as error:
-        raise ValueError(f"policy {name!r}: {error}") from None
+        raise UnsoundPolicyError(f"policy {name!r}: {error}") from None
+    if fault:
+        raise UnsoundPolicyError(f"policy {name!r}: {fault}")
 
 
 class Option(NamedTuple):

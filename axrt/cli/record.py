@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from axrt.checkpoint.manifest import Manifest
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
@@ -91,8 +91,9 @@ class Record:
         if engine.candidates:
             chosen, *others = engine.candidates
             next_best = "; ".join(others[:2]) or "nothing else"
+            what = "auto chose" if engine.config.schedule.policy == AUTO else "by what layers take:"
             show.say(
-                f"from what layers take: {chosen}; next would be {next_best} (simulated; of those "
+                f"{what} {chosen}; next would be {next_best} (simulated; of those "
                 "within 1 % of the fastest the one that holds least)"
             )
 

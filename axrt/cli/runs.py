@@ -88,7 +88,7 @@ def _row(run: Path) -> dict[str, Any]:
 
 
 def state_of(run: Path, step: int, steps: int | None) -> str:
-    """Whether a run is at work, and where; done; or ended before.
+    """Whether a run is at work, and where; done; or ended early.
 
     Args:
         run: its directory.
@@ -97,7 +97,7 @@ def state_of(run: Path, step: int, steps: int | None) -> str:
     """
     if (holder := holder_of(run)) is not None:
         return f"running on {holder}"
-    return "done" if steps is not None and step >= steps else "ended before"
+    return "done" if steps is not None and step >= steps else "ended early"
 
 
 def _steps_of(run: Path) -> int | None:

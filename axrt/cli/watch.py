@@ -105,7 +105,7 @@ def _left_s(line: dict[str, Any], left: TimeLeft) -> float | None:
 
 def _end(run: Path, seen: Shown, steps: int) -> str:
     state, figures = state_of(run, seen.done, steps), seen.text() if seen.done else ""
-    return f"{run}: step {seen.done} of {steps}, {state}. {figures}".rstrip()
+    return ". ".join(filter(None, [f"{run}: step {seen.done} of {steps}, {state}", figures]))
 
 
 class _Lines:

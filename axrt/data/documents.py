@@ -201,7 +201,11 @@ def _value(row: Mapping[str, Any], field: str, may_lack: bool) -> str | None:
         if may_lack:
             return None
         lacks = f"has null for {field!r}" if field in row else f"has no {field!r}"
-        raise ValueError(f"{lacks}; expected text, or --skip-empty, which leaves such rows out")
+        others = [name for name, text in row.items() if isinstance(text, str)]
+        another = f"another --field, which may be {' or '.join(others)}, " if others else ""
+        raise ValueError(
+            f"{lacks}; expected text, {another}or --skip-empty, which leaves such rows out"
+        )
     if not isinstance(value, str):
         raise ValueError(f"has {type(value).__name__} for {field!r}; expected text")
     try:

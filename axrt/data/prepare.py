@@ -186,6 +186,9 @@ def _with_tokenizer(order: Order, pieces: Sequence[Piece], say: Callable[[str], 
             with _interrupts_blocked():
                 learnt = pool.submit(learn, pieces, order.fields, vocab, path)
             learnt.result()
+        found = tokenizer_of(str(path)).vocab
+        if found < vocab:
+            say(f"it came to {found} tokens, as the text has no more pairs to join")
     return replace(order, tokenizer=str(path))
 
 

@@ -99,8 +99,11 @@ class JsonTokenizer:
         try:
             self._tokenizer = library.Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no class of its own for them
+            made = path.with_suffix(".tokenizer.json")  # beside the token file that it was made for
+            there = f", such as {made}" if made.exists() else ""
             raise ConfigError(
                 f"{path.absolute()}: {error}; expected a JSON file of Hugging Face's tokenizers"
+                f"{there}"
             ) from None
         self._stream = library.decoders.DecodeStream
         self.vocab = int(self._tokenizer.get_vocab_size())

@@ -99,7 +99,8 @@ class Predictor:
     def predict(self, config: Config, size: int) -> Prediction:
         """The ledgers of a run.
 
-        Policy "auto" would measure; here it takes the schedule of a run that names no policy.
+        Policy "auto" would measure, and a run that names none may; here they take the schedule of
+        a run that has no sample.
 
         Args:
             config: settings of the run.

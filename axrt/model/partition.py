@@ -43,10 +43,12 @@ def boundaries(
     if not isinstance(method, str):
         return _checked(list(method), len(layers), stages)
     if stages > len(layers):
+        one_a_rank = held is None or all(len(stages_of) == 1 for stages_of in held)
+        policy = "" if one_a_rank else ", or take a policy with one stage a rank, such as zb-h1"
         raise ConfigError(
             f"{len(layers)} layers cannot fill {stages} stages; expected at most {len(layers)}. "
-            "Start fewer ranks, set parallel.pipe, give the model more layers, or take a policy "
-            "with one stage a rank, such as zb-h1"
+            "Start fewer ranks, make replicas of shorter pipelines (parallel.data), or give the "
+            f"model more layers{policy}"
         )
     weights = [_weight_by(method)(layer) for layer in layers]
     cuts = balanced(weights, stages, method)

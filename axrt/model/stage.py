@@ -530,16 +530,21 @@ class Stage:
 
     def _run_layers(self, number: int, value: Any, first: int, end: int) -> Any:
         step, microbatch = self._where(number)
-        for place, layer in enumerate(self._run[first:end], self.first_layer + first):
-            self._generator.before_layer(step, microbatch, place)
-            if self._between is None:  # most often, and a context would be one more call
-                value = layer(value)
-                continue
-            if self._types.weights and not self._kept[place - self.first_layer]:
-                value = in_type(value, self._types.weights)
-            with self._computing():
-                value = layer(value)
-            value = in_type(value, self._between)
+        try:
+            for place, layer in enumerate(self._run[first:end], self.first_layer + first):
+                self._generator.before_layer(step, microbatch, place)
+                if self._between is None:  # most often, and a context would be one more call
+                    value = layer(value)
+                    continue
+                if self._types.weights and not self._kept[place - self.first_layer]:
+                    value = in_type(value, self._types.weights)
+                with self._computing():
+                    value = layer(value)
+                value = in_type(value, self._between)
+        except Exception as error:
+            name = type(list(self.layers.values())[place - self.first_layer]).__name__
+            error.add_note(f"in layer {place} ({name}), which was given {_described(value)}")
+            raise
         return value
 
     def _computing(self) -> AbstractContextManager[Any]:

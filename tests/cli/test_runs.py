@@ -44,7 +44,7 @@ def test_each_run_has_its_step_loss_and_state() -> None:
     assert "all/deep/two" in shown[1]
     config = Path("all/one/config.toml")
     config.write_text(config.read_text().replace("steps = 2", "steps = 20"))
-    assert rows("all")[1]["state"] == "ended before"
+    assert rows("all")[1]["state"] == "ended early"
 
 
 def test_a_run_that_is_under_way_names_its_process() -> None:

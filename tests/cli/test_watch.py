@@ -27,7 +27,7 @@ def test_a_run_that_has_ended_is_told_in_a_line() -> None:
     assert said.startswith(f"out: step 4 of 4, done. loss {last['loss']:.3f}  lr 0.0003")
     assert said.count("\n") == 1
     Path("out/config.toml").write_text(Path("out/config.toml").read_text().replace("= 4", "= 9"))
-    assert "step 4 of 9, ended before" in watch("out", "--once").output
+    assert "step 4 of 9, ended early" in watch("out", "--once").output
 
 
 def test_a_run_that_is_under_way_is_followed_to_its_end() -> None:

@@ -13,6 +13,7 @@ import axrt
 from axrt.autoschedule import choose
 from axrt.config import DEFAULTS, Config, described
 from axrt.default_schedule import settled
+from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE
@@ -48,7 +49,10 @@ def chosen(
     layers: list[LayerCosts] = EQUAL,
 ) -> list[Any]:
     return choose(
-        Config.read(configured(8, **config)), perceptron(layers=len(layers)), ranks, layers, edge
+        Config.read(configured(8, **config)),
+        perceptron(layers=len(layers)),
+        ranks,
+        KnownCosts(layers, edge),
     )
 
 
@@ -58,6 +62,43 @@ def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those
     assert first.held_mib == 8
     assert {one.schedule.policy for one in (first, *others)} == set(ONE_PIPE)
     assert [one.step_s for one in others] == sorted(one.step_s for one in others)
+
+
+LATE = KnownCosts(EQUAL, Edge(0.01))  # messages take as long as a layer, so a plan is ahead
+
+
+def followed(monkeypatch: pytest.MonkeyPatch, **schedule: Any) -> Any:
+    """What a run under "auto" takes on two ranks where messages are late: the engine, closed."""
+    monkeypatch.setattr("axrt.known_costs.measure", lambda *_: LATE.layers)
+    monkeypatch.setattr("axrt.known_costs.measured_edge", lambda *_: LATE.edge)
+
+    def rank_main(transport: Transport) -> Any:
+        config = configured(8, schedule={"policy": "auto", "max_held": 4, **schedule})
+        sample = BATCHES(0)[0]
+        with axrt.initialize(
+            perceptron(), config=config, transport=transport, sample=sample
+        ) as engine:
+            return engine
+
+    return LocalWorld(2).run(rank_main)[0]
+
+
+def test_with_policies_of_ones_own_a_plan_is_followed_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "my_lifo.py").write_text(
+        "from axrt.scheduler.policies import policy_by_name\n\n\n"
+        "class Mine(type(policy_by_name('1f1b'))):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    engine = followed(monkeypatch, also=["my_lifo:Mine"])
+    assert engine.candidates[0].endswith("along a plan")
+
+
+def test_a_plan_has_as_many_stages_a_rank_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "along a plan" in followed(monkeypatch).candidates[0]
+    assert "along a plan" not in followed(monkeypatch, chunks=3, max_held=0).candidates[0]
+    assert followed(monkeypatch, chunks=2)._job.placement.name == "vee"
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:
@@ -295,8 +336,7 @@ def test_one_microbatch_more_than_a_candidate_can_take_leaves_it_out() -> None:
         replace(settings, schedule=replace(settings.schedule, microbatches=7)),
         perceptron(),
         4,
-        EQUAL,
-        Edge(),
+        KnownCosts(EQUAL, Edge()),
     )
     assert "interleaved-1f1b" not in {one.schedule.policy for one in found}
 
@@ -305,7 +345,7 @@ def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
     model = axrt.PipelineModule(
         [axrt.LayerSpec(Block, 16) for _ in range(4)], functional.cross_entropy
     )
-    found = choose(Config.read(configured(8)), model, 4, EQUAL[:4], Edge())
+    found = choose(Config.read(configured(8)), model, 4, KnownCosts(EQUAL[:4], Edge()))
     assert {"zb-v", "adaptive", "breadth-first"}.isdisjoint({one.schedule.policy for one in found})
 
 
@@ -360,7 +400,9 @@ def test_long_steps_are_foretold_from_shorter_ones() -> None:
     for m in (8, 64):
         found = {
             one.schedule.policy: one
-            for one in choose(Config.read(configured(m)), perceptron(), 2, EQUAL, Edge())
+            for one in choose(
+                Config.read(configured(m)), perceptron(), 2, KnownCosts(EQUAL, Edge())
+            )
         }
         assert found["gpipe"].held_mib == m * 4
         assert found["1f1b"].step_s == pytest.approx((m + 1) * 4 * 0.03, rel=0.03)

@@ -1,5 +1,6 @@
 """With no policy named and a sample: a plan for what layers take, where that is faster."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,10 +8,9 @@ import pytest
 import axrt
 from axrt import default_plan
 from axrt.config import Config
-from axrt.default_schedule import row
+from axrt.default_schedule import settled
 from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
-from axrt.model_job import job_for
 from axrt.plan_from_costs import Decided
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.policies import AlongPlan
@@ -47,15 +47,25 @@ def decided(
     return default_plan.decided(config, perceptron(), mesh(data), costs, free)
 
 
+def as_if_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers and messages are measured as those of `LATE`."""
+    monkeypatch.setattr("axrt.known_costs.measure", lambda *_: LATE.layers)
+    monkeypatch.setattr("axrt.known_costs.measured_edge", lambda *_: LATE.edge)
+
+
 def train(transport: Transport, **settings: Any) -> tuple[Outcome, Any]:
     """Outcome of a training, and the engine, closed."""
+
+    def items(engine: Any, step: int) -> list[Any]:
+        return [(value + engine.data_rank, target) for value, target in BATCHES(step)]
+
     sample = BATCHES(0)[0] if transport.rank == 0 else None
     config = configured(MICROBATCHES, **settings)
     with axrt.initialize(
         perceptron(), adamw, config=config, transport=transport, sample=sample
     ) as engine:
         losses = [
-            engine.train_batch(iter(BATCHES(step)) if engine.reads else None).loss
+            engine.train_batch(iter(items(engine, step)) if engine.reads else None).loss
             for step in range(STEPS)
         ]
         mine = {name: value.detach().clone() for name, value in engine.named_parameters()}
@@ -76,17 +86,15 @@ def test_a_run_with_a_sample_has_the_bits_of_plain_torch_and_says_what_it_took(r
         (one.candidates, one.schedule) == (engine.candidates, engine.schedule) for _, one in found
     )
     assert engine.candidates[0].startswith(engine.schedule.policy)
-    assert any("along a plan" in text for text in engine.candidates)
 
 
 def test_every_rank_follows_the_plan_on_the_stages_of_the_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(default_plan, "measured_layers", lambda *_: LATE.layers)
-    monkeypatch.setattr(default_plan, "measured_edge", lambda *_: LATE.edge)
+    as_if_late(monkeypatch)
     found = LocalWorld(4, 1).run(train)
     assert_bits_of_plain_torch([outcome for outcome, _ in found])
-    _, by_row = row(Config.read(configured(MICROBATCHES)), perceptron(), 4)
+    _, by_row = settled(Config.read(configured(MICROBATCHES)), perceptron(), mesh())
     plan = decided().plan
     assert plan is not None
     for _, engine in found:
@@ -128,43 +136,79 @@ def test_more_activations_are_held_where_that_is_faster_and_the_memory_is_there(
     assert decided(free=enough).max_held == 12
     assert decided(free=enough - 1).max_held == 0
     assert not any("max_held" in text for text in decided(free=0).candidates)
-    assert decided(free=0).plan is not None
 
 
-def test_where_more_activations_gain_nothing_the_cap_stays() -> None:
-    at_once = KnownCosts([LAYER] * 8, Edge(0.0))
-    assert decided(costs=at_once).max_held == 0
+def test_where_a_plan_gains_nothing_the_row_stays() -> None:
+    found = decided(costs=KnownCosts([LAYER] * 8))
+    assert (found.max_held, found.plan) == (0, None)
 
 
 @pytest.mark.parametrize("free", [0, PLENTY])
 def test_a_cap_that_is_given_is_kept(free: float) -> None:
     given = decided(free=free, schedule={"max_held": 16})
     assert given.max_held == 16
-    assert given.plan is not None
+    assert (given.plan is not None) is (free > 0)  # the plan holds a little more
     assert all("max_held 16" in text for text in given.candidates)
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"activations_mb": 8}, {"device_gb": 1.0}],
+    [{"activations_mb": 1000}, {"device_gb": 1.0}, {"offload_activations": 4}],
 )
-def test_with_a_limit_of_memory_the_cap_stays(settings: dict[str, Any]) -> None:
-    assert decided(memory=settings).max_held == 0
+def test_with_a_limit_of_memory_no_rank_holds_more(settings: dict[str, Any]) -> None:
+    found = decided(memory=settings)
+    assert found.max_held == 0
+    assert mib(found) <= 8
 
 
-@pytest.mark.parametrize("microbatches", [8, 32])
+def mib(found: Decided) -> float:
+    """What the fullest rank holds of the activations, in MiB."""
+    return float(found.candidates[0].rpartition(", ")[2].split()[0])
+
+
+def test_a_plan_for_uneven_layers_holds_no_more_than_the_row_where_nothing_is_free() -> None:
+    head = replace(LAYER, stash_bytes=8 * MIB, until_weight_bytes=0)
+    late = KnownCosts([*LATE.layers[:7], head], LATE.edge)
+    assert mib(decided(free=0, costs=late)) <= 15 < mib(decided(costs=late))
+
+
 @pytest.mark.parametrize("memory", [{}, {"zero": 1}, {"zero": 3}])
-def test_replicas_and_shards_have_the_plan_of_one_replica(
-    memory: dict[str, Any], microbatches: int
+def test_a_long_step_of_replicas_and_shards_is_predicted_for_one_replica(
+    memory: dict[str, Any],
 ) -> None:
-    config = Config.read(configured(microbatches, memory=memory, parallel={"data": 2}))
+    config = Config.read(configured(32, memory=memory, parallel={"data": 2}))
     found = default_plan.decided(config, perceptron(), mesh(2), LATE, PLENTY)
-    assert found.policy == "adaptive"
     assert found.plan is not None
-    assert (
-        job_for(found.plan.job(), config, perceptron(), found.plan.cuts).microbatches
-        == microbatches
-    )
+    assert found.plan.job().microbatches == 32
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": {"offload": "stream", "offload_parameters": True}},
+        {"parallel": {"data": 2}},
+        {"parallel": {"data": 2}, "memory": {"zero": 1}},
+        {"parallel": {"data": 2}, "memory": {"zero": 2}},
+        {"parallel": {"data": 2}, "memory": {"zero": 3}},
+    ],
+    ids=str,
+)
+def test_along_a_plan_the_bits_are_those_of_the_row(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = settings.get("parallel", {}).get("data", 1)
+
+    def outcome(transport: Transport) -> tuple[Outcome, Any]:
+        return train(transport, **settings)
+
+    planned = LocalWorld(2 * data, 1)
+    as_if_late(monkeypatch)
+    along = planned.run(outcome)
+    assert all(isinstance(engine._job.policy, AlongPlan) for _, engine in along)
+    monkeypatch.setattr(default_plan, "takes_a_plan", lambda *_: False)
+    rows = LocalWorld(2 * data, 1).run(outcome)
+    assert not any(isinstance(engine._job.policy, AlongPlan) for _, engine in rows)
+    assert [found.losses for found, _ in along] == [found.losses for found, _ in rows]
 
 
 @pytest.mark.parametrize(
@@ -178,11 +222,13 @@ def test_replicas_and_shards_have_the_plan_of_one_replica(
         (4, {"schedule": {"placement": "linear"}}, False),
         (4, {"memory": {"recompute": "auto", "offload_activations": 4}}, False),
         (4, {"run": {"compile": "eager"}}, False),
+        (4, {"schedule": {"share": True}, "parallel": {"data": 2}}, False),
     ],
 )
 def test_which_runs_are_planned(ranks: int, settings: dict[str, Any], plans: bool) -> None:
     config = Config.read(configured(MICROBATCHES, **settings))
-    of = Mesh.of(0, ranks, ranks, 1, "pipe")
+    data = config.parallel.data or 1
+    of = Mesh.of(0, ranks * data, ranks, data, "pipe")
     assert default_plan.takes_a_plan(config, perceptron(), of) is plans
 
 
@@ -192,8 +238,8 @@ def test_a_long_step_is_not_planned() -> None:
             Config.read(configured(microbatches)), perceptron(), mesh()
         )
 
-    assert plans(64)
-    assert not plans(65)
+    assert plans(32)
+    assert not plans(33)
 
 
 def test_without_a_sample_nothing_is_measured() -> None:
@@ -202,7 +248,8 @@ def test_without_a_sample_nothing_is_measured() -> None:
         with axrt.initialize(perceptron(), config=config, transport=transport) as engine:
             return engine.candidates, engine._job
 
-    _, by_row = row(Config.read(configured(MICROBATCHES)), perceptron(), 2)
+    two = Mesh.of(0, 2, 2, 1, "pipe")
+    _, by_row = settled(Config.read(configured(MICROBATCHES)), perceptron(), two)
     for candidates, job in LocalWorld(2).run(rank_main):
         assert candidates == []
         assert (job.policy, job.cuts) == (by_row.policy, by_row.cuts)
