@@ -56,7 +56,7 @@ def left_s(value: Tensor, delay_s: float) -> float:
 
 
 class LateTransport(MpiTransport):
-    """Holds back activations and gradients.
+    """Holds back activations and gradients of other ranks.
 
     Args:
         communicator: of the job.
@@ -69,14 +69,14 @@ class LateTransport(MpiTransport):
         self._late: list[tuple[float, int, Parcel]] = []
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
-        if (value := value_of(parcel)) is not None:
+        if (value := value_of(parcel)) is not None and rank != self.rank:
             stamp(value)
         super().send(rank, parcel, after)
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         first_s = min((due for due, *_ in self._late), default=float("inf")) - time.perf_counter()
         for source, parcel in super().poll(max(0.0, min(wait_s, first_s))):
-            value = value_of(parcel)
+            value = None if source == self.rank else value_of(parcel)  # within a rank it is there
             left = 0.0 if value is None else left_s(value, self._delay_s)
             self._late.append((time.perf_counter() + left, source, parcel))
         now = time.perf_counter()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch.distributed as dist
 
 from axrt.scheduler.cost_table import CostTable, LayerCosts
@@ -26,6 +27,7 @@ from .synthetic import STEPS, microbatch, model, peers, sgd_of_named
 from .worlds import WORLDS, World
 
 _MESSAGE_S, _TASK_S = 200e-6, 50e-6  # what a message and a task take besides, docs/performance.md
+_PLANS = "axrt.plan_process"
 _REPLAN = 8  # steps; the second plan of a contestant is there after three times as many
 
 
@@ -58,9 +60,16 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
         for layer in contestant.layers:
             layer.begin(world, number, case.microbatches * steps)
         took = timed(contestant.step, steps)
+        _end_of_planning()
         if number:
             rows.append(_row(case, contestant, number, took.wall_s / steps))
     return rows if dist.get_rank() == 0 else []
+
+
+def _end_of_planning() -> None:
+    """Wait for the process that makes a plan, so that it takes no core from the next contestant."""
+    children = psutil.Process().children()
+    psutil.wait_procs([child for child in children if _PLANS in child.cmdline()])
 
 
 def _row(case: Case, contestant: Contestant, number: int, step_s: float) -> dict[str, Any]:
