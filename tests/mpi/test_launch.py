@@ -22,7 +22,8 @@ from .test_runs import lines
 
 STEPS, EVERY = 40, 5
 TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", f"checkpoint.every={EVERY}")
-SETTINGS = ("run.log_every=1", "run.eval_every=0")
+# So wide that a step takes long beside the time in which a test sees it and kills.
+SETTINGS = ("run.log_every=1", "run.eval_every=0", "model.width=256")
 
 
 @pytest.fixture(autouse=True)
