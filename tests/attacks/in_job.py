@@ -10,7 +10,7 @@ peace. The loss of every step must be that of a quiet run, but for the order of 
 from it than three times what another layout's quiet run is, since such differences grow with the
 run. No job may stand still, and none may end with another code than 75. There are two exceptions,
 which are counted, and the next job goes on: Open MPI 5.0.11 itself may abort a job, once in some
-900 kills so far, and it can crash where a rank is killed while others recover (`--hasty`).
+2,400 kills so far, and it can crash where a rank is killed while others recover (`--hasty`).
 
 A long storm may be stopped between jobs, by Ctrl-C, and go on later in its `--folder`.
 """
