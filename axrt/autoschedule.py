@@ -74,12 +74,9 @@ def _by_default(config: Config, model: PipelineModule, rank: Rank, sample: Any) 
     """A plan for what layers take; the row of the table where they do not run alone."""
     free = default_plan.free_bytes(rank)
     try:
-        costs = default_plan.measured(config, model, rank, sample)
+        costs = measured_costs(config, model, rank, sample, None)
     except ConfigError as error:
-        note = (
-            f"the schedule is not planned for what layers take, since none is measured: {error}, "
-            "or schedule.policy = 'adaptive'"
-        )
+        note = f"the schedule is not planned for what layers take, since none is measured: {error}"
         return Resolved(*settled(config, model, rank.mesh), notes=[note])
     return _on(costs, config, model, rank, partial(default_plan.decided, free=free))
 

@@ -16,7 +16,7 @@ from typing import Any
 from axrt.config import AUTO, Config
 from axrt.default_schedule import settled
 from axrt.device import free_memory, identity
-from axrt.known_costs import KnownCosts, measured_costs
+from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
 from axrt.model_job import Found, job_for, job_with
@@ -57,15 +57,6 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
         and 1 < mesh.pipe <= _LARGEST // of.microbatches
         and settled(config, model, mesh)[0].policy == "adaptive"
     )
-
-
-def measured(config: Config, model: PipelineModule, rank: Rank, sample: Any) -> KnownCosts:
-    """What layers and messages cost; every rank calls it.
-
-    Raises:
-        ConfigError: the layers do not run alone on the sample; raised on every rank.
-    """
-    return measured_costs(config, model, rank, sample, None)
 
 
 def free_bytes(rank: Rank) -> float:

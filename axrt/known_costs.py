@@ -69,6 +69,7 @@ def measured_costs(
     rank: Rank,
     sample: Any,
     compiler: Compiler | None,
+    what: str = "",
 ) -> KnownCosts:
     """The costs of layers on the main rank, and of messages between it and another one; every rank
     calls it.
@@ -77,27 +78,32 @@ def measured_costs(
         config, model, rank: of the run.
         sample: a microbatch, (inputs, targets); only the main rank's counts.
         compiler: compiler that runs the layers; None: they run as they are.
+        what: the setting that asks for it, as errors name it; "": `schedule.policy`.
     Raises:
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
     layers: list[LayerCosts] = []
-    policy, types = config.schedule.policy, types_of(config.precision)
+    what, types = what or _policy(config), types_of(config.precision)
 
     def measured() -> None:
-        given = checked_sample(sample, f"schedule.policy = {policy!r} measures the layers")
+        given = checked_sample(sample, f"{what} measures the layers")
         try:
             layers.extend(measure(model, config.run.seed, given, rank.generator, types, compiler))
         except (Exception, SystemExit) as error:  # of the user's layers, whatever it is
             said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
             raise ConfigError(
-                f"schedule.policy = {policy!r} runs each layer alone on the sample: {said}; "
-                "expected a microbatch like those of the training"
+                f"{what} runs each layer by itself on the sample: {said}; expected a microbatch "
+                "like those of the training, or another value"
             ) from error
 
     with rank.generator.borrowed():
         rank.exchange.agreed(measured)
     several = rank.mesh.pipe * rank.mesh.data > 1
     return KnownCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+
+
+def _policy(config: Config) -> str:
+    return f"schedule.policy = {config.schedule.policy!r}"
 
 
 def measured_edge(exchange: Exchange, device: torch.device) -> Edge:

@@ -15,18 +15,12 @@ import torch
 
 from axrt.config import Config, Memory, Schedule
 from axrt.copy_rates import Copies, copied_a_second
-from axrt.errors import ConfigError
-from axrt.known_costs import KnownCosts, measured_edge
-from axrt.model.costs import measure
+from axrt.known_costs import KnownCosts, measured_costs
 from axrt.model.module import PipelineModule
-from axrt.model.precision import types_of
 from axrt.model_job import of_one_replica
-from axrt.preflight import checked_sample
 from axrt.rank import Rank, copies_apart
-from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import recomputing
-from axrt.scheduler.simulator import Edge
 from axrt.step_prediction import AS_FAST, predicted
 from axrt.store.scratch import refused_as_setting, scratch_tier
 
@@ -73,30 +67,13 @@ def layers_chosen(
             raised on every rank.
     """
     exchange, device = rank.exchange, rank.device
-    layers: list[LayerCosts] = []
-
-    def measured() -> None:
-        given = checked_sample(sample, "memory.recompute = 'auto' measures the layers")
-        try:
-            types = types_of(config.precision)
-            layers.extend(measure(model, config.run.seed, given, rank.generator, types))
-        except TypeError as error:  # what passes between layers is no tree of tensors
-            raise ConfigError(
-                "memory.recompute = 'auto' runs each layer by itself, and one hands on what "
-                f"cannot: {error}; expected a number of layers, 'none' or 'full'"
-            ) from None
-
-    with rank.generator.borrowed():
-        exchange.agreed(measured)
+    costs = measured_costs(config, model, rank, sample, None, "memory.recompute = 'auto'")
     rates = exchange.gathered(exchange.made_by_all(lambda: _rates(config.memory, device)))
-    edge = measured_edge(exchange, device) if rank.size > 1 else Edge()
 
     def decided() -> Choice:
         slowest = Copies(*map(min, zip(*(rates or ()), strict=True)))
         job = of_one_replica(schedule, config, model, rank.mesh.pipe)
-        return fastest(
-            schedule, job, KnownCosts(layers, edge), slowest, config.memory.activations_mb
-        )
+        return fastest(schedule, job, costs, slowest, config.memory.activations_mb)
 
     return Choice(*exchange.agreed(lambda: tuple(decided())))
 

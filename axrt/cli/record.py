@@ -91,11 +91,12 @@ class Record:
         if engine.candidates:
             chosen, *others = engine.candidates
             next_best = "; ".join(others[:2]) or "nothing else"
-            what = "auto chose" if engine.config.schedule.policy == AUTO else "by what layers take:"
-            show.say(
-                f"{what} {chosen}; next would be {next_best} (simulated; of those "
-                "within 1 % of the fastest the one that holds least)"
+            what, how = (
+                ("auto chose", "of those within 1 % of the fastest the one that holds least")
+                if engine.config.schedule.policy == AUTO
+                else ("by what layers take:", "a plan has to be over 1 % faster")
             )
+            show.say(f"{what} {chosen}; next would be {next_best} (simulated; {how})")
 
     @property
     def directory(self) -> Path:

@@ -92,5 +92,6 @@ def by_default(
         engine.train_batch(batches)
 
     held = engine.schedule.max_held or 2 * MPI.COMM_WORLD.size
-    name = f"with a sample: {engine.schedule.policy}, {held} held"
+    by = "along a plan" if engine.candidates[0].endswith("along a plan") else "as without"
+    name = f"with a sample: {engine.schedule.policy} {by}, {held} held"
     return Contestant(name, "axrt", step, 0, held=held)
