@@ -224,6 +224,18 @@ def _exit(code: int) -> NoReturn:
     _EXIT(code)
 
 
+def _exit_in_order(code: int) -> NoReturn:
+    """End this process after the end of MPI.
+
+    The C library's `exit` lets MPICH take leave of its launcher. Without that Hydra takes the rank
+    for killed, and mpirun's code is 9.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).exit(code)
+    _exit(code)
+
+
 def leave_at_once(code: int) -> NoReturn:
     """End this process without the end of MPI, which may wait for ranks that are lost."""
     sys.stdout.flush()
@@ -389,7 +401,7 @@ class MpiWorld(World):
         for thread in self._threads:
             thread.stop()
         self.end_mpi(code)
-        _exit(code)
+        _exit_in_order(code)
 
     def end_mpi(self, code: int) -> None:
         """End MPI, with all other ranks.

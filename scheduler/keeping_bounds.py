@@ -1,8 +1,8 @@
 """Whether a run of a schedule held no more than its policy's bounds say."""
 
-from axrt.scheduler.job import Job
-from axrt.scheduler.task import Kind
-from axrt.scheduler.timeline import Timeline
+from .job import Job
+from .task import Kind
+from .timeline import Timeline
 
 
 def broken_bound(line: Timeline, job: Job) -> str:

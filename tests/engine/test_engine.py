@@ -366,7 +366,10 @@ def test_an_exception_of_a_layer_names_rank_step_and_task() -> None:
     )
     with pytest.raises(RuntimeError, match="broken") as caught:
         alone(model).train_batch(iter(BATCHES(0)))
-    assert caught.value.__notes__ == ["on rank 0, step 0, task F0.0"]
+    assert caught.value.__notes__ == [
+        "in layer 1 (Function), which was given a tensor of shape (6, 16)",
+        "on rank 0, step 0, task F0.0",
+    ]
 
 
 def test_parameters_shared_between_stages_are_refused_and_within_a_stage_are_fine() -> None:
