@@ -198,7 +198,7 @@ class MpiTransport:
             if self._going or any(one.ready is not None for one in self._coming):
                 time.sleep(_LOOK_S)  # copies are being made, which take no longer than a moment
             else:
-                self._patience.pause()
+                self._patience.pause(until_s)
             if time.perf_counter() >= until_s:
                 return arrived
 

@@ -12,6 +12,7 @@ above, so that a message after a long silence is still heard soon.
 import ctypes
 import sys
 import time
+from math import inf
 
 _PR_SET_TIMERSLACK = 29
 _SHARE, _SHARE_OF_LONG = 0.1, 0.005
@@ -39,13 +40,19 @@ class Patience:
         self._since = time.perf_counter()
         self._spins = 0
 
-    def pause(self) -> None:
-        """Sleep, since nothing has come; the first three calls return at once."""
+    def pause(self, until_s: float = inf) -> None:
+        """Sleep, since nothing has come; the first three calls return at once.
+
+        Args:
+            until_s: time of `time.perf_counter` at which the wait ends; the sleep ends by then.
+        """
         self._spins += 1
         if self._spins > 3:
-            waited_s = time.perf_counter() - self._since
+            now_s = time.perf_counter()
+            waited_s = now_s - self._since
             brief_s = min(max(self._shortest_s, _SHARE * waited_s), self._brief_s)
-            time.sleep(min(max(brief_s, _SHARE_OF_LONG * waited_s), self._longest_s))
+            pause_s = min(max(brief_s, _SHARE_OF_LONG * waited_s), self._longest_s)
+            time.sleep(max(0.0, min(pause_s, until_s - now_s)))
 
 
 def sharpen_sleep() -> None:

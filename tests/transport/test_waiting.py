@@ -45,3 +45,14 @@ def test_whoever_has_just_heard_something_looks_soon_again(monkeypatch: pytest.M
     for _ in range(4):
         patience.pause()
     assert taken[-1] == 20e-6
+
+
+def test_no_pause_is_longer_than_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    taken: list[float] = []
+    clock = SimpleNamespace(perf_counter=lambda: now[0], sleep=taken.append)
+    monkeypatch.setattr(waiting, "time", clock)
+    patience = waiting.Patience()
+    for left_s in (1.0, 1.0, 1.0, 15e-6, -1e-6):
+        patience.pause(now[0] + left_s)
+    assert taken == [pytest.approx(15e-6, abs=1e-9), 0.0]

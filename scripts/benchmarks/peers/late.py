@@ -1,18 +1,19 @@
 """Messages that take their time, for every runtime alike.
 
-The first element of an activation, or of its gradient, says when it was sent: the transport writes
-it under axrt, `stamp_sends` under torch, and the layer itself under DeepSpeed. Torch and DeepSpeed
-wait for a message before they call the layer that needs it, so there the layer waits until the
-message would have come. axrt goes on with other tasks meanwhile, so there the transport holds it
-back.
+The first element of an activation, or of its gradient, says when it was sent. It is written where a
+runtime sends and read where it waits for the message: in axrt's transport, around the sends and
+receives of torch's schedules, and around those of DeepSpeed's engine. So what a runtime does with a
+message that has come follows the wait, as it would on a slow link.
 """
 
 import time
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
 from torch import Tensor
+from torch.distributed.pipelining import schedules
 
 from axrt.payload import flatten
 from axrt.queues import NOW, Moment
@@ -29,30 +30,71 @@ def stamp(value: Tensor) -> None:
     value.view(-1)[0] = time.perf_counter() % _ROUND_S
 
 
-def stamped(value: Tensor) -> Tensor:
-    """A copy that says when it was made."""
-    copy = value.clone()
-    stamp(copy)
-    return copy
-
-
-def stamp_sends() -> None:
-    """Let torch's pipelines say when they send, in this process."""
-    issue = dist.batch_isend_irecv
-
-    def issued(p2p_op_list: list[dist.P2POp]) -> list[dist.Work]:
-        for one in p2p_op_list:
-            if one.op is dist.isend:
-                stamp(one.tensor)
-        return issue(p2p_op_list)
-
-    dist.batch_isend_irecv = issued
-
-
+@torch.no_grad()
 def left_s(value: Tensor, delay_s: float) -> float:
     """Seconds until a message with this value, which ranks of this node have made, is there."""
     age_s = (time.perf_counter() - float(value.view(-1)[0])) % _ROUND_S
-    return delay_s - (age_s if age_s < _ROUND_S / 2 else 0.0)
+    return max(0.0, delay_s - (age_s if age_s < _ROUND_S / 2 else 0.0))
+
+
+class LateWork(NamedTuple):
+    """A receive of torch's that takes its time.
+
+    Args:
+        work: the receive.
+        value: what it fills.
+        delay_s: seconds that a message is under way.
+    """
+
+    work: dist.Work
+    value: Tensor
+    delay_s: float
+
+    def wait(self) -> None:
+        self.work.wait()
+        time.sleep(left_s(self.value, self.delay_s))
+
+
+def delay_torch(delay_s: float) -> None:
+    """From now on messages of torch's schedules take so long, in this process."""
+    issue = schedules._batch_p2p
+
+    def issued(p2p_ops: list[dist.P2POp], *args: Any, **named: Any) -> list[Any]:
+        for one in p2p_ops:
+            if one.op is dist.isend:
+                stamp(one.tensor)
+        works = issue(p2p_ops, *args, **named)
+        return [
+            LateWork(work, one.tensor, delay_s) if one.op is dist.irecv else work
+            for one, work in zip(p2p_ops, works, strict=True)
+        ]
+
+    schedules._batch_p2p = issued
+
+
+def delay_deepspeed(delay_s: float) -> None:
+    """From now on activations and gradients of DeepSpeed's pipeline take so long, in this
+    process."""
+    from deepspeed.runtime.pipe import p2p
+
+    send, recv = p2p.send, p2p.recv
+
+    def sent(tensor: Tensor, *args: Any, **named: Any) -> None:
+        if _is_value(tensor):
+            stamp(tensor)
+        send(tensor, *args, **named)
+
+    def received(tensor: Tensor, *args: Any, **named: Any) -> None:
+        recv(tensor, *args, **named)
+        if _is_value(tensor):
+            time.sleep(left_s(tensor, delay_s))
+
+    p2p.send, p2p.recv = sent, received
+
+
+def _is_value(tensor: Tensor) -> bool:
+    """Shapes and types travel as whole numbers."""
+    return tensor.is_floating_point() and tensor.dim() > 0
 
 
 class LateTransport(MpiTransport):

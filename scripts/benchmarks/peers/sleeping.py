@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .late import left_s, stamped
 from .worlds import CHUNK_S, WORLDS, World
 
 RANK_S = 2 * CHUNK_S  # a forward, an input gradient and a weight gradient of a rank each
@@ -66,7 +65,6 @@ class Sleeper(nn.Module):
         ranks: of the pipeline.
         later: takes what computes the weight gradient.
         two_nodes: the weight gradient has a node of its own.
-        waits: kinds that wait here for a message which takes its time, see `late`.
     """
 
     def __init__(
@@ -76,11 +74,10 @@ class Sleeper(nn.Module):
         ranks: int,
         later: Later = at_once,
         two_nodes: bool = False,
-        waits: str = "",
     ) -> None:
         super().__init__()
         self.stage, self.chunks, self.ranks = stage, chunks, ranks
-        self.later, self.two_nodes, self.waits = later, two_nodes, waits
+        self.later, self.two_nodes = later, two_nodes
         self.weight = nn.Parameter(torch.zeros(8))
         self.value, self.number = torch.zeros(SHAPE), torch.zeros(())
         self.weight_gradient = torch.zeros(8)
@@ -89,7 +86,7 @@ class Sleeper(nn.Module):
 
     def begin(self, world: World, seed: int, count: int) -> None:
         """From now on so many microbatches, counted from 0, on this rank."""
-        self.next, self.delay_s = 0, world.delay_s
+        self.next = 0
         self.slept.clear()
         is_last = self.stage == self.chunks * self.ranks - 1
         of_rank = world.rank(dist.get_rank() if dist.is_initialized() else 0)
@@ -99,15 +96,6 @@ class Sleeper(nn.Module):
             base_s = RANK_S * of_rank * world.stage(kind, is_last, self.chunks)
             drawn = drawn_s(base_s, world.jitter, seed, kind, self.stage, count)
             self.takes_s[kind] = [s * of for s, of in zip(drawn, lengths, strict=True)]
-
-    def comes(self, kind: str, value: Tensor) -> None:
-        """Wait for a message, where this task waits for one."""
-        if self.delay_s and kind in self.waits:
-            time.sleep(max(0.0, left_s(value, self.delay_s)))
-
-    def sent(self, value: Tensor) -> Tensor:
-        """What goes on to another rank."""
-        return stamped(value) if self.delay_s else value
 
     def sleep(self, kind: str, number: int) -> None:
         began_s = time.perf_counter()
@@ -127,14 +115,12 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: Sleeper, number: int) -> Tensor:
         ctx.layer, ctx.number = layer, number
-        layer.comes("F", x)
         layer.sleep("F", number)
-        return layer.sent(layer.value.detach())
+        return layer.value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         layer, number = ctx.layer, ctx.number
-        layer.comes("I", gradient)
         layer.sleep("I", number)
 
         def weight_gradient() -> Tensor:
@@ -142,22 +128,20 @@ class _Whole(torch.autograd.Function):
             return layer.weight_gradient  # type: ignore[no-any-return]
 
         weight = layer.later(layer.weight, weight_gradient)
-        return layer.sent(layer.value), weight, None, None
+        return layer.value.clone(), weight, None, None
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Sleeper, number: int) -> Tensor:
         ctx.layer, ctx.number = layer, number
-        layer.comes("F", x)
         layer.sleep("F", number)
-        return layer.sent(layer.value.detach())
+        return layer.value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.layer.comes("I", gradient)
         ctx.layer.sleep("I", ctx.number)
-        return ctx.layer.sent(gradient), None, None
+        return gradient.clone(), None, None
 
 
 class _Weight(torch.autograd.Function):

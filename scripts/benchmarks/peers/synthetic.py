@@ -198,21 +198,13 @@ def peers(ranks: int, microbatches: int, clip: float) -> Iterator[Contestant]:
             clip,
         )
     if of_deepspeed.is_installed():
-        layers = [
-            Sleeper(stage, 1, ranks, waits="FI"[stage == 0 : 1 + (stage < ranks - 1)])
-            for stage in range(ranks)
-        ]
+        layers = [Sleeper(stage, 1, ranks) for stage in range(ranks)]
         yield of_deepspeed.contestant(layers, loss_fn, microbatch(), microbatches, 1, _sgd, clip)
 
 
 def _torchs(name: str, ranks: int) -> Any:
-    mine = of_torch.stages_of(name, dist.get_rank(), ranks)
-
     def made(stage: int, chunks: int) -> Sleeper:
-        comes = stage > 0 and stage - 1 not in mine
-        goes = stage < chunks * ranks - 1 and stage + 1 not in mine
-        splits = name in of_torch.SPLITS
-        return Sleeper(stage, chunks, ranks, at_once, splits, "F" * comes + "I" * goes)
+        return Sleeper(stage, chunks, ranks, at_once, name in of_torch.SPLITS)
 
     return made
 

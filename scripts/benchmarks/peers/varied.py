@@ -18,10 +18,10 @@ import torch.distributed as dist
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.simulator import Edge
 
-from . import of_axrt
+from . import of_axrt, of_deepspeed
 from .arena import in_turn, timed
 from .contestant import Contestant
-from .late import stamp_sends
+from .late import delay_deepspeed, delay_torch
 from .sleeping import RANK_S, Sleeper
 from .synthetic import STEPS, microbatch, model, peers, sgd_of_named
 from .worlds import WORLDS, World
@@ -51,10 +51,12 @@ def cases() -> list[Case]:
 def run(case: Case, rounds: int) -> list[dict[str, Any]]:
     """A row a contestant and round, on rank 0; every rank calls it."""
     world, rows = WORLDS[case.world], []
-    if world.delay_s:
-        stamp_sends()
     with tempfile.TemporaryDirectory() as folder:
         contestants = list(_contestants(case, world, Path(folder)))
+    if world.delay_s:
+        delay_torch(world.delay_s)
+        if of_deepspeed.is_installed():
+            delay_deepspeed(world.delay_s)
     for number, contestant in in_turn(contestants, rounds):
         steps = STEPS if number else contestant.warms_up
         for layer in contestant.layers:
