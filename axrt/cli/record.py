@@ -202,6 +202,8 @@ class Record:
             done=done,
             loss=result.loss,
             lr=result.lr,
+            # Without a vote reading it may wait for messages: there it is that of the last line.
+            grad_norm=result.grad_norm if self._config.votes else self._last_shown.grad_norm,
             tokens_per_s=self._rates.at(done) * self._tokens_a_step(),
             ranks=self._ranks,
             left_s=self._left.at(done, time.perf_counter()),

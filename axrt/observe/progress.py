@@ -29,7 +29,8 @@ class Shown(NamedTuple):
         lr: its learning rate.
         tokens_per_s: tokens a second, over the last steps, of all ranks together.
         ranks: number of ranks.
-        grad_norm: 2-norm of the gradients of a step not long ago; None: it is not known.
+        grad_norm: 2-norm of the gradients, of this step where steps wait for it (clipping, loss
+            scales), else of the last step that has a line of metrics; None: it is not known.
         mfu: model FLOPs utilisation, as a share; None: it is not known.
         idle: share of the main rank's time in which it ran nothing, by cause.
         memory: bytes of the main rank, by tier.

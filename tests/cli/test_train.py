@@ -103,6 +103,16 @@ def test_a_run_writes_its_configuration_and_its_metrics() -> None:
     assert "step 4: validation loss" in result.output
 
 
+def test_a_line_of_progress_has_the_norm_of_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("axrt.observe.progress._PLAIN_EVERY_S", 0.0)
+    shown = axrt("tiny.toml", "run.log_every=1", "run.eval_every=0", "optimizer.clip=20").output
+    norms = re.findall(r"step \d/4 .* norm (\S+)", shown)
+    assert norms == [f"{line['grad_norm']:.3g}" for line in lines("out") if "loss" in line]
+    rarely = axrt("tiny.toml", "run.log_every=4", "run.eval_every=0", "optimizer.clip=20").output
+    assert re.findall(r"step \d/4 .* norm (\S+)", rarely) == norms
+    assert len(set(norms)) > 1
+
+
 def test_a_second_run_gets_a_directory_of_its_own_and_the_same_losses() -> None:
     axrt("tiny.toml")
     axrt("out/config.toml", "run.out=out")
