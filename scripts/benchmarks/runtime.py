@@ -176,12 +176,17 @@ def reaction_us() -> list[float]:
     flows: tasks of 1 to 15 ms."""
     from mpi4py import MPI
 
-    def slow(value: Tensor) -> Tensor:
-        time.sleep(0.001 + 0.014 * torch.rand(()).item())
-        return value
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, value: Tensor) -> Tensor:
+            time.sleep(0.001 + 0.014 * torch.rand(()).item())
+            return value * self.scale
 
     stamps = Stamps()
-    model = axrt.PipelineModule([slow, slow], first)
+    model = axrt.PipelineModule([Slow(), Slow()], first)
     config = {
         "schedule": {"microbatches": 50, "policy": "axonn", "max_held": 1},
         "run": {"device": "cpu"},

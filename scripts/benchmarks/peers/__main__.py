@@ -61,6 +61,8 @@ def measured(mpirun: str, ranks: int, asked: dict[str, Any]) -> list[dict[str, A
             str(ranks),
             sys.executable,
             "-m",
+            "mpi4py",  # a rank that fails ends the others
+            "-m",
             "peers.job",
             json.dumps(asked),
             f"{folder}/store",

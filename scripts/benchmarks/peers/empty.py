@@ -28,11 +28,14 @@ class Nothing(nn.Module):
 
     Args:
         copies: as a tensor of its own; torch's split backward wants that.
+        weight: has a weight, which it does not use; a model of axrt must have one.
     """
 
-    def __init__(self, copies: bool = False) -> None:
+    def __init__(self, copies: bool = False, weight: bool = False) -> None:
         super().__init__()
         self.copies = copies
+        if weight:
+            self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clone() if self.copies else x.view_as(x)
@@ -62,11 +65,14 @@ def _contestants() -> Iterator[Contestant]:
         )
     )
     for name in ("gpipe", "1f1b", "adaptive"):
-        model = lambda stages: axrt.PipelineModule([Nothing() for _ in range(stages)], loss_fn)  # noqa: E731
-        yield of_axrt.contestant(name, model, one, {"schedule": {"microbatches": MICROBATCHES}})
+        yield of_axrt.contestant(name, _model, one, {"schedule": {"microbatches": MICROBATCHES}})
     for name in of_torch.NAMES:
         modules = lambda stage, chunks, copies=name in of_torch.SPLITS: Nothing(copies)  # noqa: E731
         yield of_torch.contestant(name, modules, _examples, loss_fn, whole, MICROBATCHES, None)
+
+
+def _model(stages: int) -> axrt.PipelineModule:
+    return axrt.PipelineModule([Nothing(weight=True) for _ in range(stages)], loss_fn)
 
 
 def _examples(stage: int) -> tuple[Tensor, Tensor]:
