@@ -30,22 +30,19 @@ class Compute:
         queue: queue that the tasks are put on.
         depth: number of tasks that may have started and not ended.
         naps: True to pause where a task is asked for that has not ended.
+    Attributes:
+        running: tasks that have started and whose end was not told, and when each will have ended.
     """
 
     def __init__(self, queue: Queue, depth: int = 1, naps: bool = True) -> None:
         self.queue = queue
         self._depth, self._naps = depth, naps
-        self._running: deque[tuple[Task, Moment]] = deque()
+        self.running: deque[tuple[Task, Moment]] = deque()
 
     @property
     def idle(self) -> bool:
         """There is room for another task."""
-        return len(self._running) < self._depth
-
-    @property
-    def busy(self) -> bool:
-        """Some tasks have started and their end was not told."""
-        return bool(self._running)
+        return len(self.running) < self._depth
 
     def current(self) -> AbstractContextManager[Any]:
         """The context of the loop: what it launches itself is in order with the tasks."""
@@ -54,7 +51,7 @@ class Compute:
     @property
     def apart(self) -> bool:
         """Some task may be running on another thread."""
-        return self.queue.apart and self.busy
+        return self.queue.apart and bool(self.running)
 
     def start(self, task: Task, run: Callable[[], object]) -> None:
         """Put the task behind those that have started.
@@ -64,21 +61,21 @@ class Compute:
             run: function that runs it on the current device and stream; tasks that start later may
                 use what it makes.
         """
-        self._running.append((task, self.queue.put(run)))
+        self.running.append((task, self.queue.put(run)))
 
     def finished(self) -> list[Task]:
         """The tasks that have ended since the last call, in the order in which they started."""
         ended = []
-        while self._running and self._running[0][1].passed():
-            ended.append(self._running.popleft()[0])
-        if self._naps and not ended and self._running:
+        while self.running and self.running[0][1].passed():
+            ended.append(self.running.popleft()[0])
+        if self._naps and not ended and self.running:
             time.sleep(LOOK_S)  # the core may serve a neighbour
         return ended
 
     def drain(self) -> None:
         """Wait for everything that was started, and forget it."""
         self.queue.drain()
-        self._running.clear()
+        self.running.clear()
 
 
 def compute_on(device: torch.device) -> Compute:

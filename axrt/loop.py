@@ -113,6 +113,7 @@ class Loop:
         self._hear, self._taken = hear, taken
         self._audience = Audience(observers)
         self._session: Session | None = None
+        self._beside: list[Queue] = []  # queues of the session besides the device's tasks
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
@@ -131,12 +132,13 @@ class Loop:
             self._enter(session)
             moved = True
             while not done():
-                waiting = not moved and not self._compute.busy
+                waiting = not moved and not self._compute.running
                 if waiting:
                     self._wait(session)
                 else:
                     self._peers.moved()
-                self._run_errands()
+                if self._errands:
+                    self._run_errands()
                 wait_s = self._patience_s() if waiting else 0.0
                 moved = any(
                     [
@@ -268,6 +270,7 @@ class Loop:
 
     def _enter(self, session: Session) -> None:
         self._session = session
+        self._beside = [queue for queue in session.state.queues if queue is not OnDevice.COMPUTE]
         self._linger.end()
         self._peers.begin_session(session.generation)
         for tell in self._audience.entered:
@@ -329,9 +332,10 @@ class Loop:
         return self._start_beside(session) or self._start_on(session, OnDevice.COMPUTE)
 
     def _start_beside(self, session: Session) -> bool:
-        beside = [queue for queue in session.state.queues if queue is not OnDevice.COMPUTE]
-        started = [self._start_on(session, queue) for queue in beside]
-        return any(started)
+        started = False
+        for queue in self._beside:
+            started = self._start_on(session, queue) or started
+        return started
 
     def _start_on(self, session: Session, queue: Queue) -> bool:
         started, runs = False, self._queues[queue]
@@ -367,7 +371,7 @@ class Loop:
         """The task to start now; behind work that still runs on its queue no task is too early."""
         if queue is not OnDevice.COMPUTE or not session.state.may_be_early:
             return session.state.pick(queue)
-        if self._queues[queue].busy:
+        if self._queues[queue].running:
             self._linger.end()
             return session.state.pick(queue)
         now_s = time.perf_counter()
@@ -378,7 +382,7 @@ class Loop:
         until_s = self._linger.until
         if until_s is not None:
             return max(until_s - time.perf_counter(), 0.0)
-        return _LOOK_S if any(one.busy for one in self._queues.values()) else self._look_s
+        return _LOOK_S if any(one.running for one in self._queues.values()) else self._look_s
 
     @property
     def _look_s(self) -> float:
@@ -397,7 +401,8 @@ class Loop:
             self._errands = [errand for errand in self._errands if not errand.done]
 
     def _finish(self, session: Session) -> bool:
-        finished = [(one, task) for one in self._queues.values() for task in one.finished()]
+        busy = [one for one in self._queues.values() if one.running]
+        finished = [(one, task) for one in busy for task in one.finished()]
         for runs, task in finished:
             if runs.queue.apart and task.kind.in_pieces:
                 self._has_run(session, task)

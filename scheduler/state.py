@@ -24,7 +24,7 @@ downstream.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .bucket import Copies, copies_by_pipe
 from .job import Job, Seat
@@ -118,6 +118,7 @@ class RankState:
         self.end: int | None = None
         stages = self.placement.stages_of(rank)
         self._in_flight = self._held = 0  # what the lanes' counters come to
+        self.memo: dict[Any, Any] = {}
         self._steps_done = first_step
         self._free = {
             Pool.SLOTS: job.slots,
@@ -408,10 +409,9 @@ class RankState:
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
         if (kind, stage) in self._untold:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
-        if not self._has_turn(entry.row, task):
+        if entry.row.in_turn and not self._has_turn(entry.row, task):
             raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
-        if not self._has_room(entry.row):
-            assert entry.row.takes is not None
+        if entry.row.takes is not None and not self._has_room(entry.row):
             raise IllegalMove(
                 f"{task} cannot start: no {entry.row.takes.value} is free; {self._story(stage)}"
             )
@@ -455,20 +455,11 @@ class RankState:
         """Count a task that runs, and deliver what follows from it here."""
         kind, stage, number, _ = task
         row, lane, *_ = entry
-        whole = lane.start(kind, more)
-        if row.in_turn:
-            self._turns[stage, task.part].take()
-        if row.takes is not None:
-            self._free[row.takes] -= 1
-            self._stays_begun += row.in_order
-        if whole:
-            self._in_flight += row.in_flight
-            self._held += row.held
-            self._take_stash_room(row.stash, stage, number)
-            if row.opens:
-                self._open(row, stage)
+        self.memo.clear()
+        whole, ends = lane.start(kind, more), self._ends_a_run(kind, number)
+        self._take_places(row, whole, task)
         follows = row.then(task) if whole else ()
-        if row.completes is not None and self.job.ends_a_run(number):
+        if row.completes is not None and ends:
             follows = [*follows, *self._leaving(row, task, whole, completes)]
         if row.gives_turns:
             turn = self._turns[stage, task.part].give()
@@ -480,15 +471,32 @@ class RankState:
         self._running[task] = entry, later, not whole
         for message in here:
             self.deliver(message)
-        if (
-            not kind.of_a_microbatch
-            or self.job.ends_a_run(number)
-            or (self._order_of_stays and self._ends_a_stay(task))
-        ):
+        if ends or (self._order_of_stays and self._ends_a_stay(task)):
             self._look_again()
         return here
 
-    def _take_stash_room(self, move: StashMove | None, stage: int, number: int) -> None:
+    def _take_places(self, row: Row, whole: bool, task: Task) -> None:
+        """Take the turn and the places that a task takes, and open what waited for it."""
+        _, stage, number, part = task
+        if row.in_turn:
+            self._turns[stage, part].take()
+        if row.takes is not None:
+            self._free[row.takes] -= 1
+            self._stays_begun += row.in_order
+        if whole:
+            self._in_flight += row.in_flight
+            self._held += row.held
+            if row.stash is not None:
+                self._take_stash_room(row.stash, stage, number)
+            if row.opens:
+                self._open(row, stage)
+
+    def _ends_a_run(self, kind: AnyKind, number: int) -> bool:
+        """A task is the last of its kind and stage that goes into a reduction; any other than of a
+        microbatch is."""
+        return not kind.of_a_microbatch or self.job.ends_a_run(number)
+
+    def _take_stash_room(self, move: StashMove, stage: int, number: int) -> None:
         """Take a room for a stash, where a task makes one or brings it back; one that stays on the
         device is neither taken down nor brought back."""
         if self._stash is None:
@@ -499,7 +507,7 @@ class RankState:
             for kind in (Kind.OFFLOAD, Kind.RELOAD):
                 self._lanes[stage].skip(kind, number)
 
-    def _free_stash_room(self, move: StashMove | None, stage: int, number: int) -> None:
+    def _free_stash_room(self, move: StashMove, stage: int, number: int) -> None:
         """Free the room of a stash that has gone down, or was used up."""
         if self._stash is None:
             return
@@ -541,7 +549,7 @@ class RankState:
             IllegalMove: the task has not started or not been told, or one before it has not
                 finished.
         """
-        if not self._is_next(task) or task in self._untold.values():
+        if not self._is_next(task) or (self._untold and task in self._untold.values()):
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
         (row, lane, stage, *_), later, more = self._running.pop(task)
         if more:
@@ -552,7 +560,8 @@ class RankState:
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
         if row.frees is not None:
             self._free[row.frees] += 1
-        self._free_stash_room(row.stash, stage, task.microbatch)
+        if row.stash is not None:
+            self._free_stash_room(row.stash, stage, task.microbatch)
         if len(self.queues) > 1 or row.frees is not None:
             self._look_again()
         return later

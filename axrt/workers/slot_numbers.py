@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from axrt.scheduler.task import Task
+
 
 class SlotNumbers:
     """The numbers of the microbatches that the slots of this rank's stages have.
@@ -29,6 +31,6 @@ class SlotNumbers:
         """The payload of a slot, as it travels on."""
         return (self._numbers[stage, slot], payload) if self._slots else payload
 
-    def number(self, stage: int, slot: int) -> int | None:
-        """The running number of the slot's microbatch; None: the slot is empty."""
-        return self._numbers[stage, slot] if self._slots else slot
+    def number_of(self, task: Task) -> int | None:
+        """The running number of a task's microbatch; None: its slot is empty."""
+        return self._numbers[task[1:3]] if self._slots else task.microbatch

@@ -40,7 +40,8 @@ class StageWorker(Worker):
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
-        self._slots, self._forwards = slots, 0  # of the last stage, in this step
+        self._slots, self._number_of = slots, slots.number_of
+        self._forwards = 0  # of the last stage, in this step
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
@@ -81,10 +82,6 @@ class StageWorker(Worker):
         self._forwards = 0
         losses = tuple(self._losses.take(numbered=self._job.drawn > 0))
         return lambda message: losses
-
-    def _number_of(self, task: Task) -> int | None:
-        """The running number of a task's microbatch; None: its slot is empty."""
-        return self._slots.number(task.stage, task.microbatch)
 
     def _place_of(self, task: Task, number: int) -> str:
         shares = self._job.drawn > 0

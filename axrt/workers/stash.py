@@ -27,8 +27,8 @@ class StashWorker(Worker):
         self._stages, self._stash, self._slots = stages, stash, slots
 
     def run(self, task: Task) -> Made:
-        kind, stage, slot, _ = task
-        number = self._slots.number(stage, slot)
+        kind, stage, *_ = task
+        number = self._slots.number_of(task)
         if number is None:
             return nothing
         if kind is Kind.OFFLOAD:
@@ -38,8 +38,8 @@ class StashWorker(Worker):
         return nothing
 
     def complete(self, task: Task, made: Made) -> Made:
-        kind, stage, slot, _ = task
-        number = self._slots.number(stage, slot)
+        kind, stage, *_ = task
+        number = self._slots.number_of(task)
         if number is None:
             return made
         saved = self._stages[stage].saved(number)

@@ -14,9 +14,13 @@ from .policy import Bounds, Policy, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
-    return min(
-        [plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes]
-    )
+    due: int | None = view.memo.get(plan)
+    if due is None:  # it is asked for by every head, and again by a rank that waits
+        places = [
+            plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes
+        ]
+        due = view.memo[plan] = min(places)
+    return due
 
 
 def _place(plan: Plan, task: Task, view: View) -> int:

@@ -71,7 +71,7 @@ but its gradient, as a backward does that follows its forward.
 """
 
 from abc import abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ..message import Meaning
 from ..placement import Placement
@@ -110,6 +110,11 @@ class View(Protocol):
 
         It equals `in_flight` where backwards are whole.
         """
+        ...
+
+    @property
+    def memo(self) -> dict[Any, Any]:
+        """What policies have worked out from what has started here; empty after each start."""
         ...
 
     def started(self, kind: AnyKind, stage: int) -> int:

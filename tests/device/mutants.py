@@ -143,8 +143,8 @@ MUTANTS = [
     Mutant(
         "a task has ended when it is launched",
         "axrt/compute.py",
-        "while self._running and self._running[0][1].passed():",
-        "while self._running:",
+        "while self.running and self.running[0][1].passed():",
+        "while self.running:",
         GPU,
         LARGE,
     ),

@@ -783,7 +783,7 @@ def case_two_tasks_are_under_way(comm: "MPI.Comm") -> None:
         assert not compute.idle
         assert compute.finished() == [], "the device is still at the first"
         ended: list[Task] = []
-        while compute.busy:
+        while compute.running:
             ended += compute.finished()
     assert ended == tasks
 

@@ -28,6 +28,10 @@ class Seen(NamedTuple):
     microbatches: int = 8
     placement: Placement = Vee(4)
 
+    @property
+    def memo(self) -> dict[Any, Any]:
+        return {}
+
     def started(self, kind: AnyKind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 
