@@ -401,7 +401,9 @@ class MpiWorld(World):
         for thread in self._threads:
             thread.stop()
         self.end_mpi(code)
-        _exit_in_order(code)
+        if self.mpi.Is_finalized():
+            _exit_in_order(code)
+        _exit(code)  # ranks are lost, and what the library does at its exit may wait for them
 
     def end_mpi(self, code: int) -> None:
         """End MPI, with all other ranks.

@@ -113,7 +113,6 @@ class Loop:
         self._hear, self._taken = hear, taken
         self._audience = Audience(observers)
         self._session: Session | None = None
-        self._beside: list[Queue] = []  # queues of the session besides the device's tasks
         self._for_later: dict[int, list[tuple[Message, Any]]] = defaultdict(list)
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
@@ -270,7 +269,6 @@ class Loop:
 
     def _enter(self, session: Session) -> None:
         self._session = session
-        self._beside = [queue for queue in session.state.queues if queue is not OnDevice.COMPUTE]
         self._linger.end()
         self._peers.begin_session(session.generation)
         for tell in self._audience.entered:
@@ -333,7 +331,7 @@ class Loop:
 
     def _start_beside(self, session: Session) -> bool:
         started = False
-        for queue in self._beside:
+        for queue in session.state.beside:
             started = self._start_on(session, queue) or started
         return started
 

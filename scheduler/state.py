@@ -96,6 +96,7 @@ class RankState:
         features: functions that make the rows of the table; None: those of the job.
     Attributes:
         queues: queues on which some work of this rank runs.
+        beside: those of them besides that of the device's tasks.
         may_be_early: kinds of work whose heads may be early.
         asked: number of microbatches that are wanted, counted from the first step of the run.
         end: number of microbatches there are, once a reader has said so; None before.
@@ -151,6 +152,7 @@ class RankState:
             features or features_of(job),
         )
         self._lanes, self.queues = self._table.lanes, self._table.queues
+        self.beside = [queue for queue in self.queues if queue is not OnDevice.COMPUTE]
         self.may_be_early = self._table.early
         self._look_again()
         self._entries = list(self._entered())
@@ -409,13 +411,14 @@ class RankState:
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
         if (kind, stage) in self._untold:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
-        if entry.row.in_turn and not self._has_turn(entry.row, task):
+        row = entry.row
+        if (row.in_turn or row.in_order) and not self._has_turn(row, task):
             raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
-        if entry.row.takes is not None and not self._has_room(entry.row):
+        if row.takes is not None and not self._has_room(row):
             raise IllegalMove(
-                f"{task} cannot start: no {entry.row.takes.value} is free; {self._story(stage)}"
+                f"{task} cannot start: no {row.takes.value} is free; {self._story(stage)}"
             )
-        if entry.row.stash is not None and not self.has_room(entry.row.stash, stage):
+        if row.stash is not None and not self.has_room(row.stash, stage):
             raise IllegalMove(
                 f"{task} cannot start: no room on the device is free; {self._story(stage)}"
             )

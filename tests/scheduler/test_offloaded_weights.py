@@ -59,6 +59,15 @@ def test_weights_come_one_stage_ahead_and_go_when_another_needs_the_room() -> No
     start(state, IN, "bring2.0")
 
 
+def test_a_stay_out_of_its_order_is_refused() -> None:
+    state = state_of(job_of(stages=3, room=2))
+    read(state)
+    with pytest.raises(IllegalMove, match=r"bring1\.0 cannot start: it is not its turn"):
+        state.start(Task.parse("bring1.0"))
+    start(state, IN, "bring0.0")
+    start(state, IN, "bring1.0")
+
+
 def test_the_last_stay_of_a_step_lasts_until_its_stage_has_stepped() -> None:
     state = state_of(job_of(stages=2, room=1))
     read(state)

@@ -136,7 +136,7 @@ class _Through(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, layer: Sleeper, number: int) -> Tensor:
         ctx.layer, ctx.number = layer, number
         layer.sleep("F", number)
-        return layer.value.clone()
+        return layer.value.detach()  # what `_Weight` adds makes a tensor of its own
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
