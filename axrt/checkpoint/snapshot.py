@@ -6,7 +6,8 @@
 
 No tensor may change before it is copied. So each bucket is lent to its copy, and its next step
 waits for that. The arena is kept for the next snapshot, so nothing is allocated after the first one
-with all of the state.
+with all of the state. On a CPU the first copies touch it, not the call: the system takes half a
+second to give a gigabyte.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from axrt.device import CPU
 from axrt.offload.arena import Stretch
-from axrt.offload.memory import MemoryArena
+from axrt.offload.memory import MemoryArena, aligned
 from axrt.queues import NOW, DeviceStream, Moment, Queue, moment_of, wait_for
 from axrt.store.bucket import Bucket
 from axrt.store.flat import hollow
@@ -28,6 +29,7 @@ from axrt.thread_queue import ThreadQueue
 from .layers import Live
 
 _ALIGNMENT_BYTES = 64  # of each copy; more than any type needs
+_NO_BYTES = torch.empty(0, dtype=torch.uint8)
 
 
 class Lent:
@@ -92,19 +94,24 @@ class SnapshotArena:
         self.queue: Queue = (
             ThreadQueue("axrt snapshot", device) if apart or device == CPU else DeviceStream(device)
         )
-        self._memory: MemoryArena | None = None
+        self._memory = _NO_BYTES
 
     @property
     def num_bytes(self) -> int:
         """Size of the memory."""
-        return self._memory.num_bytes if self._memory else 0
+        return self._memory.numel()
 
     def of_size(self, num_bytes: int) -> Tensor:
         """Memory of that size, uint8."""
-        if self._memory is None or self._memory.num_bytes < num_bytes:
-            self._memory = None  # before there is another
-            self._memory = MemoryArena(num_bytes, CPU, pinned=self._device != CPU)
-        return self._memory.bytes_of(Stretch(0, num_bytes))
+        if self.num_bytes < num_bytes:
+            self._memory = _NO_BYTES  # before there is another
+            self._memory = self._new(num_bytes)
+        return self._memory[:num_bytes]
+
+    def _new(self, num_bytes: int) -> Tensor:
+        if self._device == CPU:
+            return aligned(num_bytes, CPU)
+        return MemoryArena(num_bytes, CPU, pinned=True).bytes_of(Stretch(0, num_bytes))
 
 
 class Snapshot:
