@@ -122,8 +122,9 @@ class Engine:
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
         self._step_time = StepTime() if config.memory.offload == "auto" else None
-        self._task_times = TaskTimes() if config.schedule.replan else None
-        timing = [one for one in (self._step_time, self._task_times) if one]
+        self._task_times = TaskTimes()
+        timed = self._task_times if config.schedule.replan else None
+        timing = [one for one in (self._step_time, timed) if one]
         self._rank = Rank(config, world, transport, [*observers, *timing])
         self._exchange = self._rank.exchange
         self._exchange.calls = self._calls
@@ -328,13 +329,12 @@ class Engine:
         return self._trainer.step_result(self.step - 1)
 
     def _with_plans(self) -> Replanning | None:
-        every = self.config.schedule.replan
-        if self._task_times is None:
+        if not self.config.schedule.replan:
             return None
-        return Replanning(self._rank, self._job, every, self._task_times)
+        return Replanning(self._rank, self._job, self.config, self._task_times)
 
     def _plan_anew(self) -> None:
-        policy = self._replanning.next_policy() if self._replanning else None
+        policy = self._replanning.between_steps() if self._replanning else None
         if policy:
             self._job = replace(self._job, policy=policy)
             self._trainer.follow(policy)
@@ -353,7 +353,7 @@ class Engine:
         Raises:
             DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
-        with self._working():
+        with self._working(), self._task_times.aside():
             self._publish()
             result = self._trainer.evaluate(batches, outputs)
         if result is None:
@@ -669,6 +669,8 @@ class Engine:
             self.close()
             return
         self._closed = True
+        if self._replanning:
+            self._replanning.close()
         self._world.not_at_exit(self.close)
         self._world.fail(error)
 

@@ -5,7 +5,7 @@ between two ranks. The spread of durations is taken from the same measurements, 
 policies that look alike on a steady machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,17 +28,19 @@ _LARGE = 2**20  # bytes
 
 
 class KnownCosts(NamedTuple):
-    """Costs of a model; there are layers on the main rank alone.
+    """Costs of a model; there are layers and edges on the main rank alone.
 
     Args:
         layers: cost of each layer.
         edge: link between two ranks, in seconds and bytes.
         task_s: seconds that the loop takes for a task.
+        edges: links that differ, by (from, to), ranks of a pipeline.
     """
 
     layers: Sequence[LayerCosts]
     edge: Edge = Edge()
     task_s: float = TASK_S
+    edges: Mapping[tuple[int, int], Edge] = {}
 
 
 def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCosts:
@@ -49,18 +51,20 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCos
         ConfigError: there is no such file, or it is of another model; raised on every rank.
     """
     layers: list[LayerCosts] = []
+    edges: dict[tuple[int, int], Edge] = {}
 
     def read() -> tuple[float, ...]:
         size = config.schedule.microbatch_size
         try:
             table = CostTable.read(Path(config.schedule.costs))
             layers.extend(table.of(size, kinds_of(model)))
+            edges.update(table.edges)
         except ValueError as error:
             raise ConfigError(f"schedule.costs: {error}") from None
         return *table.edge, table.task_s
 
     latency, bandwidth, task_s = rank.exchange.agreed(read)
-    return KnownCosts(layers, Edge(latency, bandwidth), task_s)
+    return KnownCosts(layers, Edge(latency, bandwidth), task_s, edges)
 
 
 def measured_costs(

@@ -26,7 +26,7 @@ from axrt.scheduler.placement import Placement, placement_by_name
 from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World
 from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.simulator import Costs, Edge, Work
+from axrt.scheduler.simulator import Costs, Work
 
 
 class _Own(NamedTuple):
@@ -103,28 +103,21 @@ class Decided(NamedTuple):
     candidates: Sequence[str] = ()
 
 
-def world_of(
-    placement: Placement,
-    cuts: Sequence[int],
-    layers: Sequence[LayerCosts],
-    edge: Edge,
-    task_s: float,
-) -> World:
+def world_of(placement: Placement, cuts: Sequence[int], known: KnownCosts) -> World:
     """The costs of a model that is cut for a placement.
 
     Args:
         placement: placement of the stages.
         cuts: indices of layers at which stages begin, then the number of layers.
-        layers: cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
-        task_s: seconds that the loop takes for a task.
+        known: costs of layers, messages and the loop.
     """
-    stages = [layers[first:end] for first, end in pairwise(cuts)]
+    stages = [known.layers[first:end] for first, end in pairwise(cuts)]
     costs = Costs(
         tuple(map(work_of, stages)),
-        task=task_s,
-        edge=edge,
-        jitter=median(layer.spread for layer in layers),
+        task=known.task_s,
+        edge=known.edge,
+        edges=dict(known.edges),
+        jitter=median(layer.spread for layer in known.layers),
     )
     return World(placement, costs, tuple(map(_kept, stages)))
 
@@ -145,13 +138,7 @@ def _kept(layers: Sequence[LayerCosts]) -> Kept:
 
 
 def plan_for(
-    config: Config,
-    name: str,
-    model: PipelineModule,
-    ranks: int,
-    layers: Sequence[LayerCosts],
-    edge: Edge,
-    task_s: float,
+    config: Config, name: str, model: PipelineModule, ranks: int, costs: KnownCosts
 ) -> SentPlan:
     """The plan of a policy on known costs.
 
@@ -161,14 +148,12 @@ def plan_for(
         name: one of `PLANNED`.
         model: layers that are cut into stages.
         ranks: number of ranks of a pipeline.
-        layers: cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
-        task_s: seconds that the loop takes for a task.
+        costs: what is known of layers and messages.
     Raises:
         ValueError, ConfigError: no placement fits, or no order keeps so little.
     """
-    cuts = dict(_cuts(config, name, model, ranks, layers))
-    among = [world_of(where, of, layers, edge, task_s) for where, of in cuts.items()]
+    cuts = dict(_cuts(config, name, model, ranks, costs.layers))
+    among = [world_of(where, of, costs) for where, of in cuts.items()]
     if not among:
         raise ValueError(f"policy {name} finds no placement that the model can be cut for")
     limit = _limit(config, name, ranks, among)
@@ -200,14 +185,16 @@ def _cuts(
 
 
 def _limit(config: Config, name: str, ranks: int, among: Sequence[World]) -> float:
-    """Bytes that a rank may keep: what is asked for; else what the policy's own microbatches keep
-    on the placement that needs least for them."""
-    if config.memory.activations_mb:
-        return config.memory.activations_mb * 2**20
+    """Bytes that a rank may keep: the least of what is asked for; else what the policy's own
+    microbatches keep on the placement that needs least for them."""
     microbatches = PLANNED[name].times * ranks - PLANNED[name].less
     if config.schedule.max_held:
         microbatches = max(1, config.schedule.max_held // (2 if name == "adaptive" else 1))
-    return microbatches * min(world.least for world in among)
+    limit = microbatches * min(world.least for world in among)
+    if not config.memory.activations_mb:
+        return limit
+    bytes_asked = config.memory.activations_mb * 2**20
+    return min(limit, bytes_asked) if config.schedule.max_held else bytes_asked
 
 
 def plan_of_run(
@@ -224,7 +211,7 @@ def plan_of_run(
     Raises:
         ValueError, ConfigError: there is none, or the run takes no order.
     """
-    plan = plan_for(config, name, model, mesh.pipe, *costs)
+    plan = plan_for(config, name, model, mesh.pipe, costs)
     with_replicas(job_for(plan.job(), config, model, plan.cuts), mesh, config)
     return plan
 

@@ -1,4 +1,5 @@
-"""A process that makes one plan: costs are its argument, and the plan is what it prints.
+"""A process that makes one plan. It reads costs, and prints the plan: null where none is faster
+than what is followed.
 
 A thread would hold up the rank that asks, since Python runs one at a time.
 """
@@ -6,34 +7,62 @@ A thread would hold up the rank that asks, since Python runs one at a time.
 import json
 import os
 import sys
+import threading
+import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
+from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import job_along_plan
+from axrt.scheduler.plan_choice import job_along_plan, takes
 from axrt.scheduler.planner import World
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work
+from axrt.step_prediction import AS_FAST
+
+_SEEDS = range(3)  # of what varies, where two orders are compared
 
 
-def planned(asked: dict[str, Any]) -> SentPlan:
-    """The plan for what ranks have measured, see `replanning`."""
+def planned(asked: dict[str, Any]) -> SentPlan | None:
+    """The plan for what ranks have measured, see `replanning`; None if none is faster than what is
+    followed by over 1 %."""
     where = placement_by_name(asked["placement"], asked["ranks"], 0)
     costs = Costs(
-        tuple(Work(*of) for of in asked["work"]), edge=Edge(*asked["edge"]), task=asked["task_s"]
+        tuple(Work(*of) for of in asked["work"]),
+        edge=Edge(*asked["edge"]),
+        edges={tuple(ends): Edge(*edge) for ends, edge in asked["edges"]},
+        task=asked["task_s"],
+        jitter=asked["jitter"],
+        pieces=asked["pieces"],
     )
-    job = job_along_plan(
-        [World(where, costs, tuple(Kept(0.0, share) for share in asked["kept"]))],
-        asked["microbatches"],
-        1.0,
-        lambda job: replace(job, votes=asked["votes"]),
-        effort=AT_START,
-        trial=BRIEF,
+    world = World(where, costs, tuple(Kept(0.0, share) for share in asked["kept"]))
+    of = partial(replace, votes=asked["votes"])
+    job = job_along_plan([world], asked["microbatches"], 1.0, of, effort=AT_START, trial=BRIEF)
+    before, after = (takes(one, world, BRIEF.steps, _SEEDS) for one in (of(_followed(asked)), job))
+    return SentPlan.of(job, asked["name"], asked["cuts"]) if after * AS_FAST < before else None
+
+
+def _followed(asked: dict[str, Any]) -> Job:
+    """The schedule of the steps that were measured."""
+    if asked["followed"]:
+        return SentPlan(*asked["followed"]).job()
+    name, where = asked["name"], asked["placement"]
+    return build_schedule(
+        name, asked["ranks"], asked["microbatches"], placement=where, max_held=asked["cap"]
     )
-    return SentPlan.of(job, asked["name"], asked["cuts"])
+
+
+def _end_with(parent: int) -> None:
+    """End when another process has ended, whatever ended it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     os.nice(19)
-    print(json.dumps(planned(json.loads(sys.argv[1]))))
+    print(json.dumps(planned(json.load(sys.stdin))))

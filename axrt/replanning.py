@@ -1,5 +1,6 @@
 """Plans made anew while training goes on (`schedule.replan`): from what tasks took in the last
-steps, for the same placement and within the same cap.
+steps, for the same placement and within the same cap. Links are those of `schedule.costs`, or are
+measured once.
 
 Between two steps every rank says what its stages took, and the main rank gives that to a process
 that plans. When it is asked again it tells all ranks the plan, and they follow it from that step
@@ -8,51 +9,114 @@ do not depend on the order.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from math import log
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from tempfile import TemporaryFile
+from typing import Any, NamedTuple
 
+from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.known_costs import TASK_S, measured_edge
+from axrt.note import News
 from axrt.observe.observer import Observer
+from axrt.payload import flatten
 from axrt.plan_from_costs import PLANNED, SentPlan
 from axrt.rank import Rank
+from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
+from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import AlongPlan, Policy
+from axrt.scheduler.simulator import Edge
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 _KINDS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
+_ALIKE = 0.05  # stages whose times differ by less have the plan that they had
+_SHORTEST_S = 1e-9  # of a forward, whose logarithm is taken
+
+
+class StageTimes(NamedTuple):
+    """What a microbatch took on a stage, in the last steps.
+
+    Args:
+        forward, input, weight: median seconds of a forward and of an input gradient, and mean
+            seconds of all pieces of a weight gradient.
+        sent: bytes of the activation that it sends to another rank; 0 if it sends none.
+        spread: standard deviation of the logarithm of the forward's duration.
+        pieces: mean number of pieces of a weight gradient.
+    """
+
+    forward: float
+    input: float
+    weight: float
+    sent: float
+    spread: float
+    pieces: float
 
 
 class TaskTimes(Observer):
     """What the forwards, input gradients and weight gradients of this rank's stages take."""
 
     def __init__(self) -> None:
+        self._counts = True
+        self._free = 0.0  # when the device had ended the task before
         self._began: dict[Task, float] = {}
         self._took: dict[tuple[int, AnyKind], list[float]] = defaultdict(list)
+        self._sent: dict[int, float] = {}
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Context in which nothing counts: forwards of an evaluation keep nothing, and are
+        shorter."""
+        self._counts = False
+        try:
+            yield
+        finally:
+            self._counts = True
 
     def started(self, task: Task) -> None:
-        if task.kind in _KINDS:
+        if self._counts and task.kind in _KINDS:
             self._began[task] = time.perf_counter()
 
     def finished(self, task: Task) -> None:
-        began = self._began.pop(task, None)
-        if began is not None:
-            self._took[task.stage, task.kind].append(time.perf_counter() - began)
+        if task.kind.beside:
+            return
+        began, now = self._began.pop(task, None), time.perf_counter()
+        if began is not None:  # a device has tasks queued, which begin when others end
+            self._took[task.stage, task.kind].append(now - max(began, self._free))
+        self._free = now
 
-    def taken(self) -> dict[str, list[float]]:
-        """Mean seconds of a microbatch on each stage since the last call: forward, input gradient
-        and weight gradient, which may come in pieces."""
+    def sent(self, rank: int, message: News, payload: Any) -> None:
+        if isinstance(message, Message) and message.meaning is Meaning.ACTIVATION:
+            stage = message.stage - 1
+            if stage not in self._sent:
+                self._sent[stage] = sum(tensor.nbytes for tensor in flatten(payload)[1])
+
+    def take(self) -> dict[int, StageTimes]:
+        """What a microbatch took on each stage since the last call."""
         found = {}
         for stage in {stage for stage, _ in self._took}:
             forward, back, pieces = (self._took[stage, kind] for kind in _KINDS)
             if forward and back:
-                found[str(stage)] = [fmean(forward), fmean(back), sum(pieces) / len(back)]
+                found[stage] = StageTimes(
+                    median(forward),
+                    median(back),
+                    sum(pieces) / len(back),
+                    self._sent.get(stage, 0.0),
+                    pstdev([log(max(_SHORTEST_S, one)) for one in forward]),
+                    len(pieces) / len(back),
+                )
         self._took.clear()
+        self._sent.clear()
         self._began.clear()
         return found
 
@@ -63,16 +127,20 @@ class Replanning:
     Args:
         rank: this rank.
         job: schedule of the run.
-        every: number of steps from one plan to the next.
+        config: settings of the run.
         times: observer of this rank's loop.
     Raises:
         ConfigError: the schedule follows no plan, or something else rests on its order.
     """
 
-    def __init__(self, rank: Rank, job: Job, every: int, times: TaskTimes) -> None:
-        self._rank, self._job, self._every, self._times = rank, job, every, times
-        self._edge: tuple[float, float] | None = None
-        self._planner: subprocess.Popen[str] | None = None
+    def __init__(self, rank: Rank, job: Job, config: Config, times: TaskTimes) -> None:
+        self._rank, self._job, self._times = rank, job, times
+        self._every = config.schedule.replan
+        self._edge: Edge | None = None
+        self._edges: Mapping[tuple[int, int], Edge] = {}
+        self._planned_for: Sequence[StageTimes] = ()
+        self._process: _PlanProcess | None = None
+        self._has_failed = False
         self._steps = 0
         why = ""
         if job.policy.name not in PLANNED:
@@ -83,73 +151,156 @@ class Replanning:
             why = "replicas share microbatches, and take them as they come"
         elif job.stays:
             why = "the order of gathers rests on the order of tasks (memory.zero = 3 or offloads)"
+        elif config.memory.activations_mb:
+            why = "new plans count microbatches and no bytes, and memory.activations_mb limits them"
         if why:
-            raise ConfigError(f"schedule.replan = {every}: {why}. Leave it away, or set it to 0")
+            raise ConfigError(
+                f"schedule.replan = {self._every}: {why}. Leave it away, or set it to 0"
+            )
+        if config.schedule.costs:
+            table = CostTable.read(Path(config.schedule.costs))
+            self._edge, self._edges = table.edge, table.edges
+        # A rank may always keep what it might at first: chunks, whatever it follows meanwhile.
+        self._caps = [
+            job.policy.bounds(job.placement, rank, job.microbatches).held
+            for rank in range(job.ranks)
+        ]
 
-    def next_policy(self) -> Policy | None:
+    def between_steps(self) -> Policy | None:
         """Called by every rank between two steps: the policy of the steps to come, where it
         changes."""
         self._steps += 1
         if self._steps % self._every:
             return None
-        took = self._rank.exchange.gathered(self._times.taken())
+        mine = self._times.take()
+        if self._job.ranks == 1:
+            return None
+        took = self._rank.exchange.gathered([(stage, *of) for stage, of in mine.items()])
         if self._edge is None:
-            edge = measured_edge(self._rank.exchange, self._rank.device)
-            self._edge = (edge.latency, edge.bandwidth)
-        made = self._rank.exchange.agreed(lambda: self._made_and_asked(took or []))
-        return self._policy(made) if made else None
+            self._edge = measured_edge(self._rank.exchange, self._rank.device)
+        made = self._rank.exchange.agreed(self._made)
+        if made:
+            self._job = replace(self._job, policy=_policy(made))
+        if took:  # once the others go on
+            self._ask(took)
+        return self._job.policy if made else None
 
     def close(self) -> None:
         """End the process that plans."""
-        if self._planner is not None:
-            self._planner.kill()
-            self._planner.communicate()
+        if self._process is not None:
+            self._process.close()
 
-    def _made_and_asked(self, took: Sequence[dict[str, list[float]]]) -> tuple[Any, ...] | None:
-        """The plan that is ready, and a process for the next one."""
-        planner, made = self._planner, None
-        if planner is not None:
-            if planner.poll() is None:
-                return None  # it is still at it
-            text, _ = planner.communicate()
-            made = tuple(json.loads(text)) if planner.returncode == 0 else None
-        self._planner = None
-        by_stage: dict[int, list[list[float]]] = defaultdict(list)
-        for of in took:
-            for stage, seconds in of.items():
-                by_stage[int(stage)].append(seconds)
-        if len(by_stage) == self._job.stages:  # else some have run nothing yet
-            asked = json.dumps(self._asked(by_stage))
-            command = [sys.executable, "-m", "axrt.plan_process", asked]
-            self._planner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        return made
+    def _made(self) -> tuple[Any, ...] | None:
+        """The plan that is ready; None where the run goes on as it is."""
+        process = self._process
+        if process is None or not process.has_ended():
+            return None
+        self._process = None
+        try:
+            made = process.plan()
+        except ValueError as error:
+            print(
+                f"axrt: schedule.replan: {error}. The run keeps the order that it has",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._has_failed = True
+            return None
+        return None if made is None else tuple(made)
 
-    def _asked(self, by_stage: Mapping[int, list[list[float]]]) -> dict[str, Any]:
-        """What a plan is made from. A rank may keep what it might so far: as many chunks as its
-        policy's bound says, each of which counts that share of a limit of 1."""
-        work = [
-            [fmean(of) for of in zip(*by_stage[stage], strict=True)]
-            for stage in range(self._job.stages)
-        ]
+    def _ask(self, took: Sequence[Sequence[tuple[int, *tuple[float, ...]]]]) -> None:
+        """Have a plan made for what ranks say of their stages, if it is other than before the last
+        plan."""
+        by_stage: dict[int, list[StageTimes]] = defaultdict(list)
+        for stage, *of in chain.from_iterable(took):
+            by_stage[stage].append(StageTimes(*of))
+        if self._process is not None or self._has_failed or len(by_stage) < self._job.stages:
+            return  # it is still at it, cannot do it, or some stage has run nothing yet
+        stages = [_mean(by_stage[stage]) for stage in range(self._job.stages)]
+        if not _are_alike(stages, self._planned_for):
+            self._planned_for = stages
+            self._process = _PlanProcess(self._asked(stages))
+
+    def _asked(self, stages: Sequence[StageTimes]) -> dict[str, Any]:
+        """What a plan is made from. A rank may keep as many chunks as its cap says, each of which
+        counts that share of a limit of 1."""
         where, policy = self._job.placement, self._job.policy
-        caps = [
-            policy.bounds(where, rank, self._job.microbatches).held for rank in range(where.ranks)
-        ]
+        along = isinstance(policy, AlongPlan)
         return {
             "name": policy.name,
             "placement": where.name,
             "ranks": where.ranks,
             "microbatches": self._job.microbatches,
-            "work": work,
+            "work": [of[:4] for of in stages],
+            "jitter": median(of.spread for of in stages),
+            "pieces": max(1, round(median(of.pieces for of in stages))),
             "edge": self._edge,
+            "edges": [[list(ends), list(edge)] for ends, edge in self._edges.items()],
             "task_s": TASK_S,
-            "kept": [1 / caps[where.rank_of(stage)] for stage in range(where.stages)],
+            "kept": [1 / self._caps[where.rank_of(stage)] for stage in range(where.stages)],
             "votes": self._job.votes,
             "cuts": list(self._job.cuts),
+            "followed": SentPlan.of(self._job, policy.name, self._job.cuts) if along else None,
+            "cap": getattr(policy, "cap", 0),
         }
 
-    def _policy(self, made: tuple[Any, ...]) -> Policy:
-        plan = SentPlan(*made)
-        along = plan.job().policy
-        assert isinstance(along, AlongPlan)
-        return along
+
+def _mean(of_replicas: Sequence[StageTimes]) -> StageTimes:
+    return StageTimes(*(fmean(of) for of in zip(*of_replicas, strict=True)))
+
+
+def _are_alike(ones: Sequence[StageTimes], others: Sequence[StageTimes]) -> bool:
+    """The times of all stages are about the same."""
+    return len(ones) == len(others) and all(
+        abs(mine - its) <= _ALIKE * its
+        for one, other in zip(ones, others, strict=True)
+        for mine, its in zip(one[:3], other[:3], strict=True)
+    )
+
+
+def _policy(made: tuple[Any, ...]) -> Policy:
+    along = SentPlan(*made).job().policy
+    assert isinstance(along, AlongPlan)
+    return along
+
+
+class _PlanProcess:
+    """A process beside the main rank that makes one plan, and ends when this one does.
+
+    Args:
+        asked: what the plan is made from, see `plan_process`.
+    """
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        # Files, since a pipe has no room for the order of a large schedule.
+        self._plan = TemporaryFile("w+")  # noqa: SIM115
+        with TemporaryFile("w+") as given:
+            json.dump(asked, given)
+            given.seek(0)
+            command = [sys.executable, "-m", "axrt.plan_process", str(os.getpid())]
+            self._process = subprocess.Popen(command, stdin=given, stdout=self._plan)
+
+    def has_ended(self) -> bool:
+        """The plan is there, or has failed."""
+        return self._process.poll() is not None
+
+    def plan(self) -> list[Any] | None:
+        """The plan as `SentPlan` has it; None if none is faster than what is followed.
+
+        Raises:
+            ValueError: the process has failed.
+        """
+        self._plan.seek(0)
+        text = self._plan.read()
+        self._plan.close()
+        if self._process.returncode or not text:
+            code = self._process.returncode
+            raise ValueError(f"the process that makes plans has ended with code {code}")
+        made: list[Any] | None = json.loads(text)
+        return made
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._plan.close()

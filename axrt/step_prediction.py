@@ -80,6 +80,7 @@ def predicted(
         reload=tuple([saved(stage) / copies.into for stage in range(job.stages)]),
         task=of.task_s,
         edge=of.edge,
+        edges=dict(of.edges),
         jitter=median(layer.spread for layer in layers),
         pieces=4,
     )

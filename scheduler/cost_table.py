@@ -187,12 +187,18 @@ def _layer(layer: Any, where: str) -> LayerCosts:
         raise ValueError(f"{where}.{strange[0]} is no cost; expected {', '.join(known)}")
     if not isinstance(layer.get("name"), str):
         raise ValueError(f"{where} has no name; expected that of its class")
-    return LayerCosts(
+    costs = LayerCosts(
         **{
             name: layer[name] if name == "name" else _number(layer, name, f"{where}.")
             for name in known
         }
     )
+    if costs.until_weight_bytes > costs.stash_bytes:
+        raise ValueError(
+            f"{where}.until_weight_bytes = {costs.until_weight_bytes} is more than stash_bytes = "
+            f"{costs.stash_bytes}; expected a part of it"
+        )
+    return costs
 
 
 def _within(found: Mapping[str, Any], key: str, where: str, kind: type) -> Any:

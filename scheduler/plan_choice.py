@@ -69,15 +69,18 @@ def job_along_plan(
         for world in among
         for job in _candidates(world, microbatches, limit, seed, effort, trial)
     ]
-    varies = any(world.costs.jitter or world.costs.hiccups[0] for world in among)
-    found.sort(key=lambda one: _takes(one[0], one[1], trial.steps, [seed]))
+    varies = any(
+        of.jitter or of.lengths or of.hiccups[0] for of in (world.costs for world in among)
+    )
+    found.sort(key=lambda one: takes(one[0], one[1], trial.steps, [seed]))
     if varies:
         seeds = range(seed, seed + trial.seeds)
-        found = sorted(found[:_LAST], key=lambda one: _takes(one[0], one[1], trial.steps, seeds))
+        found = sorted(found[:_LAST], key=lambda one: takes(one[0], one[1], trial.steps, seeds))
     return found[0][0]
 
 
-def _takes(job: Job, world: World, steps: int, seeds: Sequence[int]) -> float:
+def takes(job: Job, world: World, steps: int, seeds: Sequence[int]) -> float:
+    """The duration of some steps of a schedule in a world: the median over seeds of what varies."""
     return median(
         simulate(job, replace(world.costs, seed=seed), steps=steps).makespan for seed in seeds
     )

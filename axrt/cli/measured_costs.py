@@ -37,6 +37,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     Raises:
         ValueError: the model has fewer layers than stages, or an option says what the table says.
     """
+    from axrt.known_costs import KnownCosts
     from axrt.model.partition import balanced, evened
     from axrt.plan_from_costs import world_of
 
@@ -54,6 +55,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
         )
     seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
     cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
-    world = world_of(placement, cuts, layers, table.edge, table.task_s)
+    known = KnownCosts(layers, table.edge, table.task_s, table.edges)
+    world = world_of(placement, cuts, known)
     jitter = options["jitter"] or world.costs.jitter
-    return world._replace(costs=replace(world.costs, edges=dict(table.edges), jitter=jitter))
+    return world._replace(costs=replace(world.costs, jitter=jitter))

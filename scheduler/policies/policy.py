@@ -83,6 +83,11 @@ class View(Protocol):
     """The counters of this rank that a policy may look at; no clock and no tensors."""
 
     @property
+    def policy(self) -> "Policy":
+        """The policy of the step: between two steps another one may come."""
+        ...
+
+    @property
     def placement(self) -> Placement: ...
     @property
     def rank(self) -> int:

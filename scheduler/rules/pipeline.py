@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from ..lane import Gate
 from ..message import Meaning, Message, numbered
+from ..policies.policy import View
 from ..stash import StashMove
 from ..task import Kind, Task
 from .replicas import parts, reduced
@@ -27,7 +28,6 @@ from .row import Leave, Need, Row, StageHere, Turn
 
 def pipeline(here: StageHere) -> Iterator[Row]:
     """The rows of a stage."""
-    policy = here.job.policy
 
     def completes(task: Task, bucket: int) -> list[Message]:
         return parts(here, task, bucket)
@@ -35,7 +35,7 @@ def pipeline(here: StageHere) -> Iterator[Row]:
     yield Row(
         Kind.FORWARD,
         (*inputs(here), Need(Gate.WEIGHTS), *whole_weights(here, Gate.FORWARDS)),
-        in_order(here),
+        in_order(),
         lambda task: losses(here, task) if here.is_last else sent_on(here, task),
         admitted=with_room(here),
         in_flight=1,
@@ -46,10 +46,10 @@ def pipeline(here: StageHere) -> Iterator[Row]:
         yield Row(
             Kind.BACKWARD,
             (*gradient(here), *whole_weights(here, Gate.BACKWARDS), *reduced(here)),
-            in_order(here),
+            in_order(),
             lambda task: sent_back(here, task),
             completes,
-            admitted=policy.admits,
+            admitted=by_policy,
             in_flight=-1,
             held=-1,
             stash=StashMove.USES_UP,
@@ -58,41 +58,48 @@ def pipeline(here: StageHere) -> Iterator[Row]:
     yield Row(
         Kind.INPUT,
         (*gradient(here), *whole_weights(here, Gate.BACKWARDS)),
-        in_order(here),
+        in_order(),
         lambda task: sent_back(here, task),
-        admitted=policy.admits,
+        admitted=by_policy,
         in_flight=-1,
     )
     yield Row(
         Kind.WEIGHT,
         (Need(Kind.INPUT),),
-        in_order(here, 3),
+        in_order(3),
         completes=completes,
-        admitted=policy.admits,
-        early=policy.is_early,
+        admitted=by_policy,
+        early=early_by_policy,
         fills=True,
         held=-1,
         stash=StashMove.USES_UP,
     )
 
 
-def in_order(here: StageHere, level: int = 1) -> Turn:
+def in_order(level: int = 1) -> Turn:
     """The turn that the policy's key gives.
 
     Args:
-        here: the stage.
         level: rank of the row among all turns: 1 for what the policy orders, more for fillers.
     """
-    key = here.job.policy.key
-    return lambda task, view: (level, *key(task, view))
+    return lambda task, view: (level, *view.policy.key(task, view))
+
+
+def by_policy(task: Task, view: View) -> bool:
+    """The policy admits a task."""
+    return view.policy.admits(task, view)
+
+
+def early_by_policy(task: Task, view: View) -> bool:
+    """The policy says that a weight gradient had better wait."""
+    return view.policy.is_early(task, view)
 
 
 def with_room(here: StageHere) -> Leave:
     """The policy admits a forward, and its stash has room on the device."""
-    admits = here.job.policy.admits
     if not here.offloads_stash:
-        return admits
-    return lambda task, view: view.has_room(StashMove.MAKES, task.stage) and admits(task, view)
+        return by_policy
+    return lambda task, view: view.has_room(StashMove.MAKES, task.stage) and by_policy(task, view)
 
 
 def whole_weights(here: StageHere, gate: Gate) -> tuple[Need, ...]:

@@ -21,17 +21,17 @@ from .row import Need, Row, StageHere
 
 def recomputation(here: StageHere) -> Iterator[Row]:
     """The row of a stage that recomputes."""
-    policy, back = here.job.policy, here.back
+    back = here.back
 
     def turn(task: Task, view: View) -> tuple[int, ...]:
         stage, number = task.stage, task.microbatch
         if here.is_last or view.has_come(Meaning.GRADIENT, stage, number):
-            return (1, *policy.key(Task(back, stage, number), view))
+            return (1, *view.policy.key(Task(back, stage, number), view))
         return (2, number, -stage)
 
     def admitted(task: Task, view: View) -> bool:
         ahead = view.started(Kind.RECOMPUTE, task.stage) - view.started(back, task.stage)
-        return ahead < policy.recomputes_ahead
+        return ahead < view.policy.recomputes_ahead
 
     if here.recomputes:
         needs = (Need(Kind.FORWARD), *whole_weights(here, Gate.RECOMPUTES))

@@ -44,10 +44,10 @@ def stash(here: StageHere) -> Iterator[Row]:
     """The rows of a stage on a rank that has fewer rooms than its policy holds."""
     if not here.offloads_stash:
         return
-    key, back = here.job.policy.key, here.back
+    back = here.back
 
     def next_use(task: Task, view: View) -> tuple[int, ...]:
-        return (1, *key(Task(back, task.stage, task.microbatch), view))
+        return (1, *view.policy.key(Task(back, task.stage, task.microbatch), view))
 
     def has_room(task: Task, view: View) -> bool:
         ahead = view.started(Kind.RELOAD, task.stage) - view.started(back, task.stage)

@@ -2,25 +2,32 @@
 same bits."""
 
 import json
+import subprocess
+import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
+import torch
 
 import axrt
+from axrt.config import Config
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
+from axrt.plan_from_costs import SentPlan
 from axrt.plan_process import planned
 from axrt.rank import Rank
-from axrt.replanning import Replanning, TaskTimes
+from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.job import Job
+from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
 from axrt.scheduler.policies import AlongPlan, policy_by_name
-from axrt.scheduler.simulator import Edge, order_of
+from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import constant
 from axrt.transport import Transport
@@ -109,6 +116,10 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
     [
         (lambda of: of["microbatches"]["1"].pop(), "it has 7 layers; expected 8"),
         (lambda of: of["microbatches"]["1"][2].pop("weight_s"), r"1\[2\].weight_s is missing"),
+        (
+            lambda of: of["microbatches"]["1"][2].update(until_weight_bytes=5000),
+            r"1\[2\].until_weight_bytes = 5000 is more than stash_bytes = 4000; expected a part",
+        ),
         (lambda of: of["microbatches"]["1"][2].update(input_s=-1), r"1\[2\].input_s = -1; exp"),
         (lambda of: of["microbatches"]["1"][0].update(forward_s=1e999), "forward_s = inf; exp"),
         (lambda of: of["microbatches"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
@@ -139,6 +150,28 @@ def test_a_table_that_cannot_be_is_refused_by_name(tmp_path: Path, change: Any, 
         LocalWorld(2, 1).run(rank_main)
 
 
+def test_a_link_that_differs_counts_in_the_plan(tmp_path: Path) -> None:
+    """The link between two of three ranks is slow, by the table."""
+    config = settings(tmp_path, policy="adaptive")
+    told = Path(config["schedule"]["costs"])
+
+    def plan(edges: dict[tuple[int, int], Edge]) -> str:
+        told.write_text(replace(table(0.0), edges=edges).to_json())
+        jobs = []
+
+        def rank_main(transport: Transport) -> None:
+            with axrt.initialize(perceptron(), config=config, transport=transport) as engine:
+                jobs.append(engine._job)
+
+        LocalWorld(3, 1).run(rank_main)
+        assert all(job == jobs[0] for job in jobs)
+        policy = jobs[0].policy
+        assert isinstance(policy, AlongPlan)
+        return str(policy.order)
+
+    assert plan({}) != plan({(1, 2): Edge(0.05, 1e9), (2, 1): Edge(0.05, 1e9)})
+
+
 def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
     one = replace(table(), edges={(0, 1): Edge(0.5, 1e9)})
     file = tmp_path / "costs.json"
@@ -146,39 +179,182 @@ def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
     assert CostTable.read(file) == one
 
 
-class SlowForwards(Observer):
-    """One rank is slow: its forwards take longer."""
+class Ran(Observer):
+    """The forwards and input gradients of a rank, in the order in which they ran."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
 
     def started(self, task: Task) -> None:
-        if task.kind is Kind.FORWARD:
-            time.sleep(0.003)
+        if task.kind in (Kind.FORWARD, Kind.INPUT):
+            self.tasks.append(task)
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "zb-h1"])
-def test_a_plan_is_made_anew_with_the_same_bits(policy: str) -> None:
-    """By a process beside the run, for whose plan steps are taken until it is followed."""
-    steps = 40
-    config = configured(MICROBATCHES, schedule={"policy": policy, "replan": 2})
-    followed = []
+class GivenPlan:
+    """A stand-in for the process that plans: the strict order of zb-h2, at once."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        self.asked.append(asked)
+
+    def has_ended(self) -> bool:
+        return True
+
+    def plan(self) -> list[Any]:
+        return list(SentPlan.of(along_zb_h2(), "zb-h1", (0, 2, 4, 8)))
+
+    def close(self) -> None: ...
+
+
+def along_zb_h2() -> Job:
+    order = order_of(Job(Linear(3), policy_by_name("zb-h2"), MICROBATCHES)).split()
+    return Job(Linear(3), AlongPlan(order, order.needs), MICROBATCHES, cuts=(0, 2, 4, 8))
+
+
+def test_a_plan_made_anew_is_what_ranks_run_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From step 4 on: it is asked for after two steps, and told after two more."""
+    monkeypatch.setattr("axrt.replanning._PlanProcess", GivenPlan)
+    steps = 6
+    config = configured(MICROBATCHES, schedule={"policy": "zb-h1", "replan": 2})
 
     def rank_main(transport: Transport) -> Any:
-        slow = [SlowForwards()] if transport.rank == 1 else []
+        ran = Ran()
         with axrt.initialize(
-            perceptron(), adamw, constant, config, transport=transport, observers=slow
+            perceptron(), adamw, constant, config, transport=transport, observers=[ran]
         ) as engine:
             losses = []
             for step in range(steps):
                 losses.append(engine.train_batch(iter(BATCHES(step))).loss)
-                time.sleep(0.2 * (not isinstance(engine._trainer.training.state.policy, AlongPlan)))
-            followed.append(engine._trainer.training.state.policy)
-            return losses
+                engine.eval_batch(BATCHES(step)[:1])
+            return losses, ran.tasks
 
     found = LocalWorld(3, 1).run(rank_main)
-    assert all(losses == found[0] for losses in found)
-    assert found[0] == train_in_plain_torch(perceptron(), BATCHES, steps).losses
-    along = [one for one in followed if isinstance(one, AlongPlan)]
-    assert [one.name for one in along] == [policy] * 3
-    assert len({str(one.order) for one in along}) == 1
+    plain = train_in_plain_torch(perceptron(), BATCHES, steps).losses
+    rows = order_of(along_zb_h2()).rows
+    for rank, (losses, tasks) in enumerate(found):
+        assert losses == plain
+        begin = 2 * MICROBATCHES * (steps - 1) + (steps - 1)  # an evaluation has one forward
+        *last, _ = tasks[begin:]
+        first = tasks[: 2 * MICROBATCHES]
+        assert kinds(last) == kinds(rows[rank])
+        assert (kinds(first) == kinds(last)) == (rank == 2), "zb-h1 has it that way nowhere else"
+
+
+def kinds(tasks: Iterable[Task]) -> str:
+    return "".join("F" if task.kind is Kind.FORWARD else "I" for task in tasks if task.kind in BOTH)
+
+
+BOTH = (Kind.FORWARD, Kind.INPUT)
+
+
+def replanning(job: Job) -> Replanning:
+    """The plans of a run on the main rank, before anything is sent."""
+    config = Config.read({"schedule": {"replan": 1}})
+    return Replanning(cast(Rank, None), job, config, TaskTimes())
+
+
+def asked(edge: float, of: Sequence[StageTimes], policy: str = "zb-h1") -> dict[str, Any]:
+    """What a process would be given by ranks that have these times."""
+    job = Job(Linear(len(of)), policy_by_name(policy), 8, cuts=tuple(range(len(of) + 1)))
+    given: dict[str, Any] = json.loads(json.dumps(replanning(job)._asked(of)))
+    return {**given, "edge": [edge, 1e9], "task_s": 0.0}
+
+
+EVEN = [StageTimes(1.0, 1.0, 1.0, 0.0, 0.0, 1.0)] * 4
+
+
+def test_a_plan_is_made_where_it_is_faster_within_the_cap_of_each_rank() -> None:
+    found = planned(asked(1.0, EVEN))
+    assert found
+    costs, job = Costs(edge=Edge(1.0), pieces=1), found.job()
+    before = Job(Linear(4), policy_by_name("zb-h1"), 8)
+    took, had = (simulate(one, costs, steps=8).makespan for one in (job, before))
+    assert took * 1.03 < had
+    bounds = [job.policy.bounds(Linear(4), rank, 8).held for rank in range(4)]
+    assert all(held <= 4 for held in bounds)
+
+
+def test_a_plan_that_is_followed_stays_where_none_is_faster() -> None:
+    given = asked(1.0, EVEN)
+    again = {**given, "followed": planned(given)}
+    assert planned(again) is None
+
+
+def test_a_rank_that_turns_slow_is_planned_for() -> None:
+    slow = [*EVEN[:2], EVEN[2]._replace(forward=1.4, input=1.4, weight=1.4), EVEN[3]]
+    given = asked(1.0, EVEN)
+    turned = {**asked(1.0, slow), "followed": planned(given)}
+    new, old = planned(turned), planned(given)
+    assert new
+    assert old
+    costs = Costs(tuple(Work(*of[:4]) for of in slow), edge=Edge(1.0), pieces=1)
+    took, had = (simulate(one.job(), costs, steps=8).makespan for one in (new, old))
+    assert took * 1.005 < had
+
+
+def test_large_messages_and_durations_that_vary_are_told() -> None:
+    large = [of._replace(sent=5e8, spread=0.3, pieces=3.2) for of in EVEN]
+    given = asked(0.0, large)
+    assert [of[3] for of in given["work"]] == [5e8] * 4
+    assert (given["jitter"], given["pieces"]) == (0.3, 3)
+
+
+def test_times_of_tasks_leave_out_evaluations_and_waits_behind_other_tasks() -> None:
+    times = TaskTimes()
+    with times.aside():
+        for of in (times.started, times.finished):
+            of(Task(Kind.FORWARD, 0, 0))
+    assert times.take() == {}
+    first, second, back = Task(Kind.FORWARD, 0, 0), Task(Kind.FORWARD, 0, 1), Task(Kind.INPUT, 0, 0)
+    times.started(first)
+    times.started(second)  # queued behind it on a device
+    time.sleep(0.05)
+    times.finished(first)
+    times.finished(second)
+    times.started(back)
+    times.finished(back)
+    payload = torch.zeros(3)
+    times.sent(1, Message(Meaning.ACTIVATION, 1, 0), payload)
+    found = times.take()[0]
+    assert found.forward < 0.04, "the median of 0.05 and about 0"
+    assert found.sent == 12
+
+
+def ended(process: Any) -> Any:
+    while not process.has_ended():
+        time.sleep(0.05)
+    return process
+
+
+def test_a_process_makes_the_plan_of_a_large_schedule_too() -> None:
+    """Its text is larger than what a pipe takes."""
+    many = EVEN * 3
+    given = {**asked(0.0, many, "zb-h2"), "microbatches": 300, "edge": [3.0, 1e9]}
+    made = ended(_PlanProcess(given)).plan()
+    assert len(json.dumps(made)) > 2**16
+
+
+def test_a_process_that_fails_is_told_once_and_nothing_hangs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match="has ended with code 1"):
+        ended(_PlanProcess({})).plan()
+    job = Job(Linear(2), policy_by_name("zb-h1"), 6)
+    plans = replanning(job)
+    plans._process = ended(_PlanProcess({}))
+    assert plans._made() is None
+    assert "schedule.replan: the process that makes plans has ended" in capsys.readouterr().err
+    plans._ask([[(0, *EVEN[0])], [(1, *EVEN[1])]])
+    assert plans._process is None
+
+
+def test_a_process_ends_with_the_one_that_has_asked() -> None:
+    command = [sys.executable, "-m", "axrt.plan_process", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as orphan:  # which waits for what to plan
+        assert orphan.wait(60) == 1
 
 
 @pytest.mark.parametrize(
@@ -186,6 +362,7 @@ def test_a_plan_is_made_anew_with_the_same_bits(policy: str) -> None:
     [
         ({"policy": "1f1b"}, {}, "policy '1f1b' follows no plan; expected one of adaptive, zb-h1"),
         ({}, {"parallel": {"data": 2}, "memory": {"zero": 3}}, "rests on the order of tasks"),
+        ({}, {"memory": {"activations_mb": 9.0}}, "new plans count microbatches and no bytes"),
     ],
 )
 def test_plans_that_cannot_be_made_anew_are_refused(
@@ -220,23 +397,9 @@ def test_costs_that_make_no_plan_are_refused(
         LocalWorld(2, 1).run(rank_main)
 
 
-def test_a_plan_made_anew_keeps_the_cap_of_each_rank() -> None:
-    """In a strict plan each rank has its own: the deeper, the fewer."""
-    order = order_of(Job(Linear(3), policy_by_name("1f1b"), 6)).split()
-    along = AlongPlan(order, order.needs)
-    assert len(set(order.needs)) > 1
-    job = Job(Linear(3), along, 6, cuts=(0, 2, 4, 8))
-    asked = Replanning(cast(Rank, None), job, 5, TaskTimes())._asked(
-        {stage: [[1.0, 1.0, 1.0]] for stage in range(3)}
-    )
-    again = planned({**asked, "edge": [1.0, 1e9], "task_s": 0.0}).job().policy
-    bounds = [again.bounds(Linear(3), rank, 6).held for rank in range(3)]
-    assert all(new <= old for new, old in zip(bounds, order.needs, strict=True))
-
-
 def test_nothing_is_planned_before_every_stage_has_run() -> None:
     job = Job(Linear(2), policy_by_name("zb-h1"), 6)
-    plans = Replanning(cast(Rank, None), job, 1, TaskTimes())
-    assert plans._made_and_asked([{}, {}]) is None
-    assert plans._made_and_asked([{"0": [1.0, 1.0, 1.0]}, {}]) is None
-    assert plans._planner is None
+    plans = replanning(job)
+    plans._ask([[], []])
+    plans._ask([[(0, *EVEN[0])], []])
+    assert plans._process is None

@@ -42,13 +42,14 @@ def test_ranks_follow_plans_from_measured_costs_with_the_same_losses(tmp_path: P
     assert len(losses(tmp_path / "quiet")) == STEPS
     assert losses(tmp_path / "planned") == losses(tmp_path / "quiet")
     assert losses(tmp_path / "anew") == losses(tmp_path / "quiet")
-    assert not [one for one in psutil.process_iter(["cmdline"]) if plans(one)]
+    assert not [one for one in psutil.process_iter(["cmdline", "cwd"]) if plans(one, tmp_path)]
 
 
-def plans(process: psutil.Process) -> bool:
-    """It is a process of this environment that makes a plan."""
+def plans(process: psutil.Process, folder: Path) -> bool:
+    """It is a process that makes a plan, of a run that was started in a folder."""
     line = process.info["cmdline"] or []
-    return line[:3] == [sys.executable, "-m", "axrt.plan_process"]
+    makes_one = line[:3] == [sys.executable, "-m", "axrt.plan_process"]
+    return makes_one and process.info["cwd"] == str(folder)
 
 
 def test_a_layer_that_fails_while_it_is_measured_ends_every_rank(tmp_path: Path) -> None:

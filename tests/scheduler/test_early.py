@@ -9,7 +9,7 @@ from axrt.scheduler.linger import LINGER, Linger
 from axrt.scheduler.message import Meaning
 from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
-from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.policies import Policy, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, simulate
 from axrt.scheduler.stash import StashMove
 from axrt.scheduler.task import AnyKind, Kind, Task
@@ -27,6 +27,7 @@ class Seen(NamedTuple):
     ranks: int = 4
     microbatches: int = 8
     placement: Placement = Vee(4)
+    policy: Policy = policy_by_name("zb-v")
 
     @property
     def memo(self) -> dict[Any, Any]:

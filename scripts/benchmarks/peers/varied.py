@@ -8,6 +8,7 @@ have measured them: they know neither the slow rank nor which microbatch is long
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,8 +71,8 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
 
 def _end_of_planning() -> None:
     """Wait for the process that makes a plan, so that it takes no core from the next contestant."""
-    children = psutil.Process().children()
-    psutil.wait_procs([child for child in children if _PLANS in child.cmdline()])
+    while any(_PLANS in child.cmdline() for child in psutil.Process().children()):
+        time.sleep(0.01)  # one that has ended has no command; whoever has started it reaps it
 
 
 def _row(case: Case, contestant: Contestant, number: int, step_s: float) -> dict[str, Any]:
