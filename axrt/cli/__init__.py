@@ -78,5 +78,10 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"max_content_width": 100})
 @click.version_option(package_name="axrt")
 def main() -> None:
-    """Train large neural networks with a message-driven pipeline."""
+    """Train large neural networks with a message-driven pipeline.
+
+    \b
+      axrt train FILE.toml                  on one rank
+      mpirun -n 4 axrt train FILE.toml      on four
+    """
     sys.path.append(os.getcwd())  # for what users have written, as `python -m` has it

@@ -32,7 +32,11 @@ _DIRECTORY = click.Path(path_type=Path)
 
 @click.group()
 def checkpoint() -> None:
-    """List, verify and show checkpoints of a run. Nothing is changed."""
+    """List, verify and show checkpoints of a run. Nothing is changed.
+
+    \b
+      axrt checkpoint list runs/mine
+    """
 
 
 @checkpoint.command("list")
@@ -42,6 +46,9 @@ def list_command(directory: Path, as_json: bool) -> None:
     """List the checkpoints in DIRECTORY, a run or the folder of some, the newest first.
 
     "whole" is said of what is there as long as it was saved; `axrt checkpoint verify` reads it.
+
+    \b
+      axrt checkpoint list runs/mine
     """
     rows = [_row(one) for one in _candidates(directory)]
     folder = Path(rows[0]["path"]).parent
@@ -74,6 +81,9 @@ def verify(directory: Path) -> None:
     and compare it with what was saved.
 
     Leaves with code 2 where one is damaged.
+
+    \b
+      axrt checkpoint verify runs/mine
     """
     damaged = 0
     for one in _candidates(directory):
@@ -86,7 +96,11 @@ def verify(directory: Path) -> None:
 @checkpoint.command()
 @click.argument("directory", type=_DIRECTORY)
 def show(directory: Path) -> None:
-    """Print what a checkpoint says of itself, as JSON: DIRECTORY itself, or the newest in it."""
+    """Print what a checkpoint says of itself, as JSON: DIRECTORY itself, or the newest in it.
+
+    \b
+      axrt checkpoint show runs/mine
+    """
     try:
         path = checkpoint_in(directory)
         click.echo(json.dumps({"path": str(path), **asdict(Manifest.read(path))}, indent=1))

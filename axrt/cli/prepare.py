@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
@@ -127,7 +128,7 @@ def _shown() -> Iterator[Callable[[Progress], None]]:
         yield _Lines()
         return
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn(), TextColumn("{task.fields[n]}"))
-    with Bar(*columns) as bar:
+    with Bar(*columns, console=Console(stderr=True)) as bar:
         yield _OnBar(bar)
 
 

@@ -77,6 +77,7 @@ class Record:
         self.failed = False
         self._launch = engine.launch_command
         self._schedule = asdict(engine.schedule)
+        self._not_written: dict[str, Any] | None = self._schedule
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._unwritten: StepResult | None = None
         self._prediction: Prediction | None = None
@@ -311,6 +312,7 @@ class Record:
         mfu = flops / self._speeds.of_device if flops and self._speeds else None
         idle, memory = self._idle.shares(), self._memory()
         self._unwritten = None
+        schedule, self._not_written = self._not_written, None
         self._last_shown = self._last_shown._replace(
             grad_norm=grad_norm, mfu=mfu, idle=idle, memory=memory
         )
@@ -328,6 +330,7 @@ class Record:
             **({"tflops": round(flops / 1e12, 6), "mfu": round(mfu, 5)} if flops and mfu else {}),
             idle={cause: round(share, 4) for cause, share in idle.items()},
             memory_bytes=memory,
+            **({"schedule": schedule} if schedule else {}),
         )
 
     def _rate(self, done: int) -> float:

@@ -16,7 +16,7 @@ from axrt.errors import DataError
 
 from .identity import identity_of
 from .prepared import Prepared
-from .tokens import Tokens, is_token_file, map_tokens, unknown_in_row
+from .tokens import Tokens, is_token_file, map_tokens, place_in_file, unknown_in_row
 
 _MASKED = ", or data.masked = true where axrt prepare was given --prompt-field"
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -169,12 +169,12 @@ def _check(
             "Give it more, or lower "
             f"model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
-    token = unknown_in_row(tokens, vocab, masked)
-    if token is not None:
+    found = unknown_in_row(tokens, vocab, masked)
+    if found:
         raise DataError(
-            f"{source.key} = {source.name!r} has token {token} {what}; expected 0 or more and less "
-            f"than model.vocab = {vocab}"
-            f"{_MASKED if token < 0 and not masked else ''}"
+            f"{source.key} = {source.name!r} has token {found.token} {what}"
+            f"{place_in_file(tokens, found.place)}; expected 0 or more and less than model.vocab = "
+            f"{vocab}{_MASKED if found.token < 0 and not masked else ''}"
         )
 
 

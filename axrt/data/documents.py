@@ -168,8 +168,14 @@ def _json_lines(piece: Piece, fields: Fields) -> Iterator[Part | None]:
             part = _of_row(_row(line), fields, f"{piece.path}:{at}")
         except ValueError as error:
             number = _line_number(piece, at)
-            raise DataError(f"{piece.path}: line {number} {error}") from None
+            begins = f"that line begins at byte {at}{_unpacked(piece)}"
+            raise DataError(f"{piece.path}: line {number} {error}; {begins}") from None
         yield part
+
+
+def _unpacked(piece: Piece) -> str:
+    """What a place in the text of a file counts, where that is not the file's own bytes."""
+    return " of the unpacked file" if piece.path.endswith(_GZIP) else ""
 
 
 def _row(line: bytes) -> dict[str, Any]:
@@ -221,7 +227,8 @@ def _decoded(piece: Piece, at: int, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{piece.path}: byte {at + error.start} is no UTF-8 ({error.reason}); expected text"
+            f"{piece.path}: byte {at + error.start}{_unpacked(piece)} is no UTF-8 "
+            f"({error.reason}); expected text"
         ) from None
 
 

@@ -66,7 +66,19 @@ def counted(tokens: Tokens) -> Tokens:
     return np.where(tokens < 0, ~tokens, tokens) if tokens.dtype.kind == "i" else tokens
 
 
-def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> int | None:
+class Unknown(NamedTuple):
+    """A token that a model does not know.
+
+    Args:
+        token: the token; of a masked one the token that it masks.
+        place: how many tokens stand before it.
+    """
+
+    token: int
+    place: int
+
+
+def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> Unknown | None:
     """A token of an array, not empty, that is not among 0 .. vocab - 1; None where there is none.
 
     Args:
@@ -74,25 +86,43 @@ def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> int | None:
         vocab: number of different tokens.
         masked: True if some may be masked, see `counted`.
     """
-    tokens = counted(tokens) if masked else tokens
-    most = int(tokens.max())
-    if most >= vocab:
-        return most
-    least = int(tokens.min()) if tokens.dtype.kind == "i" else 0
-    return least if least < 0 else None
+    plain = counted(tokens) if masked else tokens
+    if int(plain.max()) >= vocab:
+        return _at(plain, int(plain.argmax()))
+    if plain.dtype.kind == "i" and int(plain.min()) < 0:
+        return _at(plain, int(plain.argmin()))
+    return None
 
 
-def unknown_in_row(tokens: Tokens, vocab: int, masked: bool = False) -> int | None:
+def _at(tokens: Tokens, place: int) -> Unknown:
+    return Unknown(int(tokens[place]), place)
+
+
+def unknown_in_row(tokens: Tokens, vocab: int, masked: bool = False) -> Unknown | None:
     """A token of a row that is not among 0 .. vocab - 1; None where none was found.
 
-    A row of more than 2**28 tokens is checked in pieces that are spread over it evenly.
+    It is looked at piece by piece, so that memory stays flat. A row of more than 2**28 tokens is
+    checked in pieces that are spread over it evenly.
     """
     piece = _LOOKED_AT // _PIECES
     if len(tokens) <= _LOOKED_AT:
-        return unknown(tokens, vocab, masked)
-    starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64)
-    found = (unknown(tokens[start : start + piece], vocab, masked) for start in starts)
-    return next((token for token in found if token is not None), None)
+        starts = range(0, len(tokens), piece)
+    else:
+        starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64).tolist()
+    for start in starts:
+        if found := unknown(tokens[start : start + piece], vocab, masked):
+            return found._replace(place=found.place + start)
+    return None
+
+
+def place_in_file(tokens: Tokens, place: int) -> str:
+    """Where a token of a mapped row stands, as errors say it; "" for a row in memory."""
+    mapped = Mapped.of(tokens)
+    if mapped is None:
+        return ""
+    size = tokens.dtype.itemsize
+    begin = mapped.offset + place * size
+    return f" at byte {begin} of {mapped.path} (token {begin // size} from 0)"
 
 
 def map_tokens(path: Path, key: str = "data.source") -> Tokens:

@@ -14,7 +14,7 @@ from axrt.errors import DataError
 from axrt.losses import IGNORED
 
 from .shuffle import Shuffle
-from .tokens import Mapped, Tokens, counted, unknown
+from .tokens import Mapped, Tokens, counted, place_in_file, unknown
 
 Item = tuple[Tensor, Tensor]
 
@@ -121,11 +121,12 @@ class Windows(Samples):
 
     def _window(self, start: int) -> Tokens:
         row = self._tokens[start : start + self._context + 1]
-        token = unknown(row, self._vocab, self._masked)
-        if token is not None:
+        found = unknown(row, self._vocab, self._masked)
+        if found:
+            where = place_in_file(self._tokens, start + found.place)
             raise DataError(
-                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {token}; "
-                "expected 0 or more and less than "
+                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {found.token}"
+                f"{where}; expected 0 or more and less than "
                 f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
             )
         return row if self._document_end < 0 else _apart(row, self._document_end)

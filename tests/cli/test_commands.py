@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -29,12 +30,25 @@ def test_what_is_said_of_a_command_is_what_it_says_of_itself() -> None:
         assert command.get_short_help_str(limit=100) in text
 
 
-@pytest.mark.parametrize("name", [*main.list_commands(click.Context(main)), ""])
-def test_help_fits_a_screen_and_shows_an_example(name: str) -> None:
-    words = [name, "--help"] if name else ["--help"]
-    said = CliRunner().invoke(main, words, terminal_width=100).output
+def names_of(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command, that of the group first."""
+    yield before
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from names_of(command, *before, name)
+        else:
+            yield (*before, name)
+
+
+@pytest.mark.parametrize("name", [*names_of(main)], ids=" ".join)
+def test_help_fits_a_screen_and_shows_an_example(name: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, [*name, "--help"], terminal_width=100).output
     assert len(said.splitlines()) <= SCREEN, said
-    assert not name or name == "checkpoint" or f"axrt {name} " in said.partition("Options:")[0]
+    example = f"axrt {' '.join(name)} " if name else "axrt train "
+    _, usage, about = said.partition("Usage:")
+    assert example in about.partition("\n")[2].partition("Options:")[0], usage
 
 
 def test_all_options_of_simulate_are_shown_when_asked_for() -> None:

@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
     return environment_of_ranks({"PYTHONPATH": str(ROOT)})
 
 
-def lines(path: str) -> list[dict[str, float]]:
+def lines(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path, "metrics.jsonl").read_text().splitlines()]
 
 
@@ -98,6 +98,9 @@ def test_a_run_writes_its_configuration_and_its_metrics() -> None:
         "samples_per_s",
         "time_s",
     } <= metrics[1].keys()
+    first, *others = [line for line in metrics if "loss" in line]
+    assert first["schedule"]["policy"] == "1f1b"
+    assert not any("schedule" in line for line in others), "it stays until the next start"
     assert metrics[1]["tokens_per_s"] == pytest.approx(8 * metrics[1]["samples_per_s"], rel=0.01)
     assert "files in out" in result.output
     assert "step 4: validation loss" in result.output

@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -124,11 +125,12 @@ def test_a_negative_token_is_refused_with_its_file_before_anything_is_read(
     tmp_path: Path, dtype: str, code: int
 ) -> None:
     write_megatron(tmp_path / "train.bin", [[1, 2, 3, 4], [5, -7, 6]], dtype, code)
+    size = np.dtype(dtype).itemsize
     with pytest.raises(
         DataError,
         match=(
-            r"train.bin' has token -7 to train on; expected 0 or more and less than model.vocab = "
-            r"256"
+            rf"train.bin' has token -7 to train on at byte {5 * size} of .*train.bin .token 5 from "
+            r"0.; expected 0 or more and less than model.vocab = 256"
         ),
     ):
         load(Data(source=str(tmp_path / "train.bin"), held_out=0.0), context=2)
@@ -141,7 +143,7 @@ def test_a_negative_token_that_nobody_has_looked_at_is_refused_with_its_microbat
     windows = Windows(map_tokens(tmp_path / "train.bin"), 4, 0, 256)
     with pytest.raises(
         DataError,
-        match=r"train.bin has token -1; expected 0 or more and less than model.vocab = 256",
+        match=r"train.bin has token -1 at byte 16 of .*train.bin .token 4 from 0.; expected 0 or m",
     ):
         list(windows.evenly(2, 1))
 
@@ -153,6 +155,18 @@ def test_a_token_that_the_model_does_not_know_is_found_in_a_very_long_row(
     row = np.zeros(5000, np.int32)
     assert unknown_in_row(row, 256) is None
     row[-1] = -1
-    assert unknown_in_row(row, 256) == -1
+    assert unknown_in_row(row, 256) == (-1, 4999)
     row[-1] = 256
-    assert unknown_in_row(row, 256) == 256
+    assert unknown_in_row(row, 256) == (256, 4999)
+
+
+def test_a_row_in_which_prompts_are_masked_is_looked_at_in_little_memory() -> None:
+    row = np.full(1 << 24, ~7, np.int32)
+    row[-2] = ~300
+    tracemalloc.start()
+    try:
+        assert unknown_in_row(row, 256, masked=True) == (300, len(row) - 2)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < row.nbytes / 4
