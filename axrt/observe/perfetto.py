@@ -1,12 +1,14 @@
-"""A timeline as a trace of Perfetto (ui.perfetto.dev): ranks as processes, a lane for each queue,
-and arrows from what sends to what receives.
+"""A timeline as a trace of Perfetto (ui.perfetto.dev): ranks as processes, and a lane for each
+queue, for waits and for messages.
 
-A forward sends its activation to that of the next stage, and a backward its gradient to that of the
-stage before.
+Arrows lead from each message's sending to its arrival. Others lead from a task to the one that it
+makes ready on another rank: a forward to that of the next stage, and a backward to that of the
+stage before. A simulated timeline has these alone.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from axrt.errors import ConfigError
 from axrt.scheduler.task import AnyKind, Kind
@@ -15,7 +17,7 @@ from axrt.scheduler.timeline import Span, Timeline
 ENDING = ".perfetto-trace"
 _SEQUENCE = 1  # whatever writes packets has a number
 _SUMS = (Kind.REDUCE, Kind.ACROSS, Kind.JOIN, Kind.NORM, Kind.VOTE)
-_WAITS = "waits"
+_WAITS, _MESSAGES = "waits", "messages"
 _NS = {"s": 1e9}  # in a unit of the timeline; those of a simulation become milliseconds
 
 
@@ -39,19 +41,26 @@ def perfetto(line: Timeline) -> bytes:
     for rank, lane in sorted({(span.rank, _lane(span.task.kind)) for span in line.spans}):
         lanes[rank, lane] = len(lanes) + line.ranks + 1
     for rank in range(line.ranks):
-        lanes[rank, _WAITS] = len(lanes) + line.ranks + 1
+        for lane in (_WAITS, *([_MESSAGES] if line.messages else [])):
+            lanes[rank, lane] = len(lanes) + line.ranks + 1
         _describe(builder, rank + 1, process=rank, name=f"rank {rank}")
     for (rank, lane), number in lanes.items():
         _describe(builder, number, parent=rank + 1, name=lane)
     ns, flows = _NS.get(line.unit, 1e6), _flows(line)
     slices = sorted(_slices(line, flows), key=lambda of: of[3])
-    zero = slices[0][3] if slices else 0.0  # a pause may begin before all tasks
+    ends = list(_ends(line, 1 + max(chain(*flows.values()), default=0)))
+    zero = min([*(of[3] for of in slices), *(end.at for end in ends)], default=0.0)
     for rank, lane, name, start, end, arrows in slices:
         begin = (start - zero) * ns
         packet = _packet(builder, begin, event.TYPE_SLICE_BEGIN, lanes[rank, lane])
         packet.track_event.name = name
         packet.track_event.flow_ids.extend(arrows)
         _packet(builder, (end - zero) * ns, event.TYPE_SLICE_END, lanes[rank, lane])
+    for one in ends:
+        track = lanes[one.rank, _MESSAGES]
+        packet = _packet(builder, (one.at - zero) * ns, event.TYPE_INSTANT, track)
+        packet.track_event.name = one.name
+        packet.track_event.flow_ids.append(one.arrow)
     return bytes(builder.serialize())
 
 
@@ -64,6 +73,24 @@ def _slices(
         yield rank, _lane(task.kind), str(task), start, end, flows.get(span, [])
     for rank, cause, start, end in line.pauses:
         yield rank, _WAITS, cause, start, end, []
+
+
+class _End(NamedTuple):
+    """Where and when a message was sent, or has arrived."""
+
+    rank: int
+    name: str
+    at: float
+    arrow: int
+
+
+def _ends(line: Timeline, first: int) -> Iterator[_End]:
+    """The two ends of each message whose both times are known; arrows are counted from `first`."""
+    for arrow, one in enumerate(line.messages, first):
+        if one.sent is not None and one.arrived is not None:
+            size = f", {one.num_bytes:,} bytes" if one.num_bytes else ""
+            yield _End(one.source, f"send {one.what}{size}", one.sent, arrow)
+            yield _End(one.to, f"receive {one.what}", one.arrived, arrow)
 
 
 def _lane(kind: AnyKind) -> str:

@@ -10,7 +10,7 @@ from axrt.observe.perfetto import perfetto
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
 from axrt.scheduler.simulator import Costs, simulate
-from axrt.scheduler.timeline import Pause, Timeline
+from axrt.scheduler.timeline import Delivery, Pause, Timeline
 
 theirs = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 
@@ -37,6 +37,10 @@ def read(data: bytes) -> list[Slice]:
         elif track.uuid:
             lanes[track.uuid] = track.parent_uuid, track.name
         event = packet.track_event
+        if event.type == theirs.TrackEvent.TYPE_INSTANT:
+            process, lane = lanes[event.track_uuid]
+            at = packet.timestamp / 1e6
+            found.append(Slice(processes[process], lane, event.name, at, at, tuple(event.flow_ids)))
         if event.type == theirs.TrackEvent.TYPE_SLICE_BEGIN:
             open_[event.track_uuid].append(packet)
         elif event.type == theirs.TrackEvent.TYPE_SLICE_END:
@@ -90,6 +94,41 @@ def test_an_arrow_leads_from_each_send_to_its_receive(line: Timeline) -> None:
                 expected |= {(f"F{s}.{n}", f"F{s + 1}.{n}"), (f"I{s + 1}.{n}", f"I{s}.{n}")}
     assert pairs == expected
     assert all(two[0].process != two[1].process for two in ends.values())
+
+
+def test_sums_copies_and_steps_have_lanes_of_their_own() -> None:
+    policy = policy_by_name("1f1b")
+    job = Job(placement_for(policy, 2, 4), policy, 4, replicas=2, votes=True, slots=1)
+    slices = read(perfetto(simulate(job, Costs(reduce=1, step=1, state=1), steps=2)))
+    lanes: dict[str, set[str]] = defaultdict(set)
+    for one in slices:
+        lanes[one.lane].add(one.name.rstrip("0123456789./"))
+    assert {"compute", "reductions", "optimizer", "waits"} < lanes.keys()
+    assert lanes["compute"] == {"F", "B"}
+    assert "reduce" in lanes["reductions"]
+    copies = lanes.keys() - {"compute", "reductions", "optimizer", "waits"}
+    assert copies == {"state brought in", "state taken out"}
+
+
+def test_an_arrow_leads_from_each_message_sent_to_its_arrival(line: Timeline) -> None:
+    whole = Delivery(0, 1, "activation 0 for stage 1", 1.0, 1.5, 4096)
+    lost = Delivery(1, 2, "activation 0 for stage 2", 2.0, None, 4096)
+    early = Delivery(2, 1, "ready", -1.0, 0.5, 0)  # before all tasks
+    found = read(perfetto(replace(line, messages=[whole, lost, early])))
+    ends: dict[int, list[Slice]] = defaultdict(list)
+    for one in found:
+        if one.lane == "messages":
+            ends[one.arrows[0]].append(one)
+    assert [[(of.process, of.name, of.start) for of in two] for two in ends.values()] == [
+        [("rank 2", "send ready", 0.0), ("rank 1", "receive ready", 1.5)],
+        [
+            ("rank 0", "send activation 0 for stage 1, 4,096 bytes", 2.0),
+            ("rank 1", "receive activation 0 for stage 1", 2.5),
+        ],
+    ]
+    of_tasks = {arrow for one in found if one.lane == "compute" for arrow in one.arrows}
+    assert of_tasks
+    assert not of_tasks & ends.keys()
 
 
 def test_pauses_have_their_cause(line: Timeline) -> None:
