@@ -91,6 +91,27 @@ def test_it_works_away_from_the_checkout(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.sweep
+def test_a_site_without_a_network_installs_it_from_a_wheelhouse(
+    built: Path, tmp_path: Path
+) -> None:
+    """The wheel and then the sdist, into an empty environment, with nothing but a directory."""
+    wheels, python = tmp_path / "wheels", str(tmp_path / "env/bin/python")
+    run("scripts/wheelhouse", str(wheels), AXRT_PYTHON=sys.executable)
+    run(sys.executable, "-m", "venv", str(tmp_path / "env"))
+    alone = (python, "-m", "pip", "-q", "install", "--no-index", "--find-links", str(wheels))
+    run(*alone, "axrt[mpich]", cwd=tmp_path)
+    (tmp_path / "tiny.toml").write_text("[model]\nlayers = 2\nwidth = 8\nheads = 1\n")
+    plain = {"PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
+    axrt, mpirun = (str(tmp_path / "env/bin" / name) for name in ("axrt", "mpirun"))
+    train = (axrt, "train", "tiny.toml", "run.steps=2", "run.device=cpu")
+    assert "step 2/2" in run(mpirun, "-n", "2", *train, cwd=tmp_path, **plain)
+    (sdist,) = built.glob("*.tar.gz")
+    run(python, "-m", "pip", "-q", "uninstall", "-y", "axrt")
+    run(*alone, str(sdist), cwd=tmp_path)
+    assert "step 2/2" in run(*train, cwd=tmp_path, **plain)
+
+
+@pytest.mark.sweep
 def test_a_users_types_are_checked_against_it(built: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     told = run(

@@ -4,6 +4,7 @@ one."""
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,10 +15,11 @@ import pytest
 from axrt.checkpoint.folder import checkpoint_in
 from axrt.checkpoint.manifest import Manifest
 from axrt.scheduler.timeline import Timeline
+from axrt.threads import usable_cores
 
 from ..cli.test_train import TINY
 from ..sweeps import first
-from .mpirun import environment, is_open_mpi, launcher, mpirun, run
+from .mpirun import COMPILES, environment, is_open_mpi, launcher, mpirun, run
 
 ENDLESS = "run.steps=100000"
 
@@ -206,39 +208,142 @@ def test_doctor_looks_at_all_ranks_and_measures_between_them(ranks: int) -> None
 SLOW_START = """
 import time
 from torch import nn
+from torch._dynamo.backends.registry import register_backend
 import axrt
+from axrt.models.gpt import gpt
 
 class Slow(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
-        print("building", flush=True)
+        print("waiting", flush=True)
         time.sleep(60)
 
-def model(config):
+@register_backend
+def stuck(graph, inputs):
+    print("waiting", flush=True)
+    time.sleep(60)
+
+def slow(config):
     return axrt.PipelineModule([axrt.LayerSpec(Slow)] * 2, nn.functional.mse_loss)
+
+def quick(config):
+    return gpt(config)
 """
 
 
-def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path) -> None:
-    """As while layers compile: there is nothing to save."""
+@pytest.mark.parametrize(
+    "settings",
+    [["model.factory=slow:slow"], ["model.factory=slow:quick", "run.compile=stuck"]],
+    ids=["building", "compiling"],
+)
+def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, settings: list[str]) -> None:
+    """There is nothing to save."""
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
     (tmp_path / "slow.py").write_text(SLOW_START)
     command = [launcher(), "-n", "2", sys.executable, "-m", "axrt", "train", "tiny.toml"]
     job = subprocess.Popen(
-        [*command, "model.factory=slow:model"],
+        [*command, *settings],
         cwd=tmp_path,
-        env=environment({"AXRT_EXIT_FILE": str(tmp_path / "code")}),
+        env=environment({"AXRT_EXIT_FILE": str(tmp_path / "code"), COMPILES: "yes"}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert job.stdout is not None
-    assert job.stdout.readline() == "building\n"
+    while job.stdout.readline() != "waiting\n":
+        assert job.poll() is None, job.communicate()
     began = time.monotonic()
     end(job, signal.SIGINT)
     assert time.monotonic() - began < 20
     if not is_open_mpi():  # its mpirun ends the ranks half a second later, done or not
         assert (tmp_path / "code").read_text() == "130\n"
     assert not (tmp_path / "out").exists()
+
+
+SLOW_STEPS = """
+import time
+from torch import nn
+import axrt
+from axrt.models.gpt import gpt
+
+class Slow(nn.Module):
+    calls = 0
+
+    def forward(self, value):
+        Slow.calls += 1
+        if Slow.calls > 5:  # the first ones are not of steps: operations are counted
+            print("in a step", flush=True)
+            time.sleep(60)
+        return value
+
+def model(config):
+    of = gpt(config)
+    return axrt.PipelineModule([*of.layers[:-1], axrt.LayerSpec(Slow), of.layers[-1]], of.loss_fn)
+"""
+
+
+def test_ctrl_c_twice_ends_a_step_that_lasts(tmp_path: Path) -> None:
+    """The first one waits for the end of the step; one more than a second later does not."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    (tmp_path / "slow.py").write_text(SLOW_STEPS)
+    command = [sys.executable, "-m", "axrt", "train", "tiny.toml", "model.factory=slow:model"]
+    job = subprocess.Popen(
+        [*command, "run.eval_every=0", "data.held_out=0"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    while job.stdout.readline() != "in a step\n":
+        assert job.poll() is None, job.communicate()
+    job.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.wait(2.0)
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=20)
+    assert job.returncode == 130
+
+
+def test_a_start_says_where_it_comes_from_and_its_command_repeats_it(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
+    for words in (("init", "-q"), ("add", "tiny.toml"), ("commit", "-qm", "first")):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    settings = ["run.seed=5", "run.log_every=1"]
+    assert mpirun(2, ["-m", "axrt", "train", "tiny.toml", *settings], cwd=tmp_path).code == 0
+    (tmp_path / "tiny.toml").write_text(TINY + "# changed\n")
+    (start,) = (tmp_path / "out/starts.jsonl").read_text().splitlines()
+    told = json.loads(start)
+    assert told["commit"] == commit
+    assert told["directory"] == str(tmp_path)
+    assert told["hosts"] == [socket.gethostname()] * 2
+    assert len(set(told["pids"])) == 2
+    assert (told["seed"], told["step"], told["schedule"]["policy"]) == (5, 0, "zb-h1")
+    assert told["versions"].keys() == {"python", "torch", "numpy", "axrt"}
+    assert told["command"] == "mpirun -n 2 axrt train tiny.toml run.seed=5 run.log_every=1"
+    words = told["command"].split()[4:]
+    assert mpirun(2, ["-m", "axrt", *words, "run.out=again"], cwd=tmp_path).code == 0
+    assert losses(tmp_path / "again") == losses(tmp_path / "out")
+    again = json.loads((tmp_path / "again/starts.jsonl").read_text())
+    assert again["commit"] == f"{commit}+", "a file has changed since"
+
+
+def losses(run: Path) -> list[float]:
+    return [line["loss"] for line in lines(run) if "loss" in line]
+
+
+def test_a_run_with_more_ranks_than_cores_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    train = ["-m", "axrt", "train", "tiny.toml", "model.layers=6"]
+    said = mpirun(len(usable_cores()) + 1, train, cwd=tmp_path)
+    assert said.code == 0, said.err
+    ranks, cores = len(usable_cores()) + 1, len(usable_cores())
+    assert f"{ranks} ranks share {cores} cores: they take turns" in said.err + said.out

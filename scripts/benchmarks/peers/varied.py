@@ -71,8 +71,16 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
 
 def _end_of_planning() -> None:
     """Wait for the process that makes a plan, so that it takes no core from the next contestant."""
-    while any(_PLANS in child.cmdline() for child in psutil.Process().children()):
-        time.sleep(0.01)  # one that has ended has no command; whoever has started it reaps it
+    while any(map(_plans, psutil.Process().children())):
+        time.sleep(0.01)
+
+
+def _plans(child: psutil.Process) -> bool:
+    """It makes a plan, and has not ended; whoever has started it reaps it."""
+    try:
+        return _PLANS in child.cmdline()
+    except psutil.NoSuchProcess:  # a zombie, too
+        return False
 
 
 def _row(case: Case, contestant: Contestant, number: int, step_s: float) -> dict[str, Any]:
