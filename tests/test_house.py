@@ -73,6 +73,16 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
         assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
 
 
+def test_links_out_of_the_project_are_few_and_known() -> None:
+    """Nothing follows them here, so a person has."""
+    known = {"https://ui.perfetto.dev"}
+    found = set()
+    for document in DOCUMENTS:
+        text = "\n".join(line for _, line in prose(document))
+        found |= set(re.findall(r"\]\((https?:[^)\s]*)\)", text))
+    assert found == known
+
+
 def test_an_anchor_is_made_of_a_heading_as_github_makes_it(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# On a `GPU`, twice: 2p\n\n```\n# no heading\n```\n\n## Data\n\n## Data\n")

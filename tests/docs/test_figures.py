@@ -31,6 +31,16 @@ def test_every_file_is_shown_and_says_where_it_comes_from() -> None:
         )
 
 
+def test_figures_of_the_readme_are_those_of_a_benchmark() -> None:
+    number = re.compile(r"\d[\d,]*(?:\.\d+)?(?<!,)")
+    known = set(number.findall(" ".join(file.read_text() for file in FIGURES.glob("*.md"))))
+    rows = [row for row in (ROOT / "README.md").read_text().splitlines() if "`bench_" in row]
+    assert len(rows) > 5
+    for row in rows:
+        told = number.findall(" ".join(row.split("|")[2:4]))
+        assert set(told) <= known, row
+
+
 def test_what_a_command_prints_is_kept_and_laid_in(tmp_path: Path) -> None:
     end = "<!-- end of figures -->\n"
     page = f"A\n<!-- figures/one.md -->\nold\n{end}B\n<!-- figures/one.md:2 -->\n{end}"
