@@ -22,6 +22,7 @@ from axrt.scheduler.timeline import Timeline
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..scheduler.test_torch_order import dumped, made_by_torch
 from .models import perceptron
 from .reference import (
     Outcome,
@@ -49,6 +50,28 @@ def test_a_given_order_has_the_bits_of_plain_torch(tmp_path: Path) -> None:
     assert on_ranks(3, {"policy": "fixed", "order": str(file)}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "zb-v", "max_held": 8}) == reference
     assert on_ranks(3, {"policy": "fixed", "order": "breadth-first", "chunks": 2}) == reference
+
+
+@pytest.mark.parametrize(
+    "name", ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleDualPipeV"]
+)
+def test_a_file_of_torch_is_followed_with_the_bits_of_plain_torch(
+    name: str, tmp_path: Path
+) -> None:
+    """Whole backwards, split ones, and both in one order; microbatches go back as they went."""
+    made = made_by_torch(name, chunks=2, ranks=2, microbatches=MICROBATCHES)
+    dumped(made, tmp_path)
+    schedule = {"policy": "fixed", "order": str(tmp_path / "order.csv")}
+    assert on_ranks(2, schedule) == train_in_plain_torch(perceptron(), BATCHES, STEPS)
+
+
+def test_backwards_in_another_order_than_microbatches_are_summed_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "order.csv").write_text(
+        "0F0,0F1,0F2,0F3,0F4,0F5,0B5,0B4,0B3,0B2,0B1,0B0\n"
+        "1F0,1F1,1F2,1F3,1F4,1F5,1B5,1B4,1B3,1B2,1B1,1B0\n"
+    )
+    schedule = {"policy": "fixed", "order": str(tmp_path / "order.csv")}
+    assert on_ranks(2, schedule) == train_in_plain_torch(perceptron(), BATCHES, STEPS)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +18,11 @@ schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 RANKS, MICROBATCHES = 4, 8
 
 
-def written(name: str, chunks: int, has_bubbles: bool = True) -> str:
-    """What a class of torch's writes for 4 ranks and 8 microbatches."""
+def made_by_torch(name: str, chunks: int, ranks: int = RANKS, microbatches: int = 8) -> Any:
+    """A schedule of torch's, of stages that compute nothing."""
     stage = SimpleNamespace(
-        group_size=RANKS,
-        num_stages=RANKS * chunks,
+        group_size=ranks,
+        num_stages=ranks * chunks,
         stage_index=0,
         group_rank=0,
         has_backward=True,
@@ -30,7 +31,22 @@ def written(name: str, chunks: int, has_bubbles: bool = True) -> str:
         group=None,
         submod=None,
     )
-    made: Any = getattr(schedules, name)([stage] * chunks, MICROBATCHES, loss_fn=lambda *_: None)
+    return getattr(schedules, name)([stage] * chunks, microbatches, loss_fn=lambda *_: None)
+
+
+def dumped(made: Any, folder: Path, with_communication: bool = False) -> str:
+    """The file that torch itself writes of a schedule."""
+    file = folder / "order.csv"
+    if isinstance(made, schedules._PipelineScheduleRuntime):
+        made._dump_csv(str(file), "compute_comms" if with_communication else "compute_only")
+    else:
+        made._dump_csv(str(file))
+    return file.read_text()
+
+
+def written(name: str, chunks: int, has_bubbles: bool = True) -> str:
+    """What a class of torch's writes for 4 ranks and 8 microbatches."""
+    made = made_by_torch(name, chunks)
     text = io.StringIO()
     writer = csv.writer(text)
     for _, row in sorted(made.pipeline_order.items()):
@@ -54,14 +70,26 @@ def makespan(order: Order) -> float:
         ("ScheduleDualPipeV", "vee", None),
     ],
 )
-def test_an_order_of_torch_runs_as_it_is(name: str, placement: str, expected: float | None) -> None:
-    order = Order.parse(written(name, chunks=2))
+def test_an_order_of_torch_runs_as_it_is(
+    name: str, placement: str, expected: float | None, tmp_path: Path
+) -> None:
+    order = Order.parse(dumped(made_by_torch(name, chunks=2), tmp_path))
     assert order.placement.name.startswith(placement)
     assert order == Order.parse(written(name, chunks=2, has_bubbles=False))
     took = makespan(order)
     assert took < 40
     if expected:
         assert took == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["ScheduleZBVZeroBubble", "ScheduleDualPipeV"])
+def test_the_form_with_communication_is_the_same_order(name: str, tmp_path: Path) -> None:
+    made = made_by_torch(name, chunks=2)
+    if made.pipeline_order_with_comms is None:
+        made._prepare_schedule_with_comms(made.pipeline_order)
+    text = dumped(made, tmp_path, with_communication=True)
+    assert "SEND" in text
+    assert Order.parse(text) == Order.parse(dumped(made, tmp_path))
 
 
 def test_a_whole_backward_among_split_ones_becomes_its_two_halves() -> None:
