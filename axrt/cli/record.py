@@ -15,7 +15,7 @@ from axrt.config import AUTO, Config
 from axrt.device import CPU
 from axrt.engine import Engine
 from axrt.errors import ConfigError, SaveError
-from axrt.ledger.ledger import readable
+from axrt.ledger.ledger import Tier, readable
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
 from axrt.observe.metrics import MEMORY, RunFiles
@@ -115,8 +115,8 @@ class Record:
             self._show.say(f"memory, {text}")
         self._write_memory(())
 
-    def _write_memory(self, measured: Sequence[int]) -> None:
-        """Write bytes by rank: predicted ones as [purpose, tier, bytes], and measured ones."""
+    def _write_memory(self, measured: Sequence[Mapping[str, int]]) -> None:
+        """Write bytes by rank: predicted ones as [purpose, tier, bytes], measured ones by tier."""
         assert self._prediction is not None
         ranks = range(min(self._prediction.size, _MOST_RANKS))
         entries = [self._prediction.of_rank(rank).entries for rank in ranks]
@@ -124,7 +124,7 @@ class Record:
             "predicted": [
                 [[one.value, tier.value, size] for one, tier, size in of] for of in entries
             ],
-            "measured": list(measured),
+            "measured": [dict(of) for of in measured],
             "of": self._what_is_measured,
         }
         try:
@@ -132,15 +132,16 @@ class Record:
         except SaveError as error:
             self.warn(f"{error}; training goes on")
 
-    def measured(self, peaks: Sequence[int]) -> None:
+    def measured(self, held: Sequence[Mapping[str, int]]) -> None:
         """Show the prediction beside what was measured.
 
         Args:
-            peaks: bytes that each rank has had at most.
+            held: bytes of each rank by tier, see `Engine.memory_bytes`.
         """
         if self._prediction is None:
             return
-        self._write_memory(peaks)
+        self._write_memory(held)
+        peaks = [of.get(Tier.DEVICE.value, 0) for of in held]
         rank = peaks.index(max(peaks))
         self._show.say(
             f"memory, measured: at most {readable(peaks[rank])}, on rank {rank}; predicted for it: "

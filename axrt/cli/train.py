@@ -184,9 +184,9 @@ def _train(attempt: Attempt) -> Exit:
         with show, closing(record) if record else nullcontext():
             _steps(engine, data, record, saves)
             saves.end()
-            peaks = engine.peak_bytes()
-            if record and peaks:
-                record.measured(peaks)
+            held = engine.gathered(engine.memory_bytes())
+            if record and held:
+                record.measured(held)
             if record:
                 record.end(engine.step, saves.newest, not saves.failed)
     code = _code(engine, record, saves)

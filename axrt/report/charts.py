@@ -6,7 +6,7 @@ from itertools import cycle
 from statistics import median
 from typing import Any
 
-from axrt.ledger.ledger import readable
+from axrt.ledger.ledger import Tier, readable
 from axrt.scheduler.state import CAUSES
 from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Delivery, Timeline
@@ -240,7 +240,10 @@ def _messages(messages: Sequence[Delivery]) -> Chart:
 def _memory(memory: Mapping[str, Any]) -> Chart:
     """Bytes of each rank: predicted by purpose, beside what was measured."""
     predicted: list[list[list[Any]]] = memory["predicted"]
-    measured: list[int] = memory.get("measured", [])
+    measured = [
+        one if isinstance(one, dict) else {Tier.DEVICE.value: one}  # of a run of before, a number
+        for one in memory.get("measured", [])
+    ]
     ranks = list(range(len(predicted)))
     sizes: dict[tuple[str, str], list[int]] = {}
     for rank, entries in enumerate(predicted):
@@ -254,10 +257,11 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
         | {"marker": {"color": colours[number % len(colours)]}}
         for number, ((tier, purpose), of) in enumerate(sizes.items())
     ]
-    if measured:
-        points: dict[str, Any] = {"x": ranks, "y": measured[: len(ranks)]}
-        marker: dict[str, Any] = {"color": RED, "symbol": "diamond", "size": 10}
-        of_all = {"type": "scatter", "mode": "markers", "name": "measured, device"}
+    found = list(dict.fromkeys(tier for of in measured for tier in of))
+    for tier, symbol in zip(found, ("diamond", "square", "cross"), strict=False):
+        points: dict[str, Any] = {"x": ranks, "y": [of.get(tier) for of in measured[: len(ranks)]]}
+        marker: dict[str, Any] = {"color": RED, "symbol": symbol, "size": 10}
+        of_all = {"type": "scatter", "mode": "markers", "name": f"measured, {tier}"}
         traces.append({**of_all, **points, "marker": marker})
     layout = {
         "barmode": "stack",
@@ -271,12 +275,13 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
                 readable(sum(of[rank] for (one, _), of in sizes.items() if one == tier))
                 for tier in tiers
             ),
-            readable(measured[rank]) if rank < len(measured) else "",
+            *(readable(measured[rank].get(tier, 0)) for tier in found if rank < len(measured)),
         ]
         for rank in ranks
     ]
     says = (
         f"What ranks hold by prediction, and the most that was measured ({memory.get('of', '')})."
     )
-    head = ["rank", *(f"{tier}, predicted" for tier in tiers), "device, measured"]
+    head = ["rank", *(f"{tier}, predicted" for tier in tiers)]
+    head += [f"{tier}, measured" for tier in found]
     return Chart("memory", "Memory", says, traces, layout, head, rows)

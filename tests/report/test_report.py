@@ -1,6 +1,7 @@
 """The page about a run: what a person would look for is there, and a browser shows it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -79,6 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ended = mpirun(2, [*TRAIN, CLIPPED, "run.out=one"], cwd=folder)
     assert ended.code == 0, ended.err
     other = [sys.executable, *TRAIN[:4], "run.out=two", "optimizer.lr=0.01", "run.device=cpu"]
+    other += ["memory.offload=stream", "memory.bucket_mb=0.001"]
     subprocess.run(other, cwd=folder, check=True, capture_output=True)
     return folder
 
@@ -106,6 +108,18 @@ def test_everything_of_a_run_is_on_its_page(runs: Path) -> None:
     assert "ms, median" in page.texts["messages"]
     assert "activation" in page.texts["messages"]
     assert {"loss-chart", "timeline-chart", "memory-chart"} <= page.labels.keys()
+
+
+def test_memory_of_each_tier_stands_beside_its_prediction(runs: Path) -> None:
+    report(str(runs / "two"))
+    page = Page((runs / "two" / "report.html").read_text())
+    for tier in ("device", "host"):
+        assert f"{tier}, predicted" in page.texts["memory"]
+        assert f"{tier}, measured" in page.texts["memory"]
+    assert len(set(page.rows["memory"])) == 1
+    told = json.loads((runs / "two" / "memory.json").read_text())
+    predicted = sum(size for _, tier, size in told["predicted"][0] if tier == "host")
+    assert told["measured"][0]["host"] == pytest.approx(predicted, rel=0.05)
 
 
 def test_each_column_of_a_table_has_its_heading(runs: Path) -> None:
@@ -145,14 +159,14 @@ def test_names_of_a_user_are_no_markup(tmp_path: Path, monkeypatch: pytest.Monke
     assert "<script>alert" not in Path(name, "report.html").read_text()
 
 
-def drawn(page: Path, size: str, profile: Path) -> str:
+def drawn(page: Path, size: str, profile: Path, *more: str) -> str:
     """The page as a browser draws it, which has nothing to complain of."""
     assert CHROMIUM is not None
     ended = subprocess.run(
         [
             *(CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"),
             *("--enable-logging=stderr", "--virtual-time-budget=10000", f"--window-size={size}"),
-            *(f"--user-data-dir={profile}", page.as_uri()),
+            *(f"--user-data-dir={profile}", *more, page.as_uri()),
         ],
         capture_output=True,
         text=True,
@@ -162,7 +176,37 @@ def drawn(page: Path, size: str, profile: Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
+DARK = "--blink-settings=preferredColorScheme=0"
+needs_a_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
+
+
+@needs_a_browser
+def test_a_browser_shows_what_a_person_looks_for_in_light_in_dark_and_on_paper(
+    runs: Path, tmp_path: Path
+) -> None:
+    """AXRT_SCREENSHOTS names a directory for pictures, to look at them."""
+    page, kept = tmp_path / "page.html", Path(os.environ.get("AXRT_SCREENSHOTS", tmp_path))
+    asked = (str(runs / "one"), "--against", str(runs / "two"), "--out", str(page))
+    assert report(*asked).exit_code == 0
+    texts = {}
+    for name, flags in {"light": [], "dark": [DARK]}.items():
+        seen = drawn(page, "1300,2000", tmp_path / name, *flags)
+        texts[name] = re.findall(r'class="xtick"><text[^>]*fill: (rgb\([^)]*\))', seen)[0]
+        for text in ("Loss", "Idle time", "Messages", "Memory", "Differences", "two"):
+            assert f"{text}<" in seen or text in Page(seen).texts["differences"]
+        assert 'role="img"' in seen
+        assert 'tabindex="0"' in seen or "<summary" in seen, "what a keyboard reaches"
+        picture = (f"--screenshot={kept / name}.png", *flags)
+        drawn(page, "1300,4000", tmp_path / f"{name} picture", *picture)
+        assert (kept / f"{name}.png").stat().st_size > 50_000
+    assert texts["light"] != texts["dark"], "words have another colour in the dark"
+    drawn(page, "1300,2000", tmp_path / "paper", f"--print-to-pdf={kept / 'page.pdf'}")
+    assert (kept / "page.pdf").stat().st_size > 50_000
+
+
+@needs_a_browser
 def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
     runs: Path, tmp_path: Path
 ) -> None:
