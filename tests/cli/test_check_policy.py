@@ -22,6 +22,7 @@ from ..engine.reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
+from .test_train import TINY
 
 OWN = '''
 from axrt.scheduler.policies import Bounds, Policy
@@ -139,6 +140,14 @@ def test_a_cap_goes_to_the_class(in_a_directory: str) -> None:
     assert axrt("simulate", "--policy", f"{in_a_directory}:Capped", *of).exit_code == 0
     refused = axrt("simulate", "--policy", f"{in_a_directory}:Lifo", *of)
     assert "expected a class that is called with nothing, or with max_held" in refused.output
+
+
+def test_axrt_train_follows_it(in_a_directory: str) -> None:
+    Path("tiny.toml").write_text(TINY)
+    Path("text.txt").write_text("all work and no play " * 20)
+    result = axrt("train", "tiny.toml", f"schedule.policy={in_a_directory}:Lifo")
+    assert result.exit_code == 0, result.output
+    assert f"policy {in_a_directory}:Lifo" in result.output
 
 
 def test_it_trains_with_the_bits_of_plain_pytorch(in_a_directory: str) -> None:

@@ -1,6 +1,8 @@
 """`axrt generate`: what a checkpoint goes on with."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from axrt.errors import ConfigError
 from axrt.generation import Choice, Stage
 
 from ..models.writing import written
-from .test_train import axrt, in_a_directory
+from .test_train import axrt, environment, in_a_directory
 
 __all__ = ["in_a_directory"]  # a fixture
 
@@ -41,6 +43,18 @@ def test_a_run_goes_on_from_a_prompt_and_repeats_itself() -> None:
         "out/checkpoints/step-00000030", "--prompt", "all", "--tokens", "12", "--temperature", "0"
     ).output
     assert greedy == generate("out", "--prompt", "all", "--tokens", "12", "--top-k", "1").output
+
+
+def test_text_comes_as_it_is_written() -> None:
+    axrt("tiny.toml", "run.steps=1")
+    command = [sys.executable, "-m", "axrt", "generate", "out", "--prompt", "all"]
+    with subprocess.Popen(
+        [*command, "--tokens", "1000000"], stdout=subprocess.PIPE, env=environment()
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.read(20).startswith(b"all")
+        assert job.poll() is None, "it writes on"
+        job.kill()
 
 
 def test_a_model_of_token_files_takes_and_gives_numbers() -> None:

@@ -810,6 +810,33 @@ def test_advice_is_the_difference_of_two_ledgers() -> None:
     assert "memory.offload = 'stream'" not in helpful, "three slots hold all of so small a model"
 
 
+@pytest.mark.parametrize(
+    ("size", "sections"),
+    [
+        (2, {"schedule": {"policy": "1f1b"}}),
+        (2, {"parallel": {"data": 2}}),
+        (4, {"parallel": {"data": 2}, "memory": {"zero": 1}}),
+        (2, {"memory": {"offload": "stream", "bucket_mb": 0.01}}),
+        (2, {"memory": {"recompute": "full"}, "precision": {"weights": "bfloat16"}}),
+        (1, {"optimizer": {"clip": 1.0}}),
+    ],
+)
+def test_a_run_that_takes_an_advice_is_not_refused(size: int, sections: dict[str, Any]) -> None:
+    config = Config.read(configured(4, model=GPT, **sections))
+    predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
+    found = advices(predictor, predictor.predict(config, size))
+    assert found
+    for one in found:
+        if one.then.config.run.device == "cuda":
+            continue
+
+        def start(transport: Transport, changed: Config = one.then.config) -> None:
+            sample = (TOKENS, TOKENS)
+            axrt.initialize(gpt(changed), config=changed, transport=transport, sample=sample)
+
+        LocalWorld(one.then.size).run(start)
+
+
 def test_weights_in_scratch_are_advised_where_state_is_there() -> None:
     memory = {"offload": "stream", "bucket_mb": 0.1}
     deep = {**GPT, "layers": 16, "width": 128}
