@@ -334,6 +334,8 @@ class Engine:
         return Replanning(self._rank, self._job, self.config, self._task_times)
 
     def _plan_anew(self) -> None:
+        if self.config.run.trace_steps and not self._rank.trace.whole:
+            return  # a timeline tells one order
         policy = self._replanning.between_steps() if self._replanning else None
         if policy:
             self._job = replace(self._job, policy=policy)
@@ -844,6 +846,8 @@ class Engine:
 
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
+        if self._replanning:
+            self._replanning.close()
         error = as_failure(error)
         if isinstance(error, PeerLostError) and not self._world.survives:
             self._tell_what_all_wait_for()

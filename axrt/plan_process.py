@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from axrt.exit_codes import Exit
 from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
@@ -59,7 +60,7 @@ def _end_with(parent: int) -> None:
     """End when another process has ended, whatever ended it."""
     while os.getppid() == parent:
         time.sleep(1.0)
-    os._exit(1)
+    os._exit(Exit.LOST_PEER)
 
 
 if __name__ == "__main__":

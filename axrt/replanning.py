@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain
 from math import log
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
@@ -36,7 +36,6 @@ from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import AlongPlan, Policy
-from axrt.scheduler.simulator import Edge
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 _KINDS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
@@ -51,7 +50,8 @@ class StageTimes(NamedTuple):
         forward, input, weight: median seconds of a forward and of an input gradient, and mean
             seconds of all pieces of a weight gradient.
         sent: bytes of the activation that it sends to another rank; 0 if it sends none.
-        spread: standard deviation of the logarithm of the forward's duration.
+        spread: standard deviation of the logarithm of the forward's duration, where all but the
+            longest and the shortest sixths are looked at: the first forwards of a run are slow.
         pieces: mean number of pieces of a weight gradient.
     """
 
@@ -61,6 +61,12 @@ class StageTimes(NamedTuple):
     sent: float
     spread: float
     pieces: float
+
+
+def _spread(took: Sequence[float]) -> float:
+    logs = sorted(log(max(_SHORTEST_S, one)) for one in took)
+    aside = len(logs) // 6  # a sixth on each side of a normal distribution is beyond its deviation
+    return (logs[-1 - aside] - logs[aside]) / 2
 
 
 class TaskTimes(Observer):
@@ -96,7 +102,9 @@ class TaskTimes(Observer):
         self._free = now
 
     def sent(self, rank: int, message: News, payload: Any) -> None:
-        if isinstance(message, Message) and message.meaning is Meaning.ACTIVATION:
+        is_one = isinstance(message, Message) and message.meaning is Meaning.ACTIVATION
+        if is_one and self._counts:
+            assert isinstance(message, Message)
             stage = message.stage - 1
             if stage not in self._sent:
                 self._sent[stage] = sum(tensor.nbytes for tensor in flatten(payload)[1])
@@ -112,7 +120,7 @@ class TaskTimes(Observer):
                     median(back),
                     sum(pieces) / len(back),
                     self._sent.get(stage, 0.0),
-                    pstdev([log(max(_SHORTEST_S, one)) for one in forward]),
+                    _spread(forward),
                     len(pieces) / len(back),
                 )
         self._took.clear()
@@ -136,8 +144,7 @@ class Replanning:
     def __init__(self, rank: Rank, job: Job, config: Config, times: TaskTimes) -> None:
         self._rank, self._job, self._times = rank, job, times
         self._every = config.schedule.replan
-        self._edge: Edge | None = None
-        self._edges: Mapping[tuple[int, int], Edge] = {}
+        self._known: CostTable | None = None  # what is known of links and the loop
         self._planned_for: Sequence[StageTimes] = ()
         self._process: _PlanProcess | None = None
         self._has_failed = False
@@ -153,13 +160,13 @@ class Replanning:
             why = "the order of gathers rests on the order of tasks (memory.zero = 3 or offloads)"
         elif config.memory.activations_mb:
             why = "new plans count microbatches and no bytes, and memory.activations_mb limits them"
+        elif job.recomputed:
+            why = "new plans leave out forwards that run again (memory.recompute)"
         if why:
             raise ConfigError(
                 f"schedule.replan = {self._every}: {why}. Leave it away, or set it to 0"
             )
-        if config.schedule.costs:
-            table = CostTable.read(Path(config.schedule.costs))
-            self._edge, self._edges = table.edge, table.edges
+        self._costs = config.schedule.costs
         # A rank may always keep what it might at first: chunks, whatever it follows meanwhile.
         self._caps = [
             job.policy.bounds(job.placement, rank, job.microbatches).held
@@ -176,8 +183,8 @@ class Replanning:
         if self._job.ranks == 1:
             return None
         took = self._rank.exchange.gathered([(stage, *of) for stage, of in mine.items()])
-        if self._edge is None:
-            self._edge = measured_edge(self._rank.exchange, self._rank.device)
+        if self._known is None:
+            self._known = self._links()
         made = self._rank.exchange.agreed(self._made)
         if made:
             self._job = replace(self._job, policy=_policy(made))
@@ -199,12 +206,7 @@ class Replanning:
         try:
             made = process.plan()
         except ValueError as error:
-            print(
-                f"axrt: schedule.replan: {error}. The run keeps the order that it has",
-                file=sys.stderr,
-                flush=True,
-            )
-            self._has_failed = True
+            self._give_up(str(error))
             return None
         return None if made is None else tuple(made)
 
@@ -219,9 +221,30 @@ class Replanning:
         stages = [_mean(by_stage[stage]) for stage in range(self._job.stages)]
         if not _are_alike(stages, self._planned_for):
             self._planned_for = stages
-            self._process = _PlanProcess(self._asked(stages))
+            try:
+                self._process = _PlanProcess(self._asked(stages, self._known or CostTable({})))
+            except OSError as error:
+                self._give_up(f"the process that makes plans cannot start: {error.strerror}")
 
-    def _asked(self, stages: Sequence[StageTimes]) -> dict[str, Any]:
+    def _links(self) -> CostTable:
+        """What is known of links and of the loop: from the table of the run, which the main rank
+        has read before, or measured."""
+        if not self._costs:
+            return CostTable(
+                {}, measured_edge(self._rank.exchange, self._rank.device), task_s=TASK_S
+            )
+        return CostTable.read(Path(self._costs)) if self._rank.is_main else CostTable({})
+
+    def _give_up(self, why: str) -> None:
+        """Make no more plans."""
+        self._has_failed = True
+        print(
+            f"axrt: schedule.replan: {why}. The run keeps the order that it has",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _asked(self, stages: Sequence[StageTimes], known: CostTable) -> dict[str, Any]:
         """What a plan is made from. A rank may keep as many chunks as its cap says, each of which
         counts that share of a limit of 1."""
         where, policy = self._job.placement, self._job.policy
@@ -234,9 +257,9 @@ class Replanning:
             "work": [of[:4] for of in stages],
             "jitter": median(of.spread for of in stages),
             "pieces": max(1, round(median(of.pieces for of in stages))),
-            "edge": self._edge,
-            "edges": [[list(ends), list(edge)] for ends, edge in self._edges.items()],
-            "task_s": TASK_S,
+            "edge": known.edge,
+            "edges": [[list(ends), list(edge)] for ends, edge in known.edges.items()],
+            "task_s": known.task_s,
             "kept": [1 / self._caps[where.rank_of(stage)] for stage in range(where.stages)],
             "votes": self._job.votes,
             "cuts": list(self._job.cuts),
@@ -278,7 +301,13 @@ class _PlanProcess:
             json.dump(asked, given)
             given.seek(0)
             command = [sys.executable, "-m", "axrt.plan_process", str(os.getpid())]
-            self._process = subprocess.Popen(command, stdin=given, stdout=self._plan)
+            try:  # signals to a whole group, such as Ctrl-C, are the ranks' own
+                self._process = subprocess.Popen(
+                    command, stdin=given, stdout=self._plan, start_new_session=True
+                )
+            except OSError:
+                self._plan.close()
+                raise
 
     def has_ended(self) -> bool:
         """The plan is there, or has failed."""

@@ -40,9 +40,10 @@ def _way(placement: Placement, costs: Costs, stage: int, pipe: int, forward: boo
     """The duration of the way of the first activation to a stage, or of its last input gradient to
     the first stage."""
     work = [_on(placement, costs, one, pipe) for one in range(stage)]
-    return sum(of.forward if forward else of.input for of in work) + costs.edge.latency * _hops(
-        placement, stage, pipe
-    )
+    ranks = [placement.rank_of(one, pipe) for one in range(stage + 1)]
+    ends = [one if forward else one[::-1] for one in pairwise(ranks) if one[0] != one[1]]
+    links = [costs.edges.get(one, costs.edge).latency for one in ends]
+    return sum(of.forward if forward else of.input for of in work) + sum(links)
 
 
 def _on(placement: Placement, costs: Costs, stage: int, pipe: int) -> Work:
@@ -50,9 +51,3 @@ def _on(placement: Placement, costs: Costs, stage: int, pipe: int) -> Work:
     slow = costs.stragglers.get(placement.rank_of(stage, pipe), 1.0)
     forward, back, weight, sent = costs.of_stage(placement, stage)
     return Work(slow * forward, slow * back, slow * weight, sent)
-
-
-def _hops(placement: Placement, stage: int, pipe: int) -> int:
-    """Number of times that a microbatch changes ranks on its way to a stage."""
-    ranks = [placement.rank_of(one, pipe) for one in range(stage + 1)]
-    return sum(one != after for one, after in pairwise(ranks))

@@ -15,7 +15,7 @@ from .longest import SLACK, Graph, Kept, Row, longest_path
 from .order import Order
 from .placement import Placement, placement_by_name
 from .policies import NAMES, policy_by_name
-from .schedules import build_schedule
+from .schedules import build_schedule, caps_of
 from .simulator import Costs, order_of
 
 PLACEMENTS = ("linear", "vee", "looped")
@@ -194,14 +194,19 @@ def _candidates(world: World, graph: Graph, limit: float, steps: int) -> list[_B
 
 
 def orders(placement: Placement, costs: Costs, microbatches: int) -> Iterator[tuple[str, Order]]:
-    """The orders of all policies on a placement in a world without what varies, by name."""
+    """The orders of all policies on a placement in a world without what varies, by name; policies
+    that take a cap come with several."""
     steady = replace(costs, pieces=1, jitter=0.0, lengths=0.0, hiccups=(0.0, 1.0))
     chunks = placement.chunks if placement.name == "looped" else 0
-    for name in NAMES:
-        if placement.name not in policy_by_name(name).placements:
-            continue
+    fitting = [name for name in NAMES if placement.name in policy_by_name(name).placements]
+    for name, cap in ((one, cap) for one in fitting for cap in caps_of(one, placement.ranks)):
         with suppress(ValueError, RuntimeError):
             job = build_schedule(
-                name, placement.ranks, microbatches, placement=placement.name, chunks=chunks
+                name,
+                placement.ranks,
+                microbatches,
+                placement=placement.name,
+                chunks=chunks,
+                max_held=cap,
             )
             yield name, order_of(job, steady).split()

@@ -39,6 +39,7 @@ def test_ranks_follow_plans_from_measured_costs_with_the_same_losses(tmp_path: P
     }.items():
         ended = mpirun(3, [*train, f"run.out={name}", *more], cwd=tmp_path)
         assert ended.code == 0, ended.err
+        assert "schedule.replan:" not in ended.err, "no process has failed"
     assert len(losses(tmp_path / "quiet")) == STEPS
     assert losses(tmp_path / "planned") == losses(tmp_path / "quiet")
     assert losses(tmp_path / "anew") == losses(tmp_path / "quiet")

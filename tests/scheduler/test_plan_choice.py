@@ -12,10 +12,10 @@ from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import Effort, World, worlds
 from axrt.scheduler.policies import AlongPlan, policy_by_name
-from axrt.scheduler.schedules import options
+from axrt.scheduler.schedules import build_schedule, options
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 
-from ..sweeps import examples
+from ..sweeps import examples, swept
 
 STEPS = 8
 
@@ -50,6 +50,35 @@ def test_messages_that_take_as_long_as_a_forward(held: int, least: float) -> Non
     line = simulate(job, costs, steps=STEPS)
     assert line.utilisation >= least - 5e-4
     assert max(line.held) * job.placement.share <= held
+
+
+@swept(("held, least", [(12, 0.67), (8, 0.565), (16, 0.785)]), quick=1)
+def test_messages_that_take_as_long_as_a_forward_on_eight_ranks(held: int, least: float) -> None:
+    """The best policies without a plan reach 0.536, 0.571 and 0.636 there."""
+    costs = Costs(edge=Edge(1.0))
+    job = job_along_plan(worlds(8, costs, ("linear", "vee")), 16, held)
+    line = simulate(job, costs, steps=STEPS)
+    assert line.utilisation >= least
+    assert max(line.held) * job.placement.share <= held
+
+
+PUBLISHED = [  # Tables 5 and 6: microbatches, costs, latency, bubble rate of 1F1B
+    (24, Work(18.522, 18.086, 9.337), 0.601, 0.2431),
+    (32, Work(18.513, 18.086, 9.331), 0.626, 0.1985),
+    (64, Work(18.546, 18.097, 9.321), 0.762, 0.1240),
+    (24, Work(29.718, 29.444, 19.927), 0.527, 0.2347),
+    (32, Work(29.802, 29.428, 19.530), 0.577, 0.1898),
+    (64, Work(29.935, 29.621, 19.388), 0.535, 0.1091),
+]
+
+
+@pytest.mark.parametrize(("microbatches", "work", "latency", "rate"), PUBLISHED)
+def test_1f1b_has_its_published_bubble_rate(
+    microbatches: int, work: Work, latency: float, rate: float
+) -> None:
+    job = build_schedule("1f1b", 8, microbatches)
+    span = max(simulate(job, Costs(work, edge=Edge(latency))).span)
+    assert (span - microbatches * sum(work[:3])) / span == pytest.approx(rate, abs=6e-5)
 
 
 @pytest.mark.parametrize(

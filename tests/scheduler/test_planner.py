@@ -51,6 +51,14 @@ def test_no_order_is_shorter_than_the_optimum(
 
 
 @pytest.mark.exact
+@pytest.mark.parametrize(("held", "takes"), [(8, 83), (12, 71), (16, 62)])
+def test_no_order_of_eight_ranks_is_shorter_on_linear(held: int, takes: float) -> None:
+    (world,) = worlds(8, AT_LATENCY_1, ("linear",))
+    plan = planned([world], 16, held, effort=QUICK)
+    assert shortest(world.graph(16), held, plan.takes, 0.5, 600) >= takes
+
+
+@pytest.mark.exact
 @pytest.mark.parametrize(("ranks", "placement"), [(2, "vee"), (3, "linear"), (3, "vee")])
 def test_a_plan_is_within_two_percent_of_what_a_solver_finds(ranks: int, placement: str) -> None:
     costs = Costs(Work(1, 2, 1), edge=Edge(0.5), pieces=1)
