@@ -144,7 +144,12 @@ class Replanning:
     def __init__(self, rank: Rank, job: Job, config: Config, times: TaskTimes) -> None:
         self._rank, self._job, self._times = rank, job, times
         self._every = config.schedule.replan
-        self._known: CostTable | None = None  # what is known of links and the loop
+        # What is known of links and of the loop: the main rank has read the table of the run just
+        # before, and may not find it later.
+        costs = config.schedule.costs
+        self._known: CostTable | None = None
+        if costs:
+            self._known = CostTable.read(Path(costs)) if rank.is_main else CostTable({})
         self._planned_for: Sequence[StageTimes] = ()
         self._process: _PlanProcess | None = None
         self._has_failed = False
@@ -166,7 +171,6 @@ class Replanning:
             raise ConfigError(
                 f"schedule.replan = {self._every}: {why}. Leave it away, or set it to 0"
             )
-        self._costs = config.schedule.costs
         # A rank may always keep what it might at first: chunks, whatever it follows meanwhile.
         self._caps = [
             job.policy.bounds(job.placement, rank, job.microbatches).held
@@ -184,7 +188,8 @@ class Replanning:
             return None
         took = self._rank.exchange.gathered([(stage, *of) for stage, of in mine.items()])
         if self._known is None:
-            self._known = self._links()
+            edge = measured_edge(self._rank.exchange, self._rank.device)
+            self._known = CostTable({}, edge, task_s=TASK_S)
         made = self._rank.exchange.agreed(self._made)
         if made:
             self._job = replace(self._job, policy=_policy(made))
@@ -225,15 +230,6 @@ class Replanning:
                 self._process = _PlanProcess(self._asked(stages, self._known or CostTable({})))
             except OSError as error:
                 self._give_up(f"the process that makes plans cannot start: {error.strerror}")
-
-    def _links(self) -> CostTable:
-        """What is known of links and of the loop: from the table of the run, which the main rank
-        has read before, or measured."""
-        if not self._costs:
-            return CostTable(
-                {}, measured_edge(self._rank.exchange, self._rank.device), task_s=TASK_S
-            )
-        return CostTable.read(Path(self._costs)) if self._rank.is_main else CostTable({})
 
     def _give_up(self, why: str) -> None:
         """Make no more plans."""
