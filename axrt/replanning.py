@@ -193,6 +193,8 @@ class Replanning:
         made = self._rank.exchange.agreed(self._made)
         if made:
             self._job = replace(self._job, policy=_policy(made))
+            if self._rank.is_main:
+                _tell("a new plan is followed from now on")
         if took:  # once the others go on
             self._ask(took)
         return self._job.policy if made else None
@@ -234,11 +236,7 @@ class Replanning:
     def _give_up(self, why: str) -> None:
         """Make no more plans."""
         self._has_failed = True
-        print(
-            f"axrt: schedule.replan: {why}. The run keeps the order that it has",
-            file=sys.stderr,
-            flush=True,
-        )
+        _tell(f"{why}. The run keeps the order that it has")
 
     def _asked(self, stages: Sequence[StageTimes], known: CostTable) -> dict[str, Any]:
         """What a plan is made from. A rank may keep as many chunks as its cap says, each of which
@@ -262,6 +260,10 @@ class Replanning:
             "followed": SentPlan.of(self._job, policy.name, self._job.cuts) if along else None,
             "cap": getattr(policy, "cap", 0),
         }
+
+
+def _tell(text: str) -> None:
+    print(f"axrt: schedule.replan: {text}", file=sys.stderr, flush=True)
 
 
 def _mean(of_replicas: Sequence[StageTimes]) -> StageTimes:

@@ -33,10 +33,15 @@ def lines(run_directory: Path) -> list[dict[str, float]]:
         return []
 
 
-def begin(folder: Path, ranks: int, *overrides: str) -> subprocess.Popen[str]:
-    """Start a run that goes on until it is told to end, and wait for its first steps."""
+def write_files(folder: Path) -> None:
+    """Write the settings of a tiny model, and text to train it on."""
     (folder / "tiny.toml").write_text(TINY)
     (folder / "text.txt").write_text("all work and no play " * 20)
+
+
+def begin(folder: Path, ranks: int, *overrides: str) -> subprocess.Popen[str]:
+    """Start a run that goes on until it is told to end, and wait for its first steps."""
+    write_files(folder)
     job = subprocess.Popen(
         [
             launcher(),
@@ -120,8 +125,7 @@ def test_four_ranks_train_are_interrupted_two_go_on_and_one_generates(tmp_path: 
 
 def test_a_pipeline_writes_what_one_process_does(tmp_path: Path) -> None:
     """Of a model whose embedding and head are tied; then ranks have no layer left."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     train = ["-m", "axrt", "train", "tiny.toml", "model.tied=true", "run.steps=8"]
     train += ["checkpoint.every=4"]
     ended = mpirun(1, train, cwd=tmp_path)
@@ -162,8 +166,7 @@ def test_ctrl_c_saves_where_the_launcher_waits_and_harms_no_checkpoint_where_it_
 def test_a_signal_to_a_group_with_loader_workers_saves_without_a_launcher(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     command = [
         sys.executable,
         "-m",
@@ -238,8 +241,7 @@ def quick(config):
 )
 def test_ctrl_c_before_the_first_step_ends_at_once(tmp_path: Path, settings: list[str]) -> None:
     """There is nothing to save."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW_START)
     command = [launcher(), "-n", "2", sys.executable, "-m", "axrt", "train", "tiny.toml"]
     job = subprocess.Popen(
@@ -286,8 +288,7 @@ def model(config):
 
 def test_ctrl_c_twice_ends_a_step_that_lasts(tmp_path: Path) -> None:
     """The first one waits for the end of the step; one more than a second later does not."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW_STEPS)
     command = [sys.executable, "-m", "axrt", "train", "tiny.toml", "model.factory=slow:model"]
     job = subprocess.Popen(
@@ -310,8 +311,7 @@ def test_ctrl_c_twice_ends_a_step_that_lasts(tmp_path: Path) -> None:
 
 
 def test_a_start_says_where_it_comes_from_and_its_command_repeats_it(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     if shutil.which("git") is None:
         pytest.skip("no git here")
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
@@ -343,8 +343,7 @@ def losses(run: Path) -> list[float]:
 
 
 def test_a_run_with_more_ranks_than_cores_says_so(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
     on_one_core = ["import os, runpy", "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"]
     (tmp_path / "one.py").write_text("\n".join([*on_one_core, "runpy.run_module('axrt')\n"]))
     said = mpirun(2, ["one.py", "train", "tiny.toml"], cwd=tmp_path)
