@@ -317,9 +317,12 @@ def test_large_messages_and_durations_that_vary_are_told() -> None:
 def test_times_of_tasks_leave_out_evaluations_and_waits_behind_other_tasks() -> None:
     times = TaskTimes()
     with times.aside():
-        for of in (times.started, times.finished):
-            of(Task(Kind.FORWARD, 0, 0))
+        for kind in (Kind.FORWARD, Kind.INPUT):
+            times.started(Task(kind, 0, 0))
+            times.finished(Task(kind, 0, 0))
     assert times.take() == {}
+    with times.aside():
+        times.sent(1, Message(Meaning.ACTIVATION, 1, 0), torch.zeros(7))
     first, second, back = Task(Kind.FORWARD, 0, 0), Task(Kind.FORWARD, 0, 1), Task(Kind.INPUT, 0, 0)
     times.started(first)
     times.started(second)  # queued behind it on a device
