@@ -16,11 +16,17 @@ SCRIPTS = {
 }
 NAMES = ["README", *sorted(page.stem for page in PAGES.glob("*.md"))]
 TO_OTHERS = ("test", "test_queues")  # their arguments go to pytest
-BEHIND = "\n".join(
-    file.read_text()
-    for folder in ("scripts/benchmarks", "tests/attacks", "tests/device")
-    for file in (ROOT / folder).rglob("*.py")
-)
+
+
+def behind(script: Path) -> str:
+    """The script, and the Python that it runs: files by their path, modules by name."""
+    text = script.read_text()
+    paths = [ROOT / name for name in re.findall(r"\S+\.py\b", text)]
+    for name in re.findall(r'-m "?([a-z]\w*(?:\.\w+)*)', text):
+        for base in (ROOT, ROOT / "scripts/benchmarks"):
+            place = base.joinpath(*name.split("."))
+            paths += [place.with_suffix(".py"), *place.glob("**/*.py")]
+    return "\n".join([text, *(path.read_text() for path in paths if path.is_file())])
 
 
 def calls(page: str) -> list[tuple[str, str]]:
@@ -36,7 +42,7 @@ def test_scripts_that_are_called_have_their_options(page: str) -> None:
         assert name in SCRIPTS or (ROOT / "scripts" / name).is_dir() or name == "environment", name
         if name in SCRIPTS and name not in TO_OTHERS:
             for option in re.findall(r" (--[a-z][\w-]*)", arguments.partition(" -- ")[0]):
-                assert option in SCRIPTS[name].read_text() + BEHIND, f"scripts/{name} {option}"
+                assert option in behind(SCRIPTS[name]), f"scripts/{name} {option}"
 
 
 def test_every_script_is_listed_with_what_it_does() -> None:
