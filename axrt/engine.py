@@ -170,6 +170,8 @@ class Engine:
         # Not before: another rank may be training, and while this one listens it hears of that.
         choices = [told(self._route)] if self._route else []
         choices += [*([str(again)] if again else []), *resolved.notes]
+        if self._replanning and self._replanning.note:
+            choices.append(self._replanning.note)
         self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
@@ -363,6 +365,11 @@ class Engine:
                 "eval_batch got no microbatch on any replica; expected one or more"
             )
         return result
+
+    @property
+    def along_a_plan(self) -> bool:
+        """The schedule follows a plan that was made from costs."""
+        return isinstance(self._job.policy, AlongPlan)
 
     @property
     def traced(self) -> bool:

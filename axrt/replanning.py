@@ -24,7 +24,7 @@ from statistics import fmean, median
 from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.known_costs import TASK_S, measured_edge
 from axrt.note import News
@@ -138,7 +138,10 @@ class Replanning:
         config: settings of the run.
         times: observer of this rank's loop.
     Raises:
-        ConfigError: the schedule follows no plan, or something else rests on its order.
+        ConfigError: a policy that was named follows no plan, or something else rests on the order
+            of tasks.
+    Attributes:
+        note: a line for a person where the run keeps its order; "" elsewhere.
     """
 
     def __init__(self, rank: Rank, job: Job, config: Config, times: TaskTimes) -> None:
@@ -155,7 +158,9 @@ class Replanning:
         self._has_failed = False
         self._steps = 0
         why = ""
-        if job.policy.name not in PLANNED:
+        # A policy that nobody has named follows from the number of ranks, which may change.
+        self._plans = job.ranks > 1 and job.policy.name in PLANNED
+        if job.policy.name not in PLANNED and config.schedule.policy not in ("", AUTO):
             why = (
                 f"policy {job.policy.name!r} follows no plan; expected one of {', '.join(PLANNED)}"
             )
@@ -171,6 +176,10 @@ class Replanning:
             raise ConfigError(
                 f"schedule.replan = {self._every}: {why}. Leave it away, or set it to 0"
             )
+        self.note = ""
+        if not self._plans:
+            name = f"{job.policy.name} on {job.ranks} ranks of a pipeline"
+            self.note = f"schedule.replan = {self._every} does nothing: {name} follows no plan"
         # A rank may always keep what it might at first: chunks, whatever it follows meanwhile.
         self._caps = [
             job.policy.bounds(job.placement, rank, job.microbatches).held
@@ -184,7 +193,7 @@ class Replanning:
         if self._steps % self._every:
             return None
         mine = self._times.take()
-        if self._job.ranks == 1:
+        if not self._plans:
             return None
         took = self._rank.exchange.gathered([(stage, *of) for stage, of in mine.items()])
         if self._known is None:

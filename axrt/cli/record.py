@@ -409,9 +409,10 @@ def _describe(engine: Engine) -> str:
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (
         f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
     )
+    along = " along a plan" if engine.along_a_plan else ""
     return (
-        f"axrt: {layout}, policy {engine.schedule.policy}, {batch}, {config.run.steps} steps on "
-        f"{engine.device}{_by_library(engine)}{_shared(engine)}"
+        f"axrt: {layout}, policy {engine.schedule.policy}{along}, {batch}, {config.run.steps} steps "
+        f"on {engine.device}{_by_library(engine)}{_shared(engine)}"
     )
 
 

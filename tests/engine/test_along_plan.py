@@ -435,6 +435,23 @@ def test_costs_that_make_no_plan_are_refused(
         LocalWorld(2, 1).run(rank_main)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_policy_that_nobody_named_and_that_follows_no_plan_stays(
+    ranks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number of ranks has led to it, as after the loss of one."""
+    chunks = 3 * (ranks > 1)  # breadth-first
+    config = configured(MICROBATCHES, schedule={"replan": 1, "chunks": chunks})
+
+    def rank_main(transport: Transport) -> Any:
+        with axrt.initialize(perceptron(), adamw, constant, config, transport=transport) as engine:
+            return [engine.train_batch(iter(BATCHES(step))).loss for step in range(STEPS)]
+
+    found = LocalWorld(ranks, 1).run(rank_main)
+    assert found[0] == train_in_plain_torch(perceptron(), BATCHES, STEPS).losses
+    assert "schedule.replan = 1 does nothing: " in capsys.readouterr().err
+
+
 def test_nothing_is_planned_before_every_stage_has_run() -> None:
     job = Job(Linear(2), policy_by_name("zb-h1"), 6)
     plans = replanning(job)

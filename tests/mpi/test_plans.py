@@ -41,6 +41,7 @@ def test_ranks_follow_plans_from_measured_costs_with_the_same_losses(tmp_path: P
     }.items():
         ended = mpirun(3, [*train, f"run.out={name}", *more], cwd=tmp_path)
         assert ended.code == 0, ended.err
+        assert (" along a plan, " in ended.out) == ("schedule.costs=costs.json" in more)
         assert "keeps the order" not in ended.err, "no process has failed"
     assert len(losses(tmp_path / "quiet")) == STEPS
     assert losses(tmp_path / "planned") == losses(tmp_path / "quiet")
