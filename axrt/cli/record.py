@@ -409,9 +409,9 @@ def _describe(engine: Engine) -> str:
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (
         f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
     )
-    along = " along a plan" if engine.along_a_plan else ""
+    policy = engine.schedule.policy + " along a plan" * engine.along_a_plan
     return (
-        f"axrt: {layout}, policy {engine.schedule.policy}{along}, {batch}, {config.run.steps} steps "
+        f"axrt: {layout}, policy {policy}, {batch}, {config.run.steps} steps "
         f"on {engine.device}{_by_library(engine)}{_shared(engine)}"
     )
 
