@@ -437,7 +437,12 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     help="what a microbatch holds on a rank; a chunk holds 1/v",
 )
 @click.option("--json", "as_json", is_flag=True, help="figures as JSON")
-@click.option("--csv", "as_csv", is_flag=True, help="figures as CSV, a line a schedule")
+@click.option(
+    "--csv",
+    "as_csv",
+    is_flag=True,
+    help="figures as CSV, a line a schedule; with --like alone, a line a rank",
+)
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -479,8 +484,8 @@ def simulate_command(
     memory = options.pop("memory")
     _check_picture(options["picture"])
     if like or what_if:
-        _refuse_besides("--like", ("--what-if", "--picture", "--json"), context)
-        _like(like, what_if, as_json, options["picture"])
+        _refuse_besides("--like", ("--what-if", "--picture", "--json", "--csv"), context)
+        _like(like, what_if, _form(as_json, as_csv), options["picture"])
         return
     modes = [mode for mode, on in zip(_MODES, (policy, searches, plans), strict=True) if on]
     _check_modes(modes, memory, options)
@@ -491,9 +496,7 @@ def simulate_command(
         _refuse(
             "--also adds policies to those that are compared; expected --policy all, or --search"
         )
-    if as_json and as_csv:
-        _refuse("--json and --csv are two forms of the figures; expected one of them")
-    form = "json" if as_json else "csv" if as_csv else "table"
+    form = _form(as_json, as_csv)
     if searches:
         _refuse_besides("--search", _COSTS, context)
         _search(options, memory, form)
@@ -669,12 +672,18 @@ def _refuse_besides(mode: str, allowed: Sequence[str], context: click.Context) -
         _refuse(f"{mode} takes no {others[0]}; expected only {', '.join(allowed)} with it")
 
 
+def _form(as_json: bool, as_csv: bool) -> str:
+    if as_json and as_csv:
+        _refuse("--json and --csv are two forms of the figures; expected one of them")
+    return "json" if as_json else "csv" if as_csv else "table"
+
+
 def _check_picture(path: Path | None) -> None:
     if path and path.suffix != ".svg":
         _refuse(f"--picture {path}: pictures are SVG; expected a name that ends in .svg")
 
 
-def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None) -> None:
+def _like(path: Path | None, what_if: bool, form: str, picture: Path | None) -> None:
     """Print measured figures beside predicted ones."""
     if path is None:
         _refuse("--what-if compares with a run; expected --like RUN")
@@ -688,12 +697,29 @@ def _like(path: Path | None, what_if: bool, as_json: bool, picture: Path | None)
     except ValueError as error:
         _refuse(str(error))
     _write(picture, lambda: draw(run.line, line))
-    if as_json:
+    if form == "json":
         click.echo(json.dumps({**found, "what_if": tried}, indent=1))
+    elif form == "csv":
+        _print_csv(tried if what_if else _by_rank(found))
     else:
         from axrt.cli.tables import show_comparison
 
         show_comparison(found, tried, run)
+
+
+def _by_rank(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row for each rank, measured and predicted."""
+    return [
+        {
+            "figures": which,
+            "rank": rank,
+            "step": of["step"],
+            **{key: of[key][rank] for key in ("time", "computing", "in_flight", "held")},
+            **{f"idle_{cause}": of["idle_by_cause"][cause][rank] for cause in CAUSES},
+        }
+        for which, of in (("measured", found["measured"]), ("predicted", found["predicted"]))
+        for rank in range(len(of["time"]))
+    ]
 
 
 def _search(options: dict[str, Any], memory: float, form: str) -> None:

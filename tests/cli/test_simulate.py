@@ -5,6 +5,7 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -579,6 +580,30 @@ def test_what_other_schedules_would_have_done(run: Path) -> None:
     )
 
 
+def test_a_run_and_its_prediction_as_csv(run: Path) -> None:
+    found = json.loads(simulate("--like", str(run), "--what-if", "--json").output)
+    rows = list(csv.DictReader(StringIO(simulate("--like", str(run), "--csv").output)))
+    ranks = range(len(found["measured"]["time"]))
+    assert [(row["figures"], int(row["rank"])) for row in rows] == [
+        (which, rank) for which in ("measured", "predicted") for rank in ranks
+    ]
+    for row in rows:
+        of, rank = found[row["figures"]], int(row["rank"])
+        assert float(row["computing"]) == of["computing"][rank]
+        assert {key: float(value) for key, value in row.items() if key.startswith("idle_")} == {
+            f"idle_{cause}": times[rank] for cause, times in of["idle_by_cause"].items()
+        }
+    others = list(
+        csv.DictReader(StringIO(simulate("--like", str(run), "--what-if", "--csv").output))
+    )
+    assert [(row["policy"], float(row["step"])) for row in others] == [
+        (one["policy"], one["step"]) for one in found["what_if"]
+    ]
+    both = simulate("--like", str(run), "--csv", "--json")
+    assert both.exit_code == 2
+    assert "two forms of the figures" in both.output
+
+
 def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path: Path) -> None:
     work = (Work(1e-3, 1e-3, 1e-3), Work(2e-3, 2e-3, 2e-3))
     ran = Job(Linear(2), policy_by_name("zb-h1"), 8, recomputed={0: 1})
@@ -617,7 +642,7 @@ def test_another_schedule_is_simulated_on_the_same_model_cut_otherwise(tmp_path:
         (("--what-if",), "--what-if compares with a run; expected --like RUN"),
         (
             ("--like", "nowhere", "--ranks", "4"),
-            "--like takes no --ranks; expected only --what-if, --picture, --json with it",
+            "--like takes no --ranks; expected only --what-if, --picture, --json, --csv with it",
         ),
         (("--like", "nowhere", "--search"), "--like takes no --search"),
         (
