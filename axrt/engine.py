@@ -412,6 +412,8 @@ class Engine:
             **({"share": True} if job.drawn else {}),
             "placement": job.placement.name,
             "chunks": of.chunks,
+            "cuts": list(job.cuts),
+            "microbatch_size": of.microbatch_size,
             "max_held": along.cap if along else of.max_held,
             "order": str(along.order) if along else of.order,
             **({"along": STRICTLY if along.strict else LOOSELY} if along else {}),

@@ -32,12 +32,15 @@ class Run:
         recompute: value of `memory.recompute` in the run.
         shared: what its replicas share out, and whether weights are in scratch: arguments of
             `with_shards`, by name.
+        microbatch_size: number of samples in a microbatch, as the run's settings say it; 0: the
+            timeline does not say it, as former versions wrote it.
     """
 
     line: Timeline
     job: Job
     recompute: str | int
     shared: Mapping[str, Any]
+    microbatch_size: int = 0
 
     @classmethod
     def read(cls, path: Path) -> "Run":
@@ -74,8 +77,9 @@ class Run:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
+            cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
             on_device, share = of.pop("held_on_device", 0), of.pop("host_share", 1.0)
-            job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots)
+            job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts)
             job = replace(job, host_rooms=rooms, host_share=share, held_on_device=on_device)
             job = with_shards(job, **shared)
         except (KeyError, TypeError) as error:
@@ -83,7 +87,7 @@ class Run:
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
                 "of a run"
             ) from None
-        return cls(line, job, recompute, shared)
+        return cls(line, job, recompute, shared, samples)
 
     @property
     def steps(self) -> int:

@@ -17,7 +17,14 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
         samples: number of samples in a microbatch of the run; the table has such microbatches.
         costs: costs that were fitted to the run, in seconds, with those of each stage.
         cuts: indices of layers at which the run's stages began, then the number of layers.
+    Raises:
+        ValueError: the run's layers are more or fewer than the table's.
     """
+    if cuts[-1] != len(table.layers[samples]):
+        raise ValueError(
+            f"the run had {cuts[-1]} layers, and the model has {len(table.layers[samples])}; "
+            "expected a run of this model"
+        )
     assert not isinstance(costs.work, Work)  # fitted costs are of stages
     layers: list[LayerCosts] = []
     for work, (first, end) in zip(costs.work, pairwise(cuts), strict=True):

@@ -23,7 +23,8 @@ if TYPE_CHECKING:  # --help needs no torch
     "--samples",
     multiple=True,
     type=click.IntRange(1),
-    help="in a microbatch; may be given again; by default schedule.microbatch_size",
+    help="in a microbatch; may be given again; by default schedule.microbatch_size; not with "
+    "--like, whose run says it",
 )
 @click.option(
     "--like",
@@ -48,6 +49,11 @@ def profile(
     from axrt.exit_codes import exit_code_of
 
     try:
+        if like and samples:
+            raise ValueError(
+                f"--samples {samples[0]}: costs like a run's are of its microbatches; expected "
+                "--like alone"
+            )
         config = Config.read(file, overrides)
         table = _measured(config, samples or (config.schedule.microbatch_size,), like)
     except (AxrtError, ValueError) as error:
@@ -99,10 +105,15 @@ def _fitted(
     from axrt.scheduler.fit import fit_costs
     from axrt.scheduler.fit_layers import fitted
 
-    run = Run.read(like)
+    run, samples = Run.read(like), config.schedule.microbatch_size
+    if run.microbatch_size not in (0, samples):
+        raise ValueError(
+            f"{like}: its microbatches are of {run.microbatch_size} samples, and "
+            f"schedule.microbatch_size is {samples}; expected a run of these settings"
+        )
     where = run.job.placement
-    cuts = model.boundaries(where.stages, config.parallel.partition, where.held)
-    return fitted(table, config.schedule.microbatch_size, fit_costs(run.line, where), cuts)
+    cuts = run.job.cuts or model.boundaries(where.stages, config.parallel.partition, where.held)
+    return fitted(table, samples, fit_costs(run.line, where), cuts)
 
 
 def _told(table: "CostTable", out: Path) -> str:

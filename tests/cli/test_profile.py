@@ -4,10 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.fit import fit_costs
+from axrt.scheduler.simulator import Work
 
 from .test_train import TINY
 
@@ -53,3 +56,37 @@ def test_a_simulation_takes_the_table(costs: Path) -> None:
     done = CliRunner().invoke(main, [*many, "--policy", "adaptive"])
     assert done.exit_code == 2
     assert "6 layers, which cannot fill 8 stages" in done.output
+
+
+def _profiled(*arguments: str) -> Result:
+    asked = ["profile", "tiny.toml", "model.layers=4", *arguments]
+    return CliRunner().invoke(main, asked)
+
+
+def test_a_table_like_a_run_shares_out_what_its_stages_took(costs: Path) -> None:
+    of_run = ["model.layers=4", "schedule.policy=zb-v", "parallel.partition=[0,4,6]"]
+    ran = CliRunner().invoke(main, ["train", "tiny.toml", *of_run, "run.trace_steps=3"])
+    assert ran.exit_code == 0, ran.output
+    done = _profiled("--like", "out", "--out", "like.json")
+    assert done.exit_code == 0, done.output
+    table, run = CostTable.read(Path("like.json")), Run.read(Path("out"))
+    found = fit_costs(run.line, run.job.placement)
+    assert not isinstance(found.work, Work)
+    for work, layers in zip(found.work, (table.layers[1][:4], table.layers[1][4:]), strict=True):
+        assert sum(layer.forward_s for layer in layers) == pytest.approx(work.forward)
+        assert sum(layer.input_s for layer in layers) == pytest.approx(work.input)
+        assert sum(layer.weight_s for layer in layers) == pytest.approx(work.weight)
+    assert table.task_s == found.task
+    assert [layer.name for layer in table.layers[1]] == ["Embedding", *["Block"] * 4, "Head"]
+
+    others = (
+        (("--like", "out", "--samples", "3"), "expected --like alone"),
+        (("--like", "out", "schedule.microbatch_size=2"), "its microbatches are of 1 samples"),
+        (("--like", "out", "model.layers=2"), "the run had 6 layers, and the model has 4"),
+        (("--like", "nowhere"), "expected a run that was traced"),
+    )
+    for asked, word in others:
+        refused = _profiled(*asked, "--out", "none.json")
+        assert refused.exit_code == 2, refused.output
+        assert word in refused.output
+        assert not Path("none.json").exists()
