@@ -20,7 +20,7 @@ from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.module import PipelineModule
 from axrt.model_job import Found, job_for, job_with, with_replicas
-from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run, possible_plan
+from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run
 from axrt.rank import Rank
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import NAMES, policy_by_name
@@ -117,13 +117,15 @@ def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCost
         plan = _asked(schedule, config, model, mesh, costs)
         return Decided(schedule.policy, schedule.max_held, plan)
     found = choose(config, model, mesh.pipe, costs)
-    best, texts = found[0], [str(one) for one in found]
-    if plan := possible_plan(config, model, mesh, costs):
-        job = job_for(plan.job(), config, model, plan.cuts)
-        along = predicted(replace(asked, policy="adaptive", also=()), job, costs)
+    best, plan = found[0], None
+    texts = [str(one) for one in found]
+    limited = asked.max_held or config.memory.activations_mb
+    may_grow = not limited and default_plan.is_brief(asked.microbatches, mesh)
+    for along, its_plan in default_plan.plans(config, model, mesh, costs, may_grow):
         if along.step_s * AS_FAST < best.step_s:
-            return Decided("adaptive", asked.max_held, plan, [f"{along} along a plan", *texts])
-    return Decided(best.schedule.policy, best.schedule.max_held, None, texts)
+            best, plan = along, its_plan
+            texts.insert(0, f"{along} along a plan")
+    return Decided(best.schedule.policy, best.schedule.max_held, plan, texts)
 
 
 def _asked(

@@ -54,9 +54,15 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
     return (
         left_open
         and config.memory.recompute != AUTO
-        and 1 < mesh.pipe <= _LARGEST // of.microbatches
+        and mesh.pipe > 1
+        and is_brief(of.microbatches, mesh)
         and settled(config, model, mesh)[0].policy == "adaptive"
     )
+
+
+def is_brief(microbatches: int, mesh: Mesh) -> bool:
+    """Several plans are made in a few seconds."""
+    return mesh.pipe * microbatches <= _LARGEST
 
 
 def free_bytes(rank: Rank) -> float:
@@ -132,16 +138,26 @@ def _planned(
     may_grow: bool,
 ) -> Iterator[Option]:
     """Plans on the stages of the row: with the cap that is asked for or the policy's own, and with
-    larger ones that bind if nothing is asked for."""
+    larger ones if nothing is asked for."""
     schedule, job = row
-    parallel = replace(config.parallel, partition=job.cuts)
-    own_limit = replace(config.memory, activations_mb=0.0)
-    all_of_them = job.placement.chunks * schedule.microbatches
+    at = replace(
+        config,
+        schedule=replace(schedule, placement=job.placement.name),
+        parallel=replace(config.parallel, partition=job.cuts),
+        memory=replace(config.memory, activations_mb=0.0),
+    )
+    yield from plans(at, model, mesh, costs, may_grow and not schedule.max_held)
+
+
+def plans(
+    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, may_grow: bool
+) -> Iterator[tuple[Candidate, SentPlan]]:
+    """Plans of `adaptive`, each with what is predicted for it: with the cap that the settings say,
+    or its own; then, if the cap may grow, with larger ones that bind."""
+    all_of_them = 2 * config.schedule.microbatches  # a cap counts chunks, and a vee has two a rank
     larger = [times * mesh.pipe for times in _MORE if (times - 1) * mesh.pipe < all_of_them]
-    for cap in (schedule.max_held, *(larger if may_grow and not schedule.max_held else ())):
-        of = replace(schedule, max_held=cap)
-        where = replace(of, placement=job.placement.name)
-        at = replace(config, schedule=where, parallel=parallel, memory=own_limit)
-        plan = possible_plan(at, model, mesh, costs)
+    for cap in (config.schedule.max_held, *(larger if may_grow else ())):
+        of = replace(config.schedule, policy="adaptive", max_held=cap, also=())
+        plan = possible_plan(replace(config, schedule=of), model, mesh, costs)
         if plan is not None:
             yield predicted(of, job_for(plan.job(), config, model, plan.cuts), costs), plan

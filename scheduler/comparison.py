@@ -79,7 +79,9 @@ class Run:
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
             cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
             on_device, share = of.pop("held_on_device", 0), of.pop("host_share", 1.0)
-            job = replace(build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts)
+            job = replace(
+                build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts
+            )
             job = replace(job, host_rooms=rooms, host_share=share, held_on_device=on_device)
             job = with_shards(job, **shared)
         except (KeyError, TypeError) as error:

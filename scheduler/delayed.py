@@ -10,9 +10,9 @@ Source of the idea: Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024 (ZB
 
 from collections.abc import Iterator
 from itertools import islice
-from math import ceil, floor
+from math import ceil
 
-from .longest import FORWARD, INPUT, SLACK, WEIGHT, Graph, Row
+from .longest import FORWARD, INPUT, WEIGHT, Graph, Row
 
 _SLOPES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # forwards at the start, more for each rank behind
 
@@ -27,7 +27,7 @@ def delayed(graph: Graph, limit: float) -> Iterator[list[Row]]:
     if graph.placement.name != "linear":
         return
     ranks = graph.placement.ranks
-    caps = [floor((limit + SLACK) / most) for most in graph.most_of_a_chunk()]
+    caps = graph.caps(limit)
     for slope in _SLOPES:
         behind = [ceil(slope * (ranks - 1 - rank)) for rank in range(ranks)]
         warm = [max(1, min(cap, 1 + more)) for cap, more in zip(caps, behind, strict=True)]

@@ -13,7 +13,7 @@ Tasks are numbers here, since a search looks at millions:
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import inf
+from math import floor, inf
 from typing import NamedTuple
 
 from .order import Order
@@ -128,10 +128,17 @@ class Graph:
         """The most that a rank keeps while it follows a row."""
         return max(accumulate(map(self.keeps.__getitem__, row)))
 
-    def most_of_a_chunk(self) -> list[float]:
-        """By rank, the most that one microbatch keeps on one of its stages."""
-        stages = map(self.placement.stages_of, range(self.placement.ranks))
-        return [max(self.keeps[3 * stage * self.microbatches] for stage in of) for of in stages]
+    def caps(self, limit: float) -> list[int]:
+        """By rank, the number of chunks that stay within a limit, whichever they are; all of a
+        step where they keep so little, or nothing."""
+        stages = list(map(self.placement.stages_of, range(self.placement.ranks)))
+        most = [max(self.keeps[3 * stage * self.microbatches] for stage in of) for of in stages]
+        return [
+            min(floor((limit + SLACK) / one), len(of) * self.microbatches)
+            if one
+            else len(of) * self.microbatches
+            for one, of in zip(most, stages, strict=True)
+        ]
 
 
 def _source(stage: int, kind: int, last: int) -> tuple[int, int]:

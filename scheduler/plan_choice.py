@@ -8,7 +8,6 @@ is room. All of them are simulated in the world that is to come, with what varie
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from math import floor
 from statistics import median
 from typing import NamedTuple
 
@@ -107,6 +106,6 @@ def _ways(graph: Graph, order: Order, limit: float) -> Iterator[AlongPlan]:
     """To follow an order, strictly or as a plan, within the limit."""
     if max(map(graph.most_kept, graph.rows(order))) <= limit + SLACK:
         yield AlongPlan(order, order.needs)
-    caps = [floor((limit + SLACK) / most) for most in graph.most_of_a_chunk()]
+    caps = graph.caps(limit)
     if all(needs <= cap for needs, cap in zip(order.needs, caps, strict=True)):
         yield AlongPlan(order, order.needs, min(caps), strict=False)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
-from axrt.autoschedule import choose
+from axrt.autoschedule import _decided, choose
 from axrt.config import DEFAULTS, Config, described
 from axrt.default_schedule import settled
 from axrt.known_costs import KnownCosts
@@ -19,9 +19,11 @@ from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE
 from axrt.model.seeds import BorrowedGenerator
 from axrt.models.gpt import gpt
+from axrt.plan_from_costs import Decided
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulator import Edge
+from axrt.step_prediction import AS_FAST
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -99,6 +101,31 @@ def test_a_plan_has_as_many_stages_a_rank_as_are_asked_for(monkeypatch: pytest.M
     assert "along a plan" in followed(monkeypatch).candidates[0]
     assert "along a plan" not in followed(monkeypatch, chunks=3, max_held=0).candidates[0]
     assert followed(monkeypatch, chunks=2)._job.placement.name == "vee"
+
+
+def test_a_plan_holds_more_where_that_is_faster_and_nothing_limits_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, model = (
+        Config.read(configured(8, schedule={"policy": "auto"})),
+        perceptron(layers=len(EQUAL)),
+    )
+
+    def decided(of: Config) -> Decided:
+        return _decided(of, model, Mesh(0, 4, 1), LATE)
+
+    most = decided(config)
+    assert most.plan is not None
+    assert (most.policy, most.max_held, most.plan.cap) == ("adaptive", 16, 16)
+    step_s, of_the_next = (
+        float(text.split(": ")[1].split(" ms")[0]) for text in most.candidates[:2]
+    )
+    assert step_s * AS_FAST < of_the_next
+    limited = decided(replace(config, memory=replace(config.memory, activations_mb=8.0)))
+    assert limited.max_held == 0, "all plans are made for these bytes"
+    assert limited.plan is None or limited.plan.cap < 16
+    monkeypatch.setattr("axrt.default_plan._LARGEST", 31)
+    assert not [one for one in decided(config).candidates if "16.0 MiB along" in one]
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:

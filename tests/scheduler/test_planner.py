@@ -11,6 +11,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.list_schedule import list_schedule
 from axrt.scheduler.longest import Kept, longest_path
 from axrt.scheduler.placement import placement_by_name
+from axrt.scheduler.plan_choice import Trial, job_along_plan, takes
 from axrt.scheduler.planner import Effort, World, planned, worlds
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
@@ -93,6 +94,22 @@ def test_a_plan_that_is_followed_takes_as_long_as_it_says() -> None:
 def test_the_same_seed_gives_the_same_plan() -> None:
     one, two = (planned(worlds(3, AT_LATENCY_1), 6, 4, seed=7, effort=QUICK) for _ in range(2))
     assert one == two
+
+
+@pytest.mark.parametrize("placement", LINEAR_OR_VEE)
+def test_stages_that_keep_nothing_or_take_no_time_are_planned_for(placement: str) -> None:
+    where = placement_by_name(placement, 3, 0)
+    for keeps in (0.0, 1.0):  # by the stages between the ends, which only reshape
+        work = tuple(Work(*[float(stage != 1)] * 3) for stage in range(where.stages))
+        kept = tuple(Kept(0.0, float(stage != 1) * keeps) for stage in range(where.stages))
+        world = World(where, Costs(work, edge=Edge(1.0)), kept)
+        plan = planned([world], 6, 4 * keeps, effort=QUICK)
+        rows = world.graph(6).rows(plan.order)
+        assert max(map(world.graph(6).most_kept, rows)) <= 4 * keeps
+        job = job_along_plan(
+            [world], 6, 4 * keeps, effort=QUICK, trial=Trial(steps=3, seeds=1, orders=4)
+        )
+        assert takes(job, world, 1, [0]) > 0
 
 
 def test_too_little_memory_is_refused_with_what_is_enough() -> None:
