@@ -119,7 +119,7 @@ def world_of(placement: Placement, cuts: Sequence[int], known: KnownCosts) -> Wo
         edges=dict(known.edges),
         jitter=median(layer.spread for layer in known.layers),
     )
-    return World(placement, costs, tuple(map(_kept, stages)))
+    return World(placement, costs, tuple(map(kept_by, stages)))
 
 
 def work_of(layers: Sequence[LayerCosts]) -> Work:
@@ -132,7 +132,8 @@ def work_of(layers: Sequence[LayerCosts]) -> Work:
     )
 
 
-def _kept(layers: Sequence[LayerCosts]) -> Kept:
+def kept_by(layers: Sequence[LayerCosts]) -> Kept:
+    """Bytes that a microbatch keeps on a stage of these layers."""
     until_weight = sum(layer.until_weight_bytes for layer in layers)
     return Kept(sum(layer.stash_bytes for layer in layers) - until_weight, until_weight)
 

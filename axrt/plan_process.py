@@ -39,7 +39,7 @@ def planned(asked: dict[str, Any]) -> SentPlan | None:
         jitter=asked["jitter"],
         pieces=asked["pieces"],
     )
-    world = World(where, costs, tuple(Kept(0.0, share) for share in asked["kept"]))
+    world = World(where, costs, tuple(Kept(*of) for of in asked["kept"]))
     of = partial(replace, votes=asked["votes"])
     job = job_along_plan([world], asked["microbatches"], 1.0, of, effort=AT_START, trial=BRIEF)
     before, after = (takes(one, world, BRIEF.steps, _SEEDS) for one in (of(_followed(asked)), job))

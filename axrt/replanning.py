@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import log
 from pathlib import Path
 from statistics import fmean, median
@@ -30,12 +30,14 @@ from axrt.known_costs import TASK_S, measured_edge
 from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.payload import flatten
-from axrt.plan_from_costs import PLANNED, SentPlan
+from axrt.plan_from_costs import PLANNED, SentPlan, kept_by
 from axrt.rank import Rank
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
+from axrt.scheduler.longest import Graph, Kept
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.policies import AlongPlan, Policy
+from axrt.scheduler.simulator import Costs
 from axrt.scheduler.task import AnyKind, Kind, Task
 
 _KINDS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
@@ -168,8 +170,8 @@ class Replanning:
             why = "replicas share microbatches, and take them as they come"
         elif job.stays:
             why = "the order of gathers rests on the order of tasks (memory.zero = 3 or offloads)"
-        elif config.memory.activations_mb:
-            why = "new plans count microbatches and no bytes, and memory.activations_mb limits them"
+        elif config.memory.activations_mb and not costs:
+            why = "memory.activations_mb limits bytes, and only schedule.costs says those of layers"
         elif job.recomputed:
             why = "new plans leave out forwards that run again (memory.recompute)"
         if why:
@@ -180,11 +182,8 @@ class Replanning:
         if not self._plans:
             name = f"{job.policy.name} on {job.ranks} ranks of a pipeline"
             self.note = f"schedule.replan = {self._every} does nothing: {name} follows no plan"
-        # A rank may always keep what it might at first: chunks, whatever it follows meanwhile.
-        self._caps = [
-            job.policy.bounds(job.placement, rank, job.microbatches).held
-            for rank in range(job.ranks)
-        ]
+        # A rank may always keep what it might at first, whatever it follows meanwhile.
+        self._kept = shares_of_room(job, _sizes(job, self._known, config)) if self._plans else []
 
     def between_steps(self) -> Policy | None:
         """Called by every rank between two steps: the policy of the steps to come, where it
@@ -248,8 +247,7 @@ class Replanning:
         _tell(f"{why}. The run keeps the order that it has")
 
     def _asked(self, stages: Sequence[StageTimes], known: CostTable) -> dict[str, Any]:
-        """What a plan is made from. A rank may keep as many chunks as its cap says, each of which
-        counts that share of a limit of 1."""
+        """What a plan is made from. The most that a rank may keep is 1."""
         where, policy = self._job.placement, self._job.policy
         along = isinstance(policy, AlongPlan)
         return {
@@ -263,12 +261,46 @@ class Replanning:
             "edge": known.edge,
             "edges": [[list(ends), list(edge)] for ends, edge in known.edges.items()],
             "task_s": known.task_s,
-            "kept": [1 / self._caps[where.rank_of(stage)] for stage in range(where.stages)],
+            "kept": self._kept,
             "votes": self._job.votes,
             "cuts": list(self._job.cuts),
             "followed": SentPlan.of(self._job, policy.name, self._job.cuts) if along else None,
             "cap": getattr(policy, "cap", 0),
         }
+
+
+def _sizes(job: Job, known: CostTable | None, config: Config) -> Sequence[Kept]:
+    """What a microbatch keeps on each stage: bytes, or 1 where no table says them."""
+    layers = known and known.layers.get(config.schedule.microbatch_size)
+    if not layers:
+        return [Kept(0, 1)] * job.stages
+    return [kept_by(layers[first:end]) for first, end in pairwise(job.cuts)]
+
+
+def shares_of_room(job: Job, sizes: Sequence[Kept]) -> list[Kept]:
+    """What a microbatch keeps on each stage, as a share of the most that the job lets its rank
+    keep.
+
+    A strict plan keeps what its order does. Otherwise a rank may hold so many chunks, the largest
+    of its own.
+
+    Args:
+        job: a schedule with one pipe.
+        sizes: what a microbatch keeps on each stage, in any one unit.
+    """
+    where, policy = job.placement, job.policy
+    graph = Graph.of(where, Costs(), job.microbatches, sizes)
+    rooms = [
+        policy.bounds(where, rank, job.microbatches).held
+        * max(sum(sizes[stage]) for stage in where.stages_of(rank))
+        for rank in range(job.ranks)
+    ]
+    if isinstance(policy, AlongPlan) and policy.strict:
+        rooms = list(map(graph.most_kept, graph.rows(policy.order)))
+    return [
+        Kept(*(one / (rooms[where.rank_of(stage)] or 1) for one in of))
+        for stage, of in enumerate(sizes)
+    ]
 
 
 def _tell(text: str) -> None:

@@ -18,15 +18,18 @@ import axrt
 from axrt.config import Config
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
-from axrt.plan_from_costs import SentPlan
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
 from axrt.plan_process import planned
 from axrt.rank import Rank
-from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess
+from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess, shares_of_room
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.job import Job
+from axrt.scheduler.longest import Graph, Kept
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.placement import Linear
+from axrt.scheduler.placement import Linear, placement_by_name
+from axrt.scheduler.plan_choice import job_along_plan
+from axrt.scheduler.planner import World
 from axrt.scheduler.policies import AlongPlan, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind, Task
@@ -286,7 +289,49 @@ def test_the_cap_of_each_rank_is_its_own() -> None:
     assert len(set(order.needs)) > 1
     job = Job(Linear(4), along, 8, cuts=(0, 1, 2, 3, 4))
     given = replanning(job)._asked(EVEN, CostTable({}, Edge(1.0)))
-    assert given["kept"] == [1 / held for held in order.needs]
+    assert given["kept"] == [Kept(0, 1 / held) for held in order.needs]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_plan_made_anew_keeps_no_more_bytes_than_the_first(strict: bool) -> None:
+    """Where chunks differ: as many of them could keep more."""
+    sizes = [Kept(0, 1.0), *[Kept(0.5, 0.5)] * 6, Kept(1.0, 5.0)]
+    where, limit = placement_by_name("vee", 4, 0), 48.0  # eight of the largest chunks
+    order = order_of(Job(where, policy_by_name("zb-v"), 8)).split()
+    first = Job(where, AlongPlan(order, order.needs, 0 if strict else 8, strict), 8)
+    shares = shares_of_room(first, sizes)
+    graph = Graph.of(where, Costs(), 8, shares)
+    most = [graph.most_kept(row) for row in graph.rows(order)]
+    assert all(kept == pytest.approx(1) if strict else kept <= 1 for kept in most)
+    for rank in range(4):
+        of = [sum(shares[stage]) / sum(sizes[stage]) for stage in where.stages_of(rank)]
+        assert of[0] == pytest.approx(of[1]), "in one unit"
+        assert 1 / of[0] <= limit, "what the first may keep"
+    world = World(where, Costs(edge=Edge(1.0)), tuple(shares))
+    again = job_along_plan([world], 8, 1.0, effort=AT_START, trial=BRIEF).policy
+    assert isinstance(again, AlongPlan)
+    assert max(map(graph.most_kept, graph.rows(again.order))) <= 1 + 1e-9
+
+
+def test_a_limit_of_bytes_goes_with_plans_made_anew_where_costs_say_those_of_layers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("axrt.replanning._PlanProcess", GivenPlan)
+    limit = {"memory": {"activations_mb": 0.2}}
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(GivenPlan, "asked", asked)
+    config = settings(tmp_path, policy="zb-h1", replan=2) | limit
+    config["run"]["trace_steps"] = 0
+
+    def rank_main(transport: Transport) -> Any:
+        with axrt.initialize(perceptron(), adamw, constant, config, transport=transport) as engine:
+            return [engine.train_batch(iter(BATCHES(step))).loss for step in range(5)]
+
+    losses, *_ = LocalWorld(3, 1).run(rank_main)
+    assert losses == train_in_plain_torch(perceptron(), BATCHES, 5).losses
+    kept = [Kept(*of) for of in asked[0]["kept"]]
+    assert len(kept) == 3
+    assert all(until_input > 0 and until_weight > 0 for until_input, until_weight in kept)
 
 
 def test_a_plan_that_is_followed_stays_where_none_is_faster() -> None:
@@ -399,7 +444,7 @@ def test_a_process_ends_with_the_one_that_has_asked() -> None:
     [
         ({"policy": "1f1b"}, {}, "policy '1f1b' follows no plan; expected one of adaptive, zb-h1"),
         ({}, {"parallel": {"data": 2}, "memory": {"zero": 3}}, "rests on the order of tasks"),
-        ({}, {"memory": {"activations_mb": 9.0}}, "new plans count microbatches and no bytes"),
+        ({}, {"memory": {"activations_mb": 9.0}}, "limits bytes, and only schedule.costs says"),
         ({}, {"memory": {"recompute": "full"}}, "leave out forwards that run again"),
     ],
 )
