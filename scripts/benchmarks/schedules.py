@@ -12,7 +12,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
-from axrt.scheduler.planner import PLACEMENTS, Effort, World, worlds
+from axrt.scheduler.planner import PLACEMENTS, Effort, World, planned, worlds
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.schedules import build_schedule, options
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
@@ -175,6 +175,41 @@ def _median(job: Job, costs: dict[str, Any], clips: bool) -> tuple[float, float]
     return statistics.median(line.utilisation for line in lines), round(held, 9)
 
 
+# by (ranks, held), at latency 1: proved by a solver, tests/scheduler/test_planner.py
+_OPTIMA = {(3, 3): 28, (3, 4): 25, (3, 6): 22, (4, 4): 39, (4, 6): 33, (4, 8): 30}
+_OPTIMA |= {(8, 8): 83, (8, 12): 71, (8, 16): 62}
+
+
+def planning(ranks: int) -> None:
+    """How long one step of a plan takes at latency 1 beside the best policy, and the CPU time of
+    making it, twice: for a step of twice as many microbatches as ranks, and for eight times as
+    many."""
+    print(
+        "| m | held | proved optimum | best policy | its step | plan | placement | CPU, s "
+        "|\n|---|---|---|---|---|---|---|---|"
+    )
+    costs = Costs(edge=Edge(1.0), pieces=1)
+    for times in (2, 8):
+        microbatches = times * ranks
+        others = [
+            (line.makespan, one.name, max(line.held) * one.job.placement.share)
+            for one in options(ranks, microbatches, thorough=True)
+            if one.job.pipes == 1
+            for line in [simulate(one.job, costs)]
+        ]
+        for held in (ranks, 3 * ranks // 2, 2 * ranks):
+            its, name, _ = min(one for one in others if one[2] <= held)
+            began = time.process_time()
+            plan = planned(worlds(ranks, costs), microbatches, held)
+            took = time.process_time() - began
+            optimum = _OPTIMA.get((ranks, held), "") if times == 2 else ""
+            print(
+                f"| {microbatches} | {held} | {optimum} | {name} | {its:g} | {plan.takes:g} | "
+                f"{plan.order.placement.name} | {took:.1f} |",
+                flush=True,
+            )
+
+
 class _Published(NamedTuple):
     """A row of Table 5 of the zero-bubble paper, with its costs of Table 6 in milliseconds.
 
@@ -293,6 +328,7 @@ TABLES: dict[str, Callable[[int], None]] = {
     "varied": varied,
     "recomputed": recomputed,
     "beaten": beaten,
+    "planning": planning,
     "zero-bubble": zero_bubble,
     "speed": speed,
 }
