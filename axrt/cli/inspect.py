@@ -10,9 +10,11 @@ import click
 from axrt.exit_codes import Exit
 from axrt.observe.asking import asked, table
 from axrt.observe.inspection import Answer
+from axrt.observe.metrics import is_run
 from axrt.observe.origin import processes_of
 
 from .refusal import errors_as_lines
+from .runs import row_of
 
 
 @click.command(short_help="Say what each rank of a run does, and who is waited for.")
@@ -38,8 +40,8 @@ def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
         answers = asked(run, stacks, within)
     if not answers:
         click.echo(
-            f"axrt inspect: nobody answers in {run} within {within:g} s; expected the directory of "
-            "a run that is under way",
+            f"axrt inspect: nobody answers in {run} within {within:g} s{_state_of(run)}; expected "
+            "the directory of a run that is under way",
             err=True,
         )
         sys.exit(Exit.LOST_PEER)
@@ -49,6 +51,13 @@ def inspect(run: Path, stacks: bool, within: float, as_json: bool) -> None:
         click.echo(json.dumps(of_all, indent=1))
         return
     _show(answers, processes_of(run))
+
+
+def _state_of(run: Path) -> str:
+    if not is_run(run):
+        return ""
+    row = row_of(run)
+    return f", and its run is at step {row['step']}, {row['state']}"
 
 
 def _show(answers: dict[int, Answer], processes: list[str]) -> None:

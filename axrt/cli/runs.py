@@ -31,7 +31,7 @@ def runs(directory: Path, as_json: bool) -> None:
     if not directory.is_dir():
         click.echo(f"axrt: {directory} is no directory; expected one with runs", err=True)
         sys.exit(Exit.BAD_INPUT)
-    rows = sorted(map(_row, _found(directory)), key=lambda row: row["written"], reverse=True)
+    rows = sorted(map(row_of, _found(directory)), key=lambda row: row["written"], reverse=True)
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
@@ -70,7 +70,8 @@ def _found(directory: Path) -> Iterator[Path]:
             yield from _found(inside)
 
 
-def _row(run: Path) -> dict[str, Any]:
+def row_of(run: Path) -> dict[str, Any]:
+    """What a run's directory says of it: its row of the table."""
     lines = list(_last_lines(run / METRICS))
     steps = _steps_of(run)
     step = max((line["step"] for line in lines if "step" in line), default=0)

@@ -83,4 +83,14 @@ def test_a_directory_of_no_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     asked = inspect(tmp_path, "--within", "0.5")
     assert (asked.code, list((tmp_path / "out").iterdir())) == (69, []), "nothing is left there"
-    assert "nobody answers in out" in asked.err
+    assert "nobody answers in out within 0.5 s; expected" in asked.err
+
+
+def test_of_a_run_that_has_ended_its_state_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "out"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 4, "loss": 1.5}\n')
+    (run / "config.toml").write_text("[run]\nsteps = 4\n")
+    asked = inspect(tmp_path, "--within", "0.5")
+    assert asked.code == 69
+    assert "nobody answers in out within 0.5 s, and its run is at step 4, done; expe" in asked.err
