@@ -9,7 +9,7 @@ A rank alone is the first and the last one.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -48,14 +48,14 @@ class PipelinedGeneration:
         number: int,
         context: int,
         keeps: bool,
-        end: int | None,
+        ends: Collection[int],
     ) -> Iterator[tuple[int, int | None]]:
         """Write texts; the first rank calls it, and the others `serve`.
 
         Args:
             prompts: tokens that each text begins with.
             number, context, keeps: those of `Text`.
-            end: token that ends a text; None: there is none.
+            ends: tokens any of which ends a text.
         Yields:
             The index of a text, and a token that was added to it; None once it is whole.
         """
@@ -72,8 +72,8 @@ class PipelinedGeneration:
             for note, chosen in self._heard():
                 token = int(chosen)
                 slot, text = under_way[note.number]
-                is_whole = text.add(token) or token == end
-                if token != end:
+                is_whole = text.add(token) or token in ends
+                if token not in ends:
                     yield note.number, token
                 if is_whole:
                     yield note.number, None

@@ -41,4 +41,5 @@ def export_command(run: Path, out: Path, dtype: str) -> None:
             return checkpoint
 
         checkpoint = newest_undamaged(run, export, to_stderr)
-    click.echo(f"{out}: the model of {checkpoint}")
+    without = "" if tokenizer else f", without a tokenizer: {run} has no {TOKENIZER}"
+    click.echo(f"{out}: the model of {checkpoint}{without}")

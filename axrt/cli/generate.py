@@ -22,6 +22,7 @@ from axrt.data.tokenizer import Tokenizer, tokenizer_of
 from axrt.errors import AxrtError, ConfigError, DamagedError, DataError
 from axrt.exit_codes import exit_code_of
 from axrt.generation import Choice, Stage
+from axrt.hugging_face.text_files import text_ends
 from axrt.launch import MpiWorld, World, join
 from axrt.model.layers import build
 from axrt.models.registry import model_of
@@ -160,7 +161,9 @@ class _Writer:
 
     def __init__(self, run: Path, world: World, choice: Choice, tokens: int, seed: int) -> None:
         self._config, layers = _newest(run, world)
-        self._codec = _codec_for(self._config, run)
+        tokenizer = _tokenizer_for(self._config, run)
+        self._codec = ByTokenizer(tokenizer) if tokenizer else Numbers()
+        self._ends = text_ends(run, self._config.data, tokenizer).ends
         self._tokens, self._made, self._took_s = tokens, 0, 0.0
         stage = Stage(layers.to(world.device), self._config.model.context, world.device)
         self._transport = world.transport(world.device, self._config.run.cuda_aware)
@@ -174,7 +177,7 @@ class _Writer:
         for tokens in given:
             _check(tokens, model.vocab)
         decoders, clock = [self._codec.decoder() for _ in given], time.perf_counter()
-        of = (self._tokens, model.context, not model.factory, self._codec.end)
+        of = (self._tokens, model.context, not model.factory, self._ends)
         for index, token in self._writes.write(given, *of):
             self._made += token is not None
             yield index, None if token is None else decoders[index](token)
@@ -195,8 +198,6 @@ class _Writer:
 
 class Numbers:
     """Tokens as numbers, for models whose tokenizer nobody says."""
-
-    end: int | None = None
 
     def encode(self, text: str) -> list[int]:
         try:
@@ -219,7 +220,7 @@ class ByTokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.decoder, self.end = tokenizer.decoder, tokenizer.end
+        self.decoder = tokenizer.decoder
 
     def encode(self, text: str) -> list[int]:
         found = [int(token) for token in self._tokenizer.encode([text], specials=True)[0]]
@@ -228,12 +229,12 @@ class ByTokenizer:
         return found
 
 
-def _codec_for(config: Config, run: Path) -> Numbers | ByTokenizer:
-    """The map between text and tokens: that of the file in the directory of the run, or of the data
-    that the run was trained on."""
+def _tokenizer_for(config: Config, run: Path) -> Tokenizer | None:
+    """The tokenizer in the directory of the run, or of the data that the run was trained on; None
+    where nobody says one."""
     kept = kept_in_run(run, TOKENIZER)
     name = str(kept) if kept else tokenizer_name(config.data)
-    return ByTokenizer(tokenizer_of(name)) if name else Numbers()
+    return tokenizer_of(name) if name else None
 
 
 def _check(tokens: list[int], vocab: int) -> None:

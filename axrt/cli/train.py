@@ -29,6 +29,7 @@ from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.flops import peak_flops, training_flops
+from axrt.hugging_face.text_files import carry_text_files
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
 from axrt.model import PipelineModule
@@ -157,7 +158,7 @@ def _train(attempt: Attempt) -> Exit:
         # before there is a directory: a refusal of the data leaves nothing
         data = _Data.load(engine, interrupt) if engine.reads else None
         extra = {DATA: identities(config.data)} if data and engine.is_main else {}
-        _on_main(engine, files.begin if files else None)
+        _on_main(engine, (lambda: _begin(files, resumed_from)) if files else None)
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
@@ -283,6 +284,12 @@ def _resume(engine: Engine) -> Path | None:
     if where is not None and not config.model.factory:
         _on_main(engine, lambda: _check_heads(where, config))
     return where
+
+
+def _begin(files: RunFiles, resumed_from: Path | None) -> None:
+    files.begin()
+    if resumed_from is not None:
+        carry_text_files(resumed_from, files.directory)
 
 
 def _check_heads(where: Path, config: Config) -> None:

@@ -13,6 +13,7 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.slices import SliceReader
 from axrt.checkpoint.tensor_file import CheckedFile
 from axrt.config import Config, Model
+from axrt.data.tokenizer import tokenizer_of
 from axrt.errors import ConfigError
 from axrt.ledger.skeleton import Skeletons
 from axrt.models.gpt import gpt
@@ -21,6 +22,7 @@ from . import files
 from .files import write_weights
 from .model_config import kind_of, their_config
 from .names import Entry, entries
+from .text_files import text_ends, write_text_files
 
 
 def export_model(
@@ -28,7 +30,6 @@ def export_model(
     out: Path,
     dtype: torch.dtype = torch.float32,
     tokenizer: Path | None = None,
-    end: int | None = None,
 ) -> None:
     """Write the model of a checkpoint.
 
@@ -37,7 +38,6 @@ def export_model(
         out: directory to make; there is none yet.
         dtype: type of the weights there.
         tokenizer: file of the tokenizer; None: there is none.
-        end: token that ends a document; None: nobody knows.
     Raises:
         ConfigError: no family that is known has such a model, or the directory exists.
         DamagedError: the checkpoint is damaged.
@@ -52,17 +52,17 @@ def export_model(
             f"model.factory = {config.model.factory!r}; expected the built-in model, since others "
             "have no counterpart"
         )
-    said = their_config(config.model, end)
+    said = their_config(config.model)
     table = list(entries(config.model, kind_of(said)))
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     named = {str(dtype).removeprefix("torch."): dtype}
-    (partial / files.CONFIG).write_text(json.dumps({**said, "dtype": next(iter(named))}, indent=1))
-    if tokenizer is not None:
-        (partial / files.TOKENIZER).write_bytes(tokenizer.read_bytes())
-        of_tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        (partial / "tokenizer_config.json").write_text(json.dumps(of_tokenizer))
+    known = None if tokenizer is None else tokenizer_of(str(tokenizer))
+    ends = text_ends(checkpoint, config.data, known)
+    said |= {"dtype": next(iter(named)), **ends.as_dict()}
+    (partial / files.CONFIG).write_text(json.dumps(said, indent=1))
+    write_text_files(checkpoint, partial, tokenizer, ends)
     reader = _Reader(checkpoint, manifest, config)
     sizes = {
         name: shape.numel() * dtype.itemsize

@@ -26,6 +26,7 @@ from . import files
 from .files import TheirWeights, read_json
 from .model_config import kind_of, model_keys
 from .names import Entry, entries
+from .text_files import keep_text_files
 
 # What is no weight of the model: masks and frequencies of old files, and a head that is tied.
 _LEFT = re.compile(r".*(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
@@ -58,8 +59,7 @@ def import_model(theirs: Path, out: Path, context: int = 0) -> Config:
     with TheirWeights(theirs) as weights:
         _write_layers(checkpoint, config, kind_of(said), weights)
     write_durably(partial / "config.toml", tomli_w.dumps(config.as_dict()).encode())
-    if (theirs / files.TOKENIZER).is_file():
-        write_durably(partial / files.TOKENIZER, (theirs / files.TOKENIZER).read_bytes())
+    keep_text_files(theirs, partial)
     partial.rename(out)
     return config
 

@@ -140,19 +140,18 @@ def _rope(config: Values) -> dict[str, Any]:
     return made
 
 
-def their_config(model: Model, end: int | None = None) -> dict[str, Any]:
-    """The config.json of a model.
+def their_config(model: Model) -> dict[str, Any]:
+    """The config.json of a model, but for what it says of text.
 
     Args:
         model: section `[model]`.
-        end: token that ends a document; None: nobody knows.
     Raises:
         ConfigError: no family that is known has such a model.
     """
     for make in (_their_gpt2, _their_llama):
         made = make(model)
         if _is_same(model, made):
-            return {**made, "bos_token_id": end, "eos_token_id": end, "dtype": "float32"}
+            return {**made, "dtype": "float32"}
     raise ConfigError(
         "no family of transformers' has this model; expected that of GPT-2 (norm = 'layer', feed "
         "= 'gelu-tanh' or 'gelu', bias = 'all', positions = 'learned'), or of Llama and Qwen (norm "

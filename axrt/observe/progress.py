@@ -17,6 +17,7 @@ from rich.text import Text
 from axrt.ledger.ledger import readable
 
 _PLAIN_EVERY_S = 5.0
+_COLUMNS = 80  # of a terminal that does not say
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
 
 
@@ -91,12 +92,19 @@ class Quiet:
 
 
 class Live:
-    """Two lines that move: steps and time left; and the figures of the run."""
+    """Two lines that move: steps and time left; and the figures of the run.
 
-    def __init__(self, steps: int, first: int = 0) -> None:
+    Args:
+        steps: number of steps of the run.
+        first: number of steps that are done at the start.
+        terminal: file of the terminal at which it is shown; "": it is not known.
+    """
+
+    def __init__(self, steps: int, first: int = 0, terminal: str = "") -> None:
         # Under a launcher this process writes to a pipe that ends at the terminal: rich cannot see
-        # that by itself.
-        console = Console(force_terminal=True, width=int(os.environ.get("COLUMNS", "100")))
+        # that by itself, nor how wide it is.
+        self._terminal = terminal
+        console = Console(force_terminal=True, width=_columns(terminal))
         columns = (
             MofNCompleteColumn(),
             BarColumn(bar_width=40),
@@ -117,6 +125,7 @@ class Live:
         self._moving.stop()
 
     def step(self, shown: Shown) -> None:
+        self._moving.console.width = _columns(self._terminal)  # a window may change
         self._bar.update(self._task, completed=shown.done, left=shown.left)
         self._figures.plain = shown.text()
 
@@ -148,21 +157,39 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
         steps: number of steps of the run.
         first: number of steps that are done at the start.
     """
+    terminal = _terminal()
     if kind == "auto":
-        kind = "live" if _ends_at_a_terminal() else "plain"
+        kind = "plain" if terminal is None else "live"
     if kind == "off":
         return Quiet()
-    return Live(steps, first) if kind == "live" else Plain(steps)
+    return Live(steps, first, terminal or "") if kind == "live" else Plain(steps)
 
 
-def _ends_at_a_terminal() -> bool:
-    """The output of the launcher which forwards this process's ends at a terminal, or its own where
-    there is no launcher. Open MPI gives ranks a terminal even where its own output is a file."""
+def _terminal() -> str | None:
+    """The terminal at which the output of the launcher ends which forwards this process's, or its
+    own where there is no launcher; None where it ends elsewhere. Open MPI gives ranks a terminal
+    even where its own output is a file."""
     try:
         launchers = [parent for parent in psutil.Process().parents() if parent.name() in _LAUNCHERS]
         ends = [os.readlink(f"/proc/{parent.pid}/fd/1") for parent in launchers]
+        if not ends:
+            return os.ttyname(1) if sys.stdout.isatty() else None
     except (OSError, psutil.Error):
-        return False
-    if not ends:
-        return sys.stdout.isatty()
-    return any(end.startswith(("/dev/pts/", "/dev/tty")) for end in ends)
+        return None
+    return next((end for end in ends if end.startswith(("/dev/pts/", "/dev/tty"))), None)
+
+
+def _columns(terminal: str) -> int:
+    """The width of a terminal: what COLUMNS says, or what it says itself."""
+    if said := os.environ.get("COLUMNS", ""):
+        return int(said) if said.isdecimal() and int(said) else _COLUMNS
+    try:
+        place = os.open(terminal, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return _COLUMNS
+    try:
+        return os.get_terminal_size(place).columns or _COLUMNS
+    except OSError:
+        return _COLUMNS
+    finally:
+        os.close(place)

@@ -104,7 +104,7 @@ def _written(
     rank: PipelinedGeneration, prompts: list[list[int]], tokens: int, context: int
 ) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in prompts]
-    for text, token in rank.write(prompts, tokens, context, True, None):
+    for text, token in rank.write(prompts, tokens, context, True, ()):
         if token is not None:
             found[text].append(token)
     return found

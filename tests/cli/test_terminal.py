@@ -5,22 +5,27 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import IO
+
+import pyte
+import pytest
 
 from .test_train import environment, in_a_directory
 
 __all__ = ["in_a_directory"]  # a fixture
 
 
-def at_a_terminal(words: list[str], stdout: IO[bytes] | None = None) -> str:
+def at_a_terminal(words: list[str], stdout: IO[bytes] | None = None, columns: int = 140) -> str:
     """What a command shows at a terminal, whose output it has but for what goes elsewhere."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, columns))
     job = subprocess.Popen(
         [sys.executable, "-m", "axrt", *words],
         stdout=stdout or theirs,
         stderr=theirs,
-        env={**environment(), "TERM": "xterm", "COLUMNS": "140"},
+        env={**environment(), "TERM": "xterm"},
     )
     os.close(theirs)
     shown = b""
@@ -49,3 +54,23 @@ def test_the_bar_of_prepare_is_at_the_terminal_where_its_output_is_a_file(tmp_pa
     assert "tokens" in shown
     assert re.search(r"\x1b\[(2K|1A)", shown), "a bar that grows"
     assert "made.bin: 1,0" in Path("said").read_text()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_the_display_is_as_wide_as_the_terminal(columns: int) -> None:
+    """As a terminal shows it in the end: no line is left over from an earlier state."""
+    asked = ["optimizer.clip=1.0", "run.log_every=1", "run.steps=30", "run.eval_every=0"]
+    shown = at_a_terminal(["train", "tiny.toml", *asked], columns=columns)
+    assert screen(shown, columns).count("30/30") == 1
+    assert screen(shown, columns).count("lr ") == 1
+    assert not re.search(r"\d+/30 (?<!30/30 )", screen(shown, columns))
+    watched = at_a_terminal(["watch", "out"], columns=columns)
+    assert screen(watched, columns).count("30/30") == 1
+
+
+def screen(shown: str, columns: int) -> str:
+    """What a terminal has on its screen after all that."""
+    found = pyte.HistoryScreen(columns, 30, history=10_000)
+    pyte.Stream(found).feed(shown)
+    above = ["".join(line[place].data for place in range(columns)) for line in found.history.top]
+    return "\n".join([*above, *found.display])

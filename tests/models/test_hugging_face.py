@@ -147,6 +147,65 @@ def test_text_comes_out_as_theirs_with_the_tokenizer_that_is_kept() -> None:
     assert expected.startswith(text), "but for a character that is not whole at the end"
 
 
+def greedy(directory: str, prompt: list[int], tokens: int) -> list[int]:
+    """What transformers writes behind a prompt, with the files of that directory alone."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+    given = torch.tensor([prompt])
+    written = model.generate(given, max_new_tokens=tokens, do_sample=False)
+    return [int(token) for token in written[0, len(prompt) :]]
+
+
+def test_tokens_that_begin_and_end_a_text_come_along() -> None:
+    saved(THEIRS["llama 3"])
+    free = greedy("theirs", [1, 2, 3], 12)
+    assert len(free) == 12
+    ends = [free[4], VOCAB - 1]
+    said = json.loads(Path("theirs/generation_config.json").read_text())
+    said |= {"bos_token_id": 11, "eos_token_id": ends}
+    Path("theirs/generation_config.json").write_text(json.dumps(said))
+    assert axrt("import", "--hf", "theirs", "--out", "run").exit_code == 0
+    assert axrt("export", "run", "--hf", "back").exit_code == 0
+    for name in ("config.json", "generation_config.json"):
+        back = json.loads(Path("back", name).read_text())
+        assert (back["bos_token_id"], back["eos_token_id"]) == (11, ends), name
+    written = greedy("back", [1, 2, 3], 12)
+    assert written[-1] in ends
+    assert len(written) < 12
+    prompt = ("--prompt", "\x01\x02\x03", "--temperature", "0", "--tokens", "12", "--speed")
+    for run in ("run", "tuned"):
+        told = axrt("generate", run, *prompt)
+        assert f"\n{len(written) - 1} tokens, " in told.output, told.output
+        trained = axrt(
+            *("train", "run/config.toml", "checkpoint.resume=run", "run.out=tuned"),
+            *("data.source=text.txt", "run.steps=1", "optimizer.lr=0", "run.device=cpu"),
+            *("schedule.microbatches=1", "data.held_out=0"),
+        )
+        assert run == "tuned" or trained.exit_code == 0, trained.output
+
+
+def test_a_text_ends_in_transformers_where_it_does_here() -> None:
+    """With a tokenizer of its own, and documents that are kept apart."""
+    rows = "\n".join(json.dumps({"text": f"{number} is {number}."}) for number in range(40))
+    Path("rows.jsonl").write_text(rows)
+    made = axrt(*("prepare", "rows.jsonl", "--out", "rows", "--train-tokenizer", "280"))
+    assert made.exit_code == 0, made.output
+    Path("tiny.toml").write_text(TINY.replace('source = "text.txt"', 'source = "rows.bin"'))
+    llama = ('model.norm="rms"', 'model.feed="swiglu"', 'model.bias="none"', "model.vocab=280")
+    trained = axrt(
+        *("train", "tiny.toml", *llama, 'model.positions="rotary"', "data.document_end=0"),
+        *("model.width=32", "model.heads=2", "model.context=16", "run.steps=60", "data.held_out=0"),
+        *("run.eval_every=0", "optimizer.lr=1e-2", "schedule.microbatches=8"),
+    )
+    assert trained.exit_code == 0, trained.output
+    assert axrt("export", "out", "--hf", "back").exit_code == 0
+    tokenizer = transformers.AutoTokenizer.from_pretrained("back")
+    assert tokenizer.eos_token == "<|endoftext|>"
+    written = greedy("back", tokenizer("12 is")["input_ids"], 40)
+    assert written[-1] == 0, "it has learned that texts end"
+    told = axrt("generate", "out", "--prompt", "12 is", "--tokens", "40", "--temperature", "0")
+    assert told.output == "12 is" + tokenizer.decode(written[:-1]) + "\n"
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [

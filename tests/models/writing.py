@@ -23,7 +23,7 @@ def written(
 ) -> list[int]:
     """The tokens behind a prompt, by one rank."""
     rank = PipelinedGeneration(LocalWorld(1).alone(), stage, choice, seed)
-    found = list(rank.write([prompt], number, context, keeps, end=None))
+    found = list(rank.write([prompt], number, context, keeps, ends=()))
     assert found[-1] == (0, None)
     return [token for _, token in found if token is not None]
 
@@ -46,7 +46,9 @@ def written_by_ranks(
         if transport.rank:
             rank.serve()
         else:
-            for text, token in rank.write(prompts, number, context, True, end):
+            for text, token in rank.write(
+                prompts, number, context, True, () if end is None else (end,)
+            ):
                 of = found.setdefault(text, [])
                 of += [] if token is None else [token]
         transport.close()
