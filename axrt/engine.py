@@ -481,6 +481,7 @@ class Engine:
         *,
         wait: bool = True,
         then: Callable[[str], None] | None = None,
+        replace: bool = False,
     ) -> bool:
         """Save weights, optimizer state, step and data position; every rank calls it.
 
@@ -500,6 +501,8 @@ class Engine:
             then: function that is called on the main rank when a save that was not waited for has
                 ended, within some later call: with "", or with what has gone wrong. None: that is
                 printed.
+            replace: True to set a checkpoint aside that has the name, once the new one is whole;
+                its new place is said.
         Returns:
             True; False where `wait` is False and an earlier save is still under way. Then nothing
             is saved.
@@ -517,12 +520,16 @@ class Engine:
             self._publish()
             make_manifest, writers = self._manifest(extra), self._writers
             if wait:
-                self._checkpoints.save(path, make_manifest, self._writing(), writers)
+                self._checkpoints.save(
+                    path, make_manifest, self._writing(), writers, replaces=replace
+                )
                 return True
             snapshot = Snapshot(self._arena)
             writing = self._writing_beside(snapshot)
             told = then or self._tell_fault
-            has_begun = self._checkpoints.begin_to_save(path, make_manifest, writing, writers, told)
+            has_begun = self._checkpoints.begin_to_save(
+                path, make_manifest, writing, writers, told, replace
+            )
             if has_begun:  # else the one before is still under way
                 self._snapshot = snapshot
             return has_begun

@@ -12,6 +12,7 @@ and which ones are set aside.
       step-00000300.partial/            being written, or left over
       set-aside-after-step-00000100/    checkpoints after step 100, before the run went back there
       set-aside-damaged/                damaged checkpoints whose name was wanted
+      set-aside-replaced/               others whose name was wanted, see `Engine.save_checkpoint`
 
 A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
 The newest is the one whose manifest says the highest step: names, times of files and `latest` may

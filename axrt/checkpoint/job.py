@@ -90,6 +90,7 @@ class JobCheckpoints:
         make_manifest: Callable[[], Manifest],
         write: Callable[[Path], Steps[Records]] | None,
         writers: Sequence[int],
+        replaces: bool = False,
     ) -> None:
         """Write a checkpoint, after the end of the save that is under way, if any.
 
@@ -100,6 +101,7 @@ class JobCheckpoints:
             write: function that begins to write the layers of this rank into a directory; its steps
                 come to the records of the files. None where other ranks write the same.
             writers: ranks of the job that write.
+            replaces: True to set a checkpoint aside that has the name, once this one is whole.
         Raises:
             ConfigError: the name means something else or is taken, another run writes to that
                 folder, or the manifest cannot be made; raised on every rank. Nothing is written.
@@ -108,7 +110,7 @@ class JobCheckpoints:
         """
         self._may_begin(checkpoint, waits=True)
         self.finish()
-        manifest = self._begun(checkpoint, make_manifest)
+        manifest = self._begun(checkpoint, make_manifest, replaces)
         steps = self._steps(checkpoint, manifest, write, writers, at_once)
         errand = self._exchange.begin(steps)
         fault = self._exchange.finish(errand, f"all parts of {checkpoint}")
@@ -122,11 +124,12 @@ class JobCheckpoints:
         write: Callable[[Path, Put], Steps[Records]] | None,
         writers: Sequence[int],
         then: Callable[[str], None],
+        replaces: bool = False,
     ) -> bool:
         """Begin to write a checkpoint, which goes on beside what comes.
 
         Args:
-            checkpoint, make_manifest, writers: those of `save`.
+            checkpoint, make_manifest, writers, replaces: those of `save`.
             write: that of `save`, which also takes a function that puts the writing on a queue.
             then: function that is called on the main rank at the end, with "" or with what has gone
                 wrong.
@@ -137,7 +140,7 @@ class JobCheckpoints:
         """
         if not self._may_begin(checkpoint, waits=False):
             return False
-        manifest = self._begun(checkpoint, make_manifest)
+        manifest = self._begun(checkpoint, make_manifest, replaces)
         put = self._queue.put
         writing = (lambda directory: write(directory, put)) if write else None
         steps = self._steps(checkpoint, manifest, writing, writers, put)
@@ -172,13 +175,15 @@ class JobCheckpoints:
         fault = self._exchange.finish(errand, "the end of a save")
         return str(self._exchange.broadcast(fault))
 
-    def _begun(self, checkpoint: Path, make_manifest: Callable[[], Manifest]) -> Manifest | None:
+    def _begun(
+        self, checkpoint: Path, make_manifest: Callable[[], Manifest], replaces: bool
+    ) -> Manifest | None:
         """The manifest of a checkpoint that may be written now, on the main rank."""
         manifests: list[Manifest] = []
 
         def prepared() -> None:
             manifests.append(make_manifest())
-            self._prepare(checkpoint, manifests[0].step)
+            self._prepare(checkpoint, manifests[0].step, replaces)
 
         self._exchange.agreed(prepared)
         self._saves += 1
@@ -227,13 +232,14 @@ class JobCheckpoints:
             then(fault)
         return fault
 
-    def _prepare(self, checkpoint: Path, step: int) -> None:
+    def _prepare(self, checkpoint: Path, step: int, replaces: bool) -> None:
         """Refuse a checkpoint that cannot be saved under its name, before anything is written; on
         the main rank."""
         check_name(checkpoint, step)
         folder = checkpoint.parent
         if (
             checkpoint.exists()
+            and not (replaces and is_checkpoint(checkpoint))
             and checkpoint not in self._to_set_aside(folder)
             and not self._is_damaged(checkpoint)
         ):
@@ -275,7 +281,8 @@ class JobCheckpoints:
             raise SaveError(f"{missing[0]} was written by no rank")
         self._set_aside(checkpoint.parent)
         if checkpoint.exists():
-            self._say(set_aside(checkpoint.parent, "damaged", [checkpoint]))
+            why = "damaged" if self._is_damaged(checkpoint) else "replaced"
+            self._say(set_aside(checkpoint.parent, why, [checkpoint]))
         publish(checkpoint, manifest, records)
 
     def _to_set_aside(self, folder: Path) -> list[Path]:

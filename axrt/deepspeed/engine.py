@@ -136,7 +136,7 @@ class PipelineEngine:
 
         Args:
             save_dir: directory that all ranks share.
-            tag: name of the checkpoint; None: that of the step.
+            tag: name of the checkpoint; None: that of the step. One that has the name is set aside.
             client_state: values of yours that JSON can hold.
             save_latest: True; with False a line says that it may be loaded without its tag.
             exclude_frozen_parameters: changes nothing.
@@ -150,7 +150,7 @@ class PipelineEngine:
                 file=sys.stderr,
             )
         name = _TAG.format(self.global_steps) if tag is None else str(tag)
-        return self.axrt.save_checkpoint(Path(save_dir) / name, client_state)
+        return self.axrt.save_checkpoint(Path(save_dir) / name, client_state, replace=True)
 
     def load_checkpoint(
         self, load_dir: str | Path, tag: object = None, **options: object

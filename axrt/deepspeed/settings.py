@@ -4,8 +4,9 @@ Each key is read, changes nothing here, or is refused by its name; none is passe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,10 @@ class _Keys:
             if value not in _OFF and not self._is_read(name)
         ]
 
+    def known(self) -> list[str]:
+        """All names that have been asked for, and those that change nothing."""
+        return [*self._read, *_CHANGE_NOTHING]
+
     def _is_read(self, name: str) -> bool:
         parts = name.split(".")
         return any(".".join(parts[:n]) in self._read for n in range(1, len(parts) + 1))
@@ -180,7 +185,7 @@ def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
     )
     for name, value in keys.rest():
         if not _changes_nothing(name):
-            _refuse(name, value)
+            _refuse(name, value, keys.known())
     return found
 
 
@@ -270,9 +275,13 @@ def _changes_nothing(name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in _CHANGE_NOTHING)
 
 
-def _refuse(name: str, value: Any) -> None:
+def _refuse(name: str, value: Any, known: Sequence[str]) -> None:
     of = [one for one in _INSTEAD if name == one or name.startswith(f"{one}.")]
-    instead = f"; expected {_INSTEAD[of[0]]}" if of else "; leave it away"
-    raise ConfigError(
-        f"{name} = {value!r} of DeepSpeed's configuration has no counterpart{instead}"
-    )
+    near = get_close_matches(name, known, n=1, cutoff=0.85)
+    if of:
+        instead = f"has no counterpart; expected {_INSTEAD[of[0]]}"
+    elif near:
+        instead = f"is not known; did you mean {near[0]!r}?"
+    else:
+        instead = "has no counterpart; leave it away"
+    raise ConfigError(f"{name} = {value!r} {instead}")

@@ -102,6 +102,8 @@ def _joined(values: Mapping[str, Any]) -> World:
 def _settings(values: Mapping[str, Any], replicas: int) -> Settings:
     try:
         return settings_of(values, replicas)
+    except ConfigError as error:
+        raise ConfigError(f"DeepSpeed's configuration: {error}") from None
     except (TypeError, ValueError, AttributeError) as error:  # values of other types
         raise ConfigError(f"DeepSpeed's configuration: {error}; expected its types") from None
 

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import copymode
 from typing import Any, Self
 
 import torch
@@ -103,6 +104,8 @@ def write_weights(
     for name, group in zip(names, groups, strict=True):
         part = dict(next(tensors) for _ in group)
         save_file(part, directory / name, {"format": "pt"})
+        # that library leaves others nothing; a directory's new files say what the user wants
+        copymode(directory / CONFIG, directory / name)
     if len(groups) > 1:
         where = {one: name for name, group in zip(names, groups, strict=True) for one in group}
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}

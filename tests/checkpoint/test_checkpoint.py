@@ -287,6 +287,23 @@ def test_a_name_that_is_taken_and_an_extra_that_is_no_json_are_refused_before_an
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
+@swept(("waits", [True, False]), quick=1)
+def test_a_checkpoint_that_has_the_name_is_set_aside_for_the_new_one(
+    tmp_path: Path, waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path / "a", 1)
+    engine = alone()
+    engine.save_checkpoint(tmp_path / "a", extra={"second": True}, wait=waits, replace=True)
+    engine.finish_saving()
+    assert alone().load_checkpoint(tmp_path / "a") == {"second": True}
+    aside = tmp_path / "set-aside-replaced" / "a"
+    assert f"set aside: a now in {aside.parent}" in capsys.readouterr().err
+    assert alone().load_checkpoint(aside) == {"epoch": 2, "names": ["a"]}
+    (tmp_path / "other").mkdir()
+    with pytest.raises(axrt.ConfigError, match="other exists; expected the name of a new check"):
+        alone().save_checkpoint(tmp_path / "other", replace=True)
+
+
 class Breaks(axrt.AxrtError):
     pass
 

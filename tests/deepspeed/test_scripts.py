@@ -102,7 +102,7 @@ def test_a_refused_configuration_ends_all_ranks_with_code_2(tmp_path: Path) -> N
         extra=WHOLE_TORCH,
     )
     assert ended.code == 2, ended.err
-    assert "amp.a = 1 of DeepSpeed's configuration has no counterpart" in ended.err
+    assert "DeepSpeed's configuration: amp.a = 1 has no counterpart; expected \"bf16" in ended.err
 
 
 ONE: dict[str, Any] = {
@@ -157,6 +157,8 @@ def test_what_scripts_ask_an_engine_for(tmp_path: Path) -> None:
     assert (tmp_path / "global_step4").is_dir()
     engine.train_batch()
     engine.save_checkpoint(tmp_path / "others", tag=7, save_latest=False)
+    engine.save_checkpoint(tmp_path / "others", tag=7)
+    assert (tmp_path / "others" / "set-aside-replaced" / "7").is_dir()
     assert engine.load_checkpoint(tmp_path / "others", 7)[0] == str(tmp_path / "others" / "7")
     path, state = engine.load_checkpoint(tmp_path)
     assert (path, state) == (str(tmp_path / "global_step4"), {"epoch": 3})
