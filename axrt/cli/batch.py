@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from axrt.clusters.batch import Order, mpi_of_environment, pbs, seconds_of, slurm
-from axrt.config import Config
+from axrt.config import AUTO, Config
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
 
@@ -96,7 +96,8 @@ def _order(options: dict[str, Any]) -> Order:
     """The order of a command, whose configuration must be one.
 
     Raises:
-        ConfigError: it is none, sets what the script sets, or the time limit is none.
+        ConfigError: it is none, sets what the script sets, or does not fit the ranks; or the time
+            limit is none.
     """
     overrides = options["overrides"]
     if any(one.startswith("checkpoint.resume=") for one in overrides):
@@ -104,12 +105,14 @@ def _order(options: dict[str, Any]) -> Order:
     seconds_of(options["time"])
     config = Config.read(options["file"], overrides)
     gpus = options["gpus_per_node"]
+    ranks = options["ranks_per_node"] or gpus or 1
+    _check_ranks(config, options["nodes"] * ranks)
     return Order(
         options["file"],
         config.run.out,
         tuple(one for one in overrides if not one.startswith("run.out=")),
         options["nodes"],
-        options["ranks_per_node"] or gpus or 1,
+        ranks,
         gpus,
         options["cores_per_rank"],
         options["time"],
@@ -120,3 +123,22 @@ def _order(options: dict[str, Any]) -> Order:
         options["mpi"],
         config.checkpoint.begins_from,
     )
+
+
+def _check_ranks(config: Config, ranks: int) -> None:
+    """Check that the model and the schedule fit the ranks of the job, which else would wait in the
+    queue to say so. A module of the user's may be there on the nodes alone, and a job that survives
+    losses has spares."""
+    from axrt.default_schedule import settled  # needs torch, and --help does not
+    from axrt.mesh import Mesh
+    from axrt.models.registry import model_of
+
+    of = config.parallel
+    if config.model.factory or config.run.survive:
+        return
+    try:
+        mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order)
+        if config.schedule.policy != AUTO:
+            settled(config, model_of(config), mesh)
+    except ConfigError as error:
+        raise ConfigError(f"on {ranks} ranks: {error}") from None

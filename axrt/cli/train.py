@@ -23,6 +23,7 @@ from axrt.data.blend import blended
 from axrt.data.corpus import check_prepared, identities, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
+from axrt.data.prepared import lost_tokenizer
 from axrt.data.windows import Samples, Windows
 from axrt.device import CPU
 from axrt.engine import Engine, initialize
@@ -178,6 +179,8 @@ def _train(attempt: Attempt) -> Exit:
             record.start(hosts, pids, attempt.commit)
             cores = [(of["host"], of["cores"]) for of in of_ranks]
             if engine.device == CPU and (text := crowding(cores)):
+                record.warn(text)
+            if text := lost_tokenizer(engine.config.data):
                 record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task

@@ -88,14 +88,20 @@ def _sources(config: Data) -> tuple[list[_Source], list[_Source]]:
 
 
 def check_prepared(config: Data, vocab: int) -> None:
-    """Check what `axrt prepare` says of the data: the model knows all tokens of their tokenizer,
-    and all are of one tokenizer. Of files of other tools nothing is said, and nothing checked.
+    """Check what `axrt prepare` says of the data: the type of the tokens is known, the model knows
+    all tokens of their tokenizer, and all are of one tokenizer. Of files of other tools nothing is
+    said, and nothing checked.
 
     Raises:
-        DataError: the model knows fewer, or there are two tokenizers.
+        DataError: an index is missing, the model knows fewer, or there are two tokenizers.
     """
     known = [(source, told) for source in _all_sources(config) if (told := _told_of(source))]
     for source, told in known:
+        if not (index := Path(source.name).with_suffix(".idx")).exists():
+            raise DataError(
+                f"{index}: no such file; expected it beside {source.name}, since axrt prepare has "
+                "made both and it says the type of the tokens. Copy it, too, or prepare them again"
+            )
         if told.vocab > vocab:
             raise DataError(
                 f"{source.key} = {source.name!r} has a tokenizer of {told.vocab} tokens, and "

@@ -84,6 +84,17 @@ def _beside(tokens: Path) -> Path:
     return tokens.with_suffix(".json")
 
 
+def lost_tokenizer(data: Data) -> str:
+    """A line about a tokenizer whose file is named and is gone; "" where there is none."""
+    name = tokenizer_name(data)
+    if not name.endswith(".json") or Path(name).is_file():
+        return ""
+    return (
+        f"the tokenizer of the data, {name}, is not there: the run keeps no copy, so that neither "
+        "axrt generate nor axrt export will know text. Put it back, and go on from a checkpoint"
+    )
+
+
 def tokenizer_name(data: Data) -> str:
     """The name of the tokenizer that the data of a run was made with, see `tokenizer_of`; "" where
     nobody says."""

@@ -21,7 +21,8 @@ def axrt(*arguments: str) -> Result:
 @pytest.mark.parametrize("kind", ["slurm", "pbs"])
 def test_a_script_asks_for_what_was_said_and_bash_reads_it(kind: str, in_a_directory: Path) -> None:
     result = axrt(
-        *(kind, "tiny.toml", "model.width=16", "run.out=my runs/one", "--nodes=3"),
+        *(kind, "tiny.toml", "model.width=16", "model.layers=10", "--nodes=3"),
+        "run.out=my runs/one",
         *("--gpus-per-node=4", "--cores-per-rank=8", "--time=02:00:00", "--partition=fast"),
         *("--account=me", "--module=cuda/12", "--module=mpi", "--python=/env/bin/python"),
         "--dry-run",
@@ -64,6 +65,11 @@ def test_the_script_is_kept_where_nobody_can_submit_it(
         (("tiny.toml", "model.widht=8"), "did you mean model.width?"),
         (("tiny.toml", "checkpoint.resume=auto"), "checkpoint.resume is set by the script"),
         (("nowhere.toml",), "nowhere.toml"),
+        (("tiny.toml", "--nodes=4"), "axrt: on 4 ranks: 3 layers cannot fill 4 stages"),
+        (
+            ("tiny.toml", "model.layers=9", "--nodes=2", "--gpus-per-node=4", "parallel.data=3"),
+            "axrt: on 8 ranks: 8 ranks do not factor into",
+        ),
     ],
 )
 def test_what_cannot_train_is_not_submitted(arguments: tuple[str, ...], text: str) -> None:

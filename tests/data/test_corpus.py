@@ -8,7 +8,8 @@ import pytest
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import check_prepared, identities, load
-from axrt.data.prepared import Prepared
+from axrt.data.prepared import Prepared, lost_tokenizer
+from axrt.data.tokens import index_of
 
 
 def test_a_directory_is_split_by_file_and_the_split_depends_on_names(tmp_path: Path) -> None:
@@ -98,6 +99,8 @@ def prepared(folder: Path, name: str, tokenizer: bytes = b"") -> str:
     """A token file as `axrt prepare` leaves it, with a tokenizer in a file or of bytes."""
     tokens = folder / f"{name}.bin"
     np.arange(40, dtype=np.uint16).tofile(tokens)
+    index = index_of(np.dtype(np.uint16), np.array([40], np.int64))
+    tokens.with_suffix(".idx").write_bytes(index)
     of_tokenizer = f"{name}.tokenizer.json" if tokenizer else "bytes"
     if tokenizer:
         (folder / of_tokenizer).write_bytes(tokenizer)
@@ -122,6 +125,17 @@ def test_token_files_of_two_tokenizers_are_refused_and_both_are_named(tmp_path: 
             load(Data(source=one, validation=(theirs, second)), context=4)
     with pytest.raises(DataError, match=r"and data.source = .*d.bin' of 'bytes'"):
         check_prepared(Data(source=(one, theirs, of_bytes)), 256)
+
+
+def test_an_index_that_was_lost_is_missed_and_a_tokenizer_too(tmp_path: Path) -> None:
+    """Without its index a file would be read as a row of uint16, whatever it is."""
+    one = prepared(tmp_path, "a", b"{1}")
+    assert lost_tokenizer(Data(source=one)) == ""
+    (tmp_path / "a.tokenizer.json").unlink()
+    assert f"{tmp_path}/a.tokenizer.json, is not there" in lost_tokenizer(Data(source=one))
+    (tmp_path / "a.idx").unlink()
+    with pytest.raises(DataError, match=r"a.idx: no such file; expected it beside .*a.bin"):
+        check_prepared(Data(source=one), 256)
 
 
 def test_data_are_told_apart_by_content_wherever_they_lie_and_large_files_are_not_read(

@@ -435,6 +435,9 @@ def test_a_trained_model_speaks_text_wherever_its_run_is(
     assert f"expected model.vocab = {vocab}" in result.output
     assert not Path("run").exists()
     assert CliRunner().invoke(main, [*train, f"model.vocab={vocab}"]).exit_code == 0
+    Path("data/c.tokenizer.json").rename("data/away.json")
+    warned = CliRunner().invoke(main, [*train, f"model.vocab={vocab}", "run.out=mute"])
+    assert "the tokenizer of the data, data/c.tokenizer.json, is not there" in warned.stderr
     Path("run").rename("moved")
     Path("data").rename("gone")
     for path in ("moved", "moved/checkpoints/step-00000003"):
