@@ -18,6 +18,7 @@ import axrt
 from axrt.models.alexnet import alexnet
 
 RECORD = 1 + 3 * 32 * 32  # a label, and an image as red, green and blue rows
+LEAST_PIXELS = 63  # of which AlexNet's poolings leave one
 HOW = """expected the binary version of CIFAR-10, 163 MB:
     wget https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz
     tar xzf cifar-10-binary.tar.gz            # makes cifar-10-batches-bin"""
@@ -55,6 +56,8 @@ def main() -> None:
     parser.add_argument("--microbatch-size", type=int, default=8)
     parser.add_argument("--pixels", type=int, default=224, help="rows and columns of an image")
     given = parser.parse_args()
+    if given.pixels < LEAST_PIXELS:
+        parser.error(f"--pixels {given.pixels}; expected at least {LEAST_PIXELS}: AlexNet pools")
     config = {
         "parallel": {"data": 2},  # replicas; the other ranks are the stages of each
         "schedule": {"microbatches": 4, "microbatch_size": given.microbatch_size},
@@ -73,4 +76,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except axrt.ConfigError as error:  # without mpirun; in a job it has been said
+        sys.exit(f"axrt: {error}")

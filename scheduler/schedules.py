@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 from .bound import least_makespan
@@ -25,7 +26,7 @@ _CHUNKS = (
 
 
 class UnsoundPolicyError(ValueError):
-    """A policy of the user's own gets stuck, or exceeds its bounds."""
+    """A policy of the user's own gets stuck, exceeds its bounds, or raises an error."""
 
 
 def build_schedule(
@@ -81,13 +82,21 @@ def build_schedule(
 
 
 def _check_own(name: str, job: Job) -> None:
-    """Try a policy that nobody has proved: whether it gets stuck, or exceeds its bounds."""
-    try:
-        fault = broken_bound(simulate(job, Costs(), steps=2), job)
-    except RuntimeError as error:
-        raise UnsoundPolicyError(f"policy {name!r}: {error}") from None
-    if fault:
+    if fault := fault_of(job, Costs()):
         raise UnsoundPolicyError(f"policy {name!r}: {fault}")
+
+
+def fault_of(job: Job, costs: Costs) -> str:
+    """What is wrong, in two steps, with a policy that nobody has proved: it gets stuck, exceeds its
+    bounds or raises an error. "": nothing."""
+    try:
+        return broken_bound(simulate(job, costs, steps=2), job)
+    except RuntimeError as error:
+        return str(error)
+    except Exception as error:  # of the user's code, whatever it is
+        at = extract_tb(error.__traceback__)[-1]
+        where = f"in {at.name}, {at.filename}, line {at.lineno}"
+        return f"{type(error).__name__}: {error}, {where}"
 
 
 class Option(NamedTuple):

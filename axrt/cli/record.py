@@ -95,9 +95,15 @@ class Record:
             what, how = (
                 ("auto chose", "of those within 1 % of the fastest the one that holds least")
                 if engine.config.schedule.policy == AUTO
-                else ("by what layers take:", "a plan has to be over 1 % faster")
+                else (
+                    "by what layers take alone:",
+                    "a plan is over 1 % faster, and one that holds more over 2 %",
+                )
             )
-            show.say(f"{what} {chosen}; next would be {next_best} (simulated; {how})")
+            show.say(
+                f"{what} {chosen}; next would be {next_best} (simulated, without the optimizer and "
+                f"cores that ranks share; {how})"
+            )
 
     @property
     def directory(self) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from axrt.errors import ConfigError
+from axrt.launch import told
 from axrt.model import module
 from axrt.model.layers import Layer, LayerSpec, TiedLayerSpec
 
@@ -84,11 +85,12 @@ class PipelineModule(module.PipelineModule):
         """The same with their names, `INDEX.NAME`. A line says where some are not there yet."""
         if self.builds_later and not self._told:
             self._told = True
-            print(
-                "axrt: layers of LayerSpecs are built by initialize, on the ranks that hold them: "
-                "what is done to parameters before is done to those of modules alone",
-                file=sys.stderr,
-            )
+            if ((launched := told()) is None) or launched.rank == 0:  # once in a job
+                print(
+                    "axrt: parameters() gives those of modules alone: layers of LayerSpecs are "
+                    "built later, by initialize, on the ranks that hold them",
+                    file=sys.stderr,
+                )
         for index, layer in enumerate(self.layers):
             if isinstance(layer, nn.Module):
                 yield from layer.named_parameters(prefix=str(index))

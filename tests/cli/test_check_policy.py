@@ -57,6 +57,11 @@ class Liar(Lifo):
         return Bounds(1, 1)
 
 
+class Broken(Lifo):
+    def key(self, task, view):
+        return view.nothing
+
+
 class Elsewhere(Lifo):
     placements = ("ring",)
 
@@ -99,13 +104,18 @@ def test_a_sound_one_passes(in_a_directory: str) -> None:
     [
         ("Stuck", "the schedule is stuck: .*\nwith axrt simulate --policy .*:Stuck --ranks 1"),
         ("Liar", "rank 0 held 2 chunks, and bounds.* says 1; .*\nwith axrt simulate .* --ranks 2"),
+        (
+            "Broken",
+            "AttributeError: '.*' object has no attribute 'nothing', in key, .*, line "
+            "[0-9]+\nwith axrt simulate",
+        ),
     ],
 )
 def test_what_is_wrong_comes_with_a_command_that_shows_it(
     in_a_directory: str, name: str, said: str
 ) -> None:
     result = axrt("check-policy", f"{in_a_directory}:{name}", *SMALL)
-    assert result.exit_code == 70
+    assert result.exit_code == 1
     assert re.search(said, result.stderr), result.stderr
 
 

@@ -318,7 +318,7 @@ def test_parameters_of_layers_that_are_built_later_are_told_of(
 ) -> None:
     model = PipelineModule([LayerSpec(nn.Linear, 4, 4), nn.Linear(4, 4)], 1, loss_fn=nn.MSELoss())
     assert [name for name, _ in model.named_parameters()] == ["1.weight", "1.bias"]
-    assert "layers of LayerSpecs are built by initialize" in capsys.readouterr().err
+    assert "layers of LayerSpecs are built later, by initialize" in capsys.readouterr().err
     groups = [{"params": list(model.parameters()), "weight_decay": 0.1}]
     with pytest.raises(ConfigError, match="expected modules in place of LayerSpecs"):
         deepspeed.initialize(model=model, config=sgd(), model_parameters=groups)
