@@ -15,9 +15,11 @@ from axrt.config import AUTO, Config
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
 
+from .overrides import with_overrides
+
 _OPTIONS = (
     click.argument("file", type=click.Path(exists=True, dir_okay=False)),
-    click.argument("overrides", nargs=-1, metavar="[section.key=value]..."),
+    with_overrides,
     click.option("--nodes", default=1, show_default=True, type=click.IntRange(1)),
     click.option("--gpus-per-node", default=0, show_default=True, type=click.IntRange(0)),
     click.option(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .overrides import with_overrides
+
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.ledger.advice import Advice
     from axrt.ledger.ledger import Ledger
@@ -14,7 +16,7 @@ if TYPE_CHECKING:  # --help needs no torch
 
 @click.command(short_help="Say what each rank of a run will hold, and what would help.")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@with_overrides
 @click.option("--ranks", type=click.IntRange(1), help="ranks of the job; default: pipe x data")
 @click.option("--json", "as_json", is_flag=True, help="ledgers and advice as JSON")
 def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bool) -> None:

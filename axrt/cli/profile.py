@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .overrides import with_overrides
+
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.config import Config
     from axrt.model.module import PipelineModule
@@ -15,7 +17,7 @@ if TYPE_CHECKING:  # --help needs no torch
 
 @click.command(short_help="Measure what each layer costs, for plans and simulations.")
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@with_overrides
 @click.option(
     "--out", default="costs.json", show_default=True, type=click.Path(path_type=Path), help="file"
 )

@@ -48,6 +48,7 @@ from axrt.threads import crowding, usable_cores
 
 from .going_on import Attempt, train_with_survivors
 from .interrupt import Interrupt
+from .overrides import with_overrides
 from .record import DATA, Record, Speeds
 from .sample import sample_of
 
@@ -72,7 +73,7 @@ def _print_keys(context: click.Context, parameter: click.Parameter, wanted: bool
     help="Every key, its default and meaning.",
 )
 @click.argument("file", type=click.Path(dir_okay=False))
-@click.argument("overrides", nargs=-1, metavar="[section.key=value]...")
+@with_overrides
 def train(file: str, overrides: tuple[str, ...]) -> None:
     """Train what FILE (TOML) describes; values after it override single keys.
 

@@ -18,8 +18,9 @@ import re
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -41,6 +42,7 @@ from .tokenizer import Ids, Tokenizer, check_installed, tokenizer_of
 from .tokens import index_of
 
 _AT_ONCE_CHARS = 1 << 20
+_TELL_S = 20.0  # between lines about a tokenizer that is being made
 _BUNDLE_BYTES, _BUNDLE_PIECES = 1 << 20, 256  # of small files, which are read as one
 _NUMBER = re.compile("[0-9]+")
 
@@ -181,10 +183,16 @@ def _with_tokenizer(order: Order, pieces: Sequence[Piece], say: Callable[[str], 
     if not vocab:
         return order
     if not path.exists():
-        say(f"a tokenizer of {vocab} tokens is made from {', '.join(order.sources)}")
+        say(
+            f"a tokenizer of {vocab} tokens is made from {', '.join(order.sources)}; that takes up "
+            "to a few minutes, and begins anew if it is interrupted"
+        )
         with _workers(1) as pool:  # apart: the library hears no Ctrl-C until it is done
+            began_s = time.monotonic()
             with _interrupts_blocked():
                 learnt = pool.submit(learn, pieces, order.fields, vocab, path)
+            while wait([learnt], _TELL_S).not_done:
+                say(f"the tokenizer is being made, {time.monotonic() - began_s:.0f} s so far")
             learnt.result()
         found = tokenizer_of(str(path)).vocab
         if found < vocab:

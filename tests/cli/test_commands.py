@@ -110,3 +110,21 @@ def test_a_misspelled_command_is_told_its_nearest(name: str, hint: str) -> None:
     result = CliRunner().invoke(main, [name])
     assert result.exit_code == 2
     assert f"there is no command {name!r}; {hint}" in result.output
+
+
+@pytest.mark.parametrize("command", ["train", "memory", "profile", "slurm"])
+def test_a_shell_completes_keys_and_their_values(command: str) -> None:
+    def completed(word: str) -> set[str]:
+        words = {"COMP_WORDS": f"axrt {command} my.toml {word}", "COMP_CWORD": "3"}
+        asked = {"_AXRT_COMPLETE": "bash_complete", **words}
+        said = CliRunner().invoke(main, [], prog_name="axrt", env=asked).output
+        return {line.partition(",")[2] for line in said.split()}
+
+    assert completed("schedule.po") == {"schedule.policy="}
+    assert completed("run.transport=") == {
+        f"run.transport={one}" for one in ("auto", "mpi", "local")
+    } | {"run.transport="}
+    assert completed("schedule.policy=zb-") == {
+        f"schedule.policy=zb-{one}" for one in ("h1", "h2", "v")
+    }
+    assert completed("no.such") == set()
