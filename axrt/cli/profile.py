@@ -68,7 +68,7 @@ def profile(
 
 def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
     """The table, on the first rank; None on all others."""
-    from axrt.known_costs import TASK_S, measured_edge
+    from axrt.known_costs import measured_edge
     from axrt.launch import join
     from axrt.model.costs import measure
     from axrt.model.precision import types_of
@@ -76,6 +76,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.rank import Rank
     from axrt.scheduler.cost_table import CostTable
     from axrt.scheduler.simulator import Edge
+    from axrt.task_cost import measured_task_s
 
     from .sample import sample_of
 
@@ -96,7 +97,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     rank.leave(0)
     if not rank.is_main:
         return None
-    table = CostTable(layers, edge, task_s=TASK_S)
+    table = CostTable(layers, edge, task_s=measured_task_s())
     return _fitted(config, model, table, like) if like else table
 
 

@@ -30,6 +30,7 @@ def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_has_what_every_layer_takes_sends_and_keeps(costs: Path) -> None:
     table = CostTable.read(costs)
     assert sorted(table.layers) == [1, 3]
+    assert 1e-6 < table.task_s < 1e-2
     for samples, layers in table.layers.items():
         assert [layer.name for layer in layers] == ["Embedding", *["Block"] * 4, "Head"]
         assert all(layer.forward_s > 0 and layer.input_s > 0 for layer in layers)
