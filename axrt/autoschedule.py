@@ -119,8 +119,9 @@ def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCost
     found = choose(config, model, mesh.pipe, costs)
     best, plan = found[0], None
     texts = [str(one) for one in found]
-    limited = asked.max_held or config.memory.activations_mb
-    may_grow = not limited and default_plan.is_brief(asked.microbatches, mesh)
+    memory = config.memory
+    limits = (asked.max_held, memory.activations_mb, memory.device_gb, memory.offload_activations)
+    may_grow = not any(limits) and default_plan.is_brief(asked.microbatches, mesh)
     for along, its_plan in default_plan.plans(config, model, mesh, costs, may_grow):
         if along.step_s * AS_FAST < best.step_s:
             best, plan = along, its_plan

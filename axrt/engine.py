@@ -501,8 +501,7 @@ class Engine:
             then: function that is called on the main rank when a save that was not waited for has
                 ended, within some later call: with "", or with what has gone wrong. None: that is
                 printed.
-            replace: True to set a checkpoint aside that has the name, once the new one is whole;
-                its new place is said.
+            replace: True to remove a checkpoint that has the name, once the new one is whole.
         Returns:
             True; False where `wait` is False and an earlier save is still under way. Then nothing
             is saved.

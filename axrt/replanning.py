@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, pairwise
-from math import log
+from math import inf, log
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryFile
@@ -42,6 +42,7 @@ from axrt.scheduler.task import AnyKind, Kind, Task
 
 _KINDS = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT)
 _ALIKE = 0.05  # stages whose times differ by less have the plan that they had
+_MIB = 2**20
 _SHORTEST_S = 1e-9  # of a forward, whose logarithm is taken
 
 
@@ -183,7 +184,8 @@ class Replanning:
             name = f"{job.policy.name} on {job.ranks} ranks of a pipeline"
             self.note = f"schedule.replan = {self._every} does nothing: {name} follows no plan"
         # A rank may always keep what it might at first, whatever it follows meanwhile.
-        self._kept = shares_of_room(job, _sizes(job, self._known, config)) if self._plans else []
+        sizes, limit = _sizes(job, self._known, config), config.memory.activations_mb * _MIB or inf
+        self._kept = shares_of_room(job, sizes, limit) if self._plans else []
 
     def between_steps(self) -> Policy | None:
         """Called by every rank between two steps: the policy of the steps to come, where it
@@ -277,7 +279,7 @@ def _sizes(job: Job, known: CostTable | None, config: Config) -> Sequence[Kept]:
     return [kept_by(layers[first:end]) for first, end in pairwise(job.cuts)]
 
 
-def shares_of_room(job: Job, sizes: Sequence[Kept]) -> list[Kept]:
+def shares_of_room(job: Job, sizes: Sequence[Kept], limit: float = inf) -> list[Kept]:
     """What a microbatch keeps on each stage, as a share of the most that the job lets its rank
     keep.
 
@@ -287,6 +289,7 @@ def shares_of_room(job: Job, sizes: Sequence[Kept]) -> list[Kept]:
     Args:
         job: a schedule with one pipe.
         sizes: what a microbatch keeps on each stage, in any one unit.
+        limit: the most that any rank may keep, in that unit.
     """
     where, policy = job.placement, job.policy
     graph = Graph.of(where, Costs(), job.microbatches, sizes)
@@ -298,7 +301,7 @@ def shares_of_room(job: Job, sizes: Sequence[Kept]) -> list[Kept]:
     if isinstance(policy, AlongPlan) and policy.strict:
         rooms = list(map(graph.most_kept, graph.rows(policy.order)))
     return [
-        Kept(*(one / (rooms[where.rank_of(stage)] or 1) for one in of))
+        Kept(*(one / (min(rooms[where.rank_of(stage)], limit) or 1) for one in of))
         for stage, of in enumerate(sizes)
     ]
 

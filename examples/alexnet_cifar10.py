@@ -79,4 +79,5 @@ if __name__ == "__main__":
     try:
         main()
     except axrt.ConfigError as error:  # without mpirun; in a job it has been said
-        sys.exit(f"axrt: {error}")
+        print(f"axrt: {error}", file=sys.stderr)
+        sys.exit(2)

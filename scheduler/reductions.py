@@ -22,7 +22,7 @@ def reductions_of(job: Job, asked: int) -> int:
         asked: that number; 0: as many as there are runs.
     Raises:
         ValueError: the schedule has no room for so many.
-        RuntimeError: the schedule is stuck.
+        StuckError: the schedule is stuck.
     """
     if job.by_library:
         return max(asked, 1)  # the job refuses more
@@ -45,7 +45,7 @@ def runs_of(job: Job) -> int:
     backwards are split, since weight gradients come after other stages' input gradients.
 
     Raises:
-        RuntimeError: the schedule is stuck.
+        StuckError: the schedule is stuck.
     """
     if job.splits:
         return 1

@@ -2,7 +2,7 @@
 would do on given costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
@@ -13,7 +13,7 @@ from .job import Job
 from .keeping_bounds import broken_bound
 from .order import Order
 from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
-from .simulator import Costs, order_of, simulate
+from .simulator import Costs, StuckError, order_of, simulate
 from .timeline import Timeline
 
 STRICTLY, LOOSELY = "strictly", "loosely"  # how a plan is followed
@@ -66,7 +66,8 @@ def build_schedule(
     if name != FIXED:
         policy = policy_by_name(name, max_held)
         where = placement_for(policy, ranks, microbatches, placement, chunks)
-        least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
+        with _own_code() if is_own(name) else nullcontext():
+            least = max(policy.bounds(where, rank, microbatches).held for rank in range(ranks))
         if 0 < max_held < least:
             raise ValueError(
                 f"policy {name} holds {least} chunks on {ranks} ranks; set max_held = {least} or "
@@ -90,13 +91,25 @@ def fault_of(job: Job, costs: Costs) -> str:
     """What is wrong, in two steps, with a policy that nobody has proved: it gets stuck, exceeds its
     bounds or raises an error. "": nothing."""
     try:
-        return broken_bound(simulate(job, costs, steps=2), job)
-    except RuntimeError as error:
+        with _own_code():
+            return broken_bound(simulate(job, costs, steps=2), job)
+    except (StuckError, UnsoundPolicyError) as error:
         return str(error)
+
+
+@contextmanager
+def _own_code() -> Iterator[None]:
+    """Context in which errors are those of a policy of the user's own; they say where it was."""
+    try:
+        yield
+    except StuckError:
+        raise
     except Exception as error:  # of the user's code, whatever it is
         at = extract_tb(error.__traceback__)[-1]
-        where = f"in {at.name}, {at.filename}, line {at.lineno}"
-        return f"{type(error).__name__}: {error}, {where}"
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise UnsoundPolicyError(
+            f"{what}, in {at.name}, {at.filename}, line {at.lineno}"
+        ) from error
 
 
 class Option(NamedTuple):
@@ -280,7 +293,7 @@ def _from_file(
     job = Job(order.placement, policy, microbatches)
     try:
         simulate(job, Costs(pieces=1), steps=2)
-    except RuntimeError as error:
+    except StuckError as error:
         raise ValueError(
             f"{file}: {error}. Simulated with equal costs; expected an order in which every task "
             "gets what it needs"

@@ -57,7 +57,7 @@ def with_shards(
         offloads_weights: True if weights are in scratch, and come to the device for stays.
     Raises:
         ValueError: the schedule has no room for that; the text begins with the argument.
-        RuntimeError: the schedule is stuck.
+        StuckError: the schedule is stuck.
     """
     if 0 < group < job.replicas:
         if job.replicas % group:

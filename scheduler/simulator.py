@@ -30,6 +30,10 @@ from .task import AnyKind, Kind, Task
 from .timeline import Pause, Span, Timeline
 
 
+class StuckError(RuntimeError):
+    """No rank can move, and some work is left."""
+
+
 class Work(NamedTuple):
     """The cost of one microbatch on a stage.
 
@@ -333,7 +337,7 @@ class _Simulation:
             for lack in state.waiting_for()
         ]
         if stuck:
-            raise RuntimeError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
+            raise StuckError(f"the schedule is stuck: {'; '.join(stuck[:8])}")
         return now
 
     def _read(self) -> None:
@@ -466,7 +470,7 @@ def simulate(
     Raises:
         ValueError: the costs say that a stage recomputes, and the job does not; or the buckets
             are not those of its stages.
-        RuntimeError: no rank can move and some work is left; the text names what each rank lacks.
+        StuckError: no rank can move and some work is left; the text names what each rank lacks.
     """
     if unknown := sorted(costs.recomputed.keys() - job.recomputed.keys()):
         raise ValueError(
@@ -512,7 +516,7 @@ def order_of(job: Job, costs: Costs = _EQUAL) -> Order:
         costs: how long everything takes, weight gradients in one piece; by default forward, input
             gradient and weight gradient take equally long.
     Raises:
-        RuntimeError: the schedule is stuck.
+        StuckError: the schedule is stuck.
     """
     rows: list[list[Task]] = [[] for _ in range(job.ranks)]
     for span in simulate(job, costs).computing():

@@ -25,7 +25,7 @@ def plan_stays(job: Job, room: int) -> Stays:
     Raises:
         ValueError: a rank has no room for all of its stages, and the schedule has two pipes, so
             that copies of a stage come to it at different times, or is an order from a file.
-        RuntimeError: the schedule is stuck.
+        StuckError: the schedule is stuck.
     """
     chunks = job.placement.chunks
     if isinstance(job.policy, Fixed) and 1 < room < chunks:

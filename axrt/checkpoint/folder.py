@@ -12,7 +12,7 @@ and which ones are set aside.
       step-00000300.partial/            being written, or left over
       set-aside-after-step-00000100/    checkpoints after step 100, before the run went back there
       set-aside-damaged/                damaged checkpoints whose name was wanted
-      set-aside-replaced/               others whose name was wanted, see `Engine.save_checkpoint`
+      set-aside-replaced/               one whose name another one gets now
 
 A checkpoint is written as `.partial` and renamed, so one that stands under its own name is whole.
 The newest is the one whose manifest says the highest step: names, times of files and `latest` may
@@ -237,11 +237,10 @@ def give_up(checkpoint: Path) -> None:
     shutil.rmtree(under_way(checkpoint), ignore_errors=True)
 
 
-def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
-    """Make a written checkpoint whole.
+def make_whole(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord]) -> None:
+    """Make a written checkpoint whole, which has no name of its own yet.
 
-    Files that are not listed are removed. Then come the manifest, the checkpoint's own name, and
-    `latest`; each is on disk before the next.
+    Files that are not listed are removed. Then comes the manifest.
 
     Args:
         checkpoint: directory that the checkpoint will have.
@@ -263,11 +262,40 @@ def publish(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRecord
         replace(manifest, files={name: asdict(files[name]) for name in sorted(files)}).write(
             directory
         )
-        directory.rename(checkpoint)
+    except OSError as error:
+        raise SaveError(f"{error.filename or checkpoint}: {error.strerror}") from None
+
+
+def publish(checkpoint: Path) -> None:
+    """Give a whole checkpoint its name, then let `latest` name it; each is on disk before the next.
+
+    Another one that has the name is removed then. It lies in `set-aside-replaced` meanwhile, where
+    a kill leaves it.
+
+    Raises:
+        SaveError: the name cannot be given; the one that has it stands.
+    """
+    aside = checkpoint.with_name(f"{_ASIDE}replaced")
+    former = aside / checkpoint.name if checkpoint.exists() else None
+    try:
+        if former:
+            shutil.rmtree(former, ignore_errors=True)  # what an earlier kill has left
+            aside.mkdir(exist_ok=True)
+            checkpoint.rename(former)
+        try:
+            under_way(checkpoint).rename(checkpoint)
+        except OSError:
+            if former:
+                former.rename(checkpoint)
+            raise
         sync(checkpoint.parent)
     except OSError as error:
         raise SaveError(f"{error.filename or checkpoint}: {error.strerror}") from None
     name_latest(checkpoint)
+    if former:
+        shutil.rmtree(former, ignore_errors=True)
+        with suppress(OSError):  # others are there
+            aside.rmdir()
 
 
 def name_latest(checkpoint: Path) -> None:

@@ -25,6 +25,7 @@ from .folder import (
     give_up,
     home_of,
     is_checkpoint,
+    make_whole,
     named_latest,
     none_in,
     publish,
@@ -101,7 +102,7 @@ class JobCheckpoints:
             write: function that begins to write the layers of this rank into a directory; its steps
                 come to the records of the files. None where other ranks write the same.
             writers: ranks of the job that write.
-            replaces: True to set a checkpoint aside that has the name, once this one is whole.
+            replaces: True to remove a checkpoint that has the name, once this one is whole.
         Raises:
             ConfigError: the name means something else or is taken, another run writes to that
                 folder, or the manifest cannot be made; raised on every rank. Nothing is written.
@@ -111,7 +112,7 @@ class JobCheckpoints:
         self._may_begin(checkpoint, waits=True)
         self.finish()
         manifest = self._begun(checkpoint, make_manifest, replaces)
-        steps = self._steps(checkpoint, manifest, write, writers, at_once)
+        steps = self._steps(checkpoint, manifest, write, writers, at_once, replaces)
         errand = self._exchange.begin(steps)
         fault = self._exchange.finish(errand, f"all parts of {checkpoint}")
         if fault := self._exchange.broadcast(fault):
@@ -143,7 +144,7 @@ class JobCheckpoints:
         manifest = self._begun(checkpoint, make_manifest, replaces)
         put = self._queue.put
         writing = (lambda directory: write(directory, put)) if write else None
-        steps = self._steps(checkpoint, manifest, writing, writers, put)
+        steps = self._steps(checkpoint, manifest, writing, writers, put, replaces)
         self._under_way = self._exchange.begin(self._told(steps, then))
         return True
 
@@ -196,11 +197,12 @@ class JobCheckpoints:
         write: Callable[[Path], Steps[Records]] | None,
         writers: Sequence[int],
         put: Put,
+        replaces: bool,
     ) -> Steps[str]:
         """The steps of this rank, which has begun to write when this returns; on the main rank they
         come to what has gone wrong."""
         steps = write(under_way(checkpoint)) if write else None
-        return self._writing(self._saves, checkpoint, manifest, steps, writers, put)
+        return self._writing(self._saves, checkpoint, manifest, steps, writers, put, replaces)
 
     def _writing(
         self,
@@ -210,6 +212,7 @@ class JobCheckpoints:
         steps: Steps[Records] | None,
         writers: Sequence[int],
         put: Put,
+        replaces: bool,
     ) -> Steps[str]:
         if steps is not None:
             told = yield from _outcome(steps)
@@ -219,7 +222,9 @@ class JobCheckpoints:
             return ""
         saved = self._exchange.claim(Topic.SAVED, number, writers)
         yield saved
-        publishing = run_on(put, lambda: self._publish(checkpoint, manifest, saved.in_order()))
+        publishing = run_on(
+            put, lambda: self._publish(checkpoint, manifest, saved.in_order(), replaces)
+        )
         fault = yield from _outcome(publishing)
         if fault is None:
             return ""
@@ -270,7 +275,9 @@ class JobCheckpoints:
                 "checkpoints can be written to"
             ) from None
 
-    def _publish(self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any]) -> None:
+    def _publish(
+        self, checkpoint: Path, manifest: Manifest, outcomes: Sequence[Any], replaces: bool
+    ) -> None:
         for outcome in outcomes:
             if isinstance(outcome, str):
                 raise SaveError(outcome)
@@ -279,11 +286,11 @@ class JobCheckpoints:
         }
         if missing := sorted(files_of(len(self._layers)) - records.keys()):
             raise SaveError(f"{missing[0]} was written by no rank")
+        make_whole(checkpoint, manifest, records)
         self._set_aside(checkpoint.parent)
-        if checkpoint.exists():
-            why = "damaged" if self._is_damaged(checkpoint) else "replaced"
-            self._say(set_aside(checkpoint.parent, why, [checkpoint]))
-        publish(checkpoint, manifest, records)
+        if checkpoint.exists() and not replaces:
+            self._say(set_aside(checkpoint.parent, "damaged", [checkpoint]))
+        publish(checkpoint)
 
     def _to_set_aside(self, folder: Path) -> list[Path]:
         back = self._went_back.get(folder.resolve())

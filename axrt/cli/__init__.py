@@ -7,7 +7,11 @@ from difflib import get_close_matches
 from importlib import import_module
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, add_completion_class
+
+from .overrides import Bash
+
+add_completion_class(Bash)
 
 # Each command with its module, its name there, and what --help says of it.
 _COMMANDS = {

@@ -14,6 +14,7 @@ from axrt.clusters.batch import Order, mpi_of_environment, pbs, seconds_of, slur
 from axrt.config import AUTO, Config
 from axrt.errors import AxrtError, ConfigError
 from axrt.exit_codes import Exit, exit_code_of
+from axrt.scheduler.policies import is_own
 
 from .overrides import with_overrides
 
@@ -129,14 +130,15 @@ def _order(options: dict[str, Any]) -> Order:
 
 def _check_ranks(config: Config, ranks: int) -> None:
     """Check that the model and the schedule fit the ranks of the job, which else would wait in the
-    queue to say so. A module of the user's may be there on the nodes alone, and a job that survives
+    queue to say so. Modules of the user's may be there on the nodes alone, and a job that survives
     losses has spares."""
     from axrt.default_schedule import settled  # needs torch, and --help does not
     from axrt.mesh import Mesh
     from axrt.models.registry import model_of
 
     of = config.parallel
-    if config.model.factory or config.run.survive:
+    of_the_user = config.model.factory or is_own(config.schedule.policy)
+    if of_the_user or config.run.survive:
         return
     try:
         mesh = Mesh.of(0, ranks, of.pipe, of.data, of.rank_order)

@@ -13,7 +13,7 @@ from axrt.scheduler.policies import policy_by_name
 from axrt.scheduler.schedules import UnsoundPolicyError, build_schedule, fault_of
 from axrt.scheduler.simulator import Costs, Edge
 
-_STEPS = 2
+_STEPS = 2  # as `fault_of` has it
 _FOUND = 1  # as of every command that looks for faults
 _CHUNKED = ("looped",)  # placements that leave the number of stages of a rank free
 

@@ -37,7 +37,7 @@ def export_command(run: Path, out: Path, dtype: str) -> None:
         tokenizer = kept_in_run(run, TOKENIZER)
 
         def export(checkpoint: Path) -> Path:
-            export_model(checkpoint, out, getattr(torch, dtype), tokenizer)
+            export_model(checkpoint, out, getattr(torch, dtype), tokenizer, run)
             return checkpoint
 
         checkpoint = newest_undamaged(run, export, to_stderr)

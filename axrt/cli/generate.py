@@ -163,7 +163,9 @@ class _Writer:
         self._config, layers = _newest(run, world)
         tokenizer = _tokenizer_for(self._config, run)
         self._codec = ByTokenizer(tokenizer) if tokenizer else Numbers()
-        self._ends = text_ends(run, self._config.data, tokenizer).ends
+        self._ends = text_ends(
+            run, self._config.data, lambda: tokenizer.end if tokenizer else None
+        ).ends
         self._tokens, self._made, self._took_s = tokens, 0, 0.0
         stage = Stage(layers.to(world.device), self._config.model.context, world.device)
         self._transport = world.transport(world.device, self._config.run.cuda_aware)

@@ -12,6 +12,7 @@ from .overrides import with_overrides
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.config import Config
     from axrt.model.module import PipelineModule
+    from axrt.scheduler.comparison import Run
     from axrt.scheduler.cost_table import CostTable
 
 
@@ -80,6 +81,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
 
     from .sample import sample_of
 
+    run = _run_like(config, like) if like else None
     model, world = model_of(config), join(config.run.transport, config.run.device)
     rank = Rank(config, world, None, ())
     several, layers = rank.size > 1, {}
@@ -97,16 +99,19 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     rank.leave(0)
     if not rank.is_main:
         return None
-    table = CostTable(layers, edge, task_s=measured_task_s())
-    return _fitted(config, model, table, like) if like else table
+    if run:
+        return _fitted(config, model, CostTable(layers, edge), run)
+    return CostTable(layers, edge, task_s=measured_task_s())
 
 
-def _fitted(
-    config: "Config", model: "PipelineModule", table: "CostTable", like: Path
-) -> "CostTable":
+def _run_like(config: "Config", like: Path) -> "Run":
+    """The run that costs are to be fitted to.
+
+    Raises:
+        ValueError: it has no timeline, or is of other settings.
+    """
+    from axrt.config import Config
     from axrt.scheduler.comparison import Run
-    from axrt.scheduler.fit import fit_costs
-    from axrt.scheduler.fit_layers import fitted
 
     run, samples = Run.read(like), config.schedule.microbatch_size
     if run.microbatch_size not in (0, samples):
@@ -114,7 +119,19 @@ def _fitted(
             f"{like}: its microbatches are of {run.microbatch_size} samples, and "
             f"schedule.microbatch_size is {samples}; expected a run of these settings"
         )
-    where = run.job.placement
+    its = like / "config.toml"
+    if its.is_file() and Config.read(its).model != config.model:
+        raise ValueError(f"{like} is of another model; expected one of [model] in this file")
+    return run
+
+
+def _fitted(
+    config: "Config", model: "PipelineModule", table: "CostTable", run: "Run"
+) -> "CostTable":
+    from axrt.scheduler.fit import fit_costs
+    from axrt.scheduler.fit_layers import fitted
+
+    samples, where = config.schedule.microbatch_size, run.job.placement
     cuts = run.job.cuts or model.boundaries(where.stages, config.parallel.partition, where.held)
     return fitted(table, samples, fit_costs(run.line, where), cuts)
 

@@ -92,13 +92,13 @@ class Record:
         if engine.candidates:
             chosen, *others = engine.candidates
             next_best = "; ".join(others[:2]) or "nothing else"
-            what, how = (
-                ("auto chose", "of those within 1 % of the fastest the one that holds least")
-                if engine.config.schedule.policy == AUTO
-                else (
-                    "by what layers take alone:",
-                    "a plan is over 1 % faster, and one that holds more over 2 %",
-                )
+            is_auto = engine.config.schedule.policy == AUTO
+            what = "auto chose" if is_auto else "by what layers take alone:"
+            how = (
+                "of those within 1 % of the fastest the one that holds least, or a plan that is "
+                "over 1 % faster"
+                if is_auto
+                else "a plan is over 1 % faster, and one that holds more over 2 %"
             )
             show.say(
                 f"{what} {chosen}; next would be {next_best} (simulated, without the optimizer and "

@@ -18,12 +18,12 @@ import torch
 from axrt.allocator import give_freed_memory_back, keep_freed_memory
 from axrt.checkpoint.folder import check_writable, name_latest, prune
 from axrt.checkpoint.manifest import Manifest
-from axrt.config import Config, described
+from axrt.config import Config, Data, described
 from axrt.data.blend import blended
 from axrt.data.corpus import check_prepared, identities, load
 from axrt.data.loader import microbatches
 from axrt.data.order import Share
-from axrt.data.prepared import lost_tokenizer
+from axrt.data.prepared import lost_tokenizer, tokenizer_name
 from axrt.data.windows import Samples, Windows
 from axrt.device import CPU
 from axrt.engine import Engine, initialize
@@ -37,7 +37,7 @@ from axrt.model import PipelineModule
 from axrt.model.precision import types_of
 from axrt.models.registry import model_of
 from axrt.observe.idle import Idle
-from axrt.observe.metrics import RunFiles, in_its_directory
+from axrt.observe.metrics import TOKENIZER, RunFiles, in_its_directory, unwritable
 from axrt.observe.origin import commit_of
 from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
@@ -160,7 +160,7 @@ def _train(attempt: Attempt) -> Exit:
         # before there is a directory: a refusal of the data leaves nothing
         data = _Data.load(engine, interrupt) if engine.reads else None
         extra = {DATA: identities(config.data)} if data and engine.is_main else {}
-        _on_main(engine, (lambda: _begin(files, resumed_from)) if files else None)
+        _on_main(engine, (lambda: _begin(files, config.data, resumed_from)) if files else None)
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
@@ -181,7 +181,7 @@ def _train(attempt: Attempt) -> Exit:
             cores = [(of["host"], of["cores"]) for of in of_ranks]
             if engine.device == CPU and (text := crowding(cores)):
                 record.warn(text)
-            if text := lost_tokenizer(engine.config.data):
+            if not (directory / TOKENIZER).exists() and (text := lost_tokenizer(config.data)):
                 record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
@@ -290,10 +290,18 @@ def _resume(engine: Engine) -> Path | None:
     return where
 
 
-def _begin(files: RunFiles, resumed_from: Path | None) -> None:
+def _begin(files: RunFiles, data: Data, resumed_from: Path | None) -> None:
+    """Make the directory of the run, on the main rank.
+
+    Raises:
+        ConfigError: it cannot be made or written to.
+    """
     files.begin()
     if resumed_from is not None:
-        carry_text_files(resumed_from, files.directory)
+        try:
+            carry_text_files(resumed_from, files.directory, tokenizer_name(data))
+        except OSError as error:
+            raise unwritable(files.directory, error) from None
 
 
 def _check_heads(where: Path, config: Config) -> None:

@@ -29,11 +29,15 @@ class Blend(Samples):
     def __init__(self, sources: Sequence[Samples], weights: Sequence[float], seed: int) -> None:
         self._sources, self._seed = list(sources), seed
         self._parts = [max(1, round(weight / sum(weights) * _PARTS)) for weight in weights]
-        self._block: tuple[int, list[tuple[int, int]]] = (-1, [])
+        self._blocks: dict[int, list[tuple[int, int]]] = {}  # the one at hand and one beside it
 
     def row(self, sample: int) -> Tokens:
         source, number = self.place_of(sample)
         return self._sources[source].row(number)
+
+    def fetch(self, sample: int) -> None:
+        source, number = self.place_of(sample)
+        self._sources[source].fetch(number)
 
     def place_of(self, sample: int) -> tuple[int, int]:
         """The source of a sample, and its number there."""
@@ -42,9 +46,10 @@ class Blend(Samples):
             block -= 1
         while self._begin(block + 1) <= sample:
             block += 1
-        if self._block[0] != block:
-            self._block = block, self._order(block)
-        return self._block[1][sample - self._begin(block)]
+        if block not in self._blocks:
+            kept = {of: order for of, order in self._blocks.items() if abs(of - block) == 1}
+            self._blocks = {**kept, block: self._order(block)}
+        return self._blocks[block][sample - self._begin(block)]
 
     def _begin(self, block: int) -> int:
         """The number of the first sample of a block."""

@@ -1,11 +1,14 @@
 """Microbatches by number, made here or in worker processes, in the same order."""
 
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 from torch.utils.data import DataLoader, Dataset
 
 from .windows import Item, Samples
+
+_AHEAD = 8  # microbatches that are read from disk before they are wanted
 
 
 class Microbatches(Dataset[Item]):
@@ -39,7 +42,7 @@ def microbatches(
     """
     dataset = Microbatches(samples, size)
     if not workers:
-        return map(dataset.__getitem__, first_samples)
+        return map(dataset.__getitem__, _fetched(samples, size, first_samples))
     loader = DataLoader(
         dataset,
         batch_size=None,
@@ -56,6 +59,18 @@ def microbatches(
         return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def _fetched(samples: Samples, size: int, first_samples: Iterable[int]) -> Iterator[int]:
+    """The same numbers, a few behind those whose samples the system has begun to read."""
+    coming = deque[int]()
+    for first in first_samples:
+        for sample in range(first, first + size):
+            samples.fetch(sample)
+        coming.append(first)
+        if len(coming) > _AHEAD:
+            yield coming.popleft()
+    yield from coming
 
 
 def _ignore_interrupts(worker: int) -> None:

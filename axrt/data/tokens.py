@@ -6,6 +6,7 @@ sequence; samples are cut from the row as it is, across the ends of sequences, a
 are.
 """
 
+import mmap
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -18,6 +19,7 @@ from axrt.errors import DataError
 Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents
+_LONGEST = (1 << 31) - 1  # tokens of a sequence, which the index has as int32
 _LOOKED_AT, _PIECES = 1 << 28, 256  # tokens: half a second
 _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
@@ -155,26 +157,43 @@ def map_tokens(path: Path, key: str = "data.source") -> Tokens:
     return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
 
 
+def fetch(tokens: Tokens, start: int, number: int) -> None:
+    """Have the system begin to read a part of a mapped row, which is wanted soon; a row in memory
+    is there. Returns at once.
+
+    Args:
+        tokens: the row.
+        start, number: place and length of the part.
+    """
+    mapped = getattr(tokens, "_mmap", None)
+    if mapped is None:
+        return
+    size = tokens.dtype.itemsize
+    begin = tokens.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data + start * size
+    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+    mapped.madvise(mmap.MADV_WILLNEED, page, begin + number * size - page)
+
+
 def index_of(dtype: np.dtype[Any], lengths: NDArray[np.int64]) -> bytes:
-    """Megatron's index of a row of documents, each of which is one sequence.
+    """Megatron's index of a row of documents, each of which is one sequence, or several where it
+    has 2**31 tokens or more.
 
     Args:
         dtype: type of the tokens.
         lengths: number of tokens of each document, shape (documents,).
-    Raises:
-        DataError: a document has 2**31 tokens or more.
     """
-    if len(lengths) and lengths.max() >= 1 << 31:
-        raise DataError(f"a document has {lengths.max()} tokens; expected fewer than 2**31")
     code = next(code for code, of in _TYPES.items() if of == dtype)
-    ends = np.cumsum(lengths) * dtype.itemsize
-    head = _HEAD.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1)
-    pointers = np.concatenate([[0], ends[:-1]]) if len(lengths) else ends
-    documents = np.arange(len(lengths) + 1, dtype=np.int64)
+    parts = np.maximum(1, -(-lengths // _LONGEST))
+    documents = np.concatenate([[0], np.cumsum(parts)]).astype(np.int64)
+    sequences = np.full(documents[-1], _LONGEST, np.int64)
+    sequences[documents[1:] - 1] = lengths - (parts - 1) * _LONGEST
+    ends = np.cumsum(sequences) * dtype.itemsize
+    head = _HEAD.pack(_MAGIC, 1, code, len(sequences), len(documents))
+    pointers = np.concatenate([[0], ends[:-1]]) if len(sequences) else ends
     return b"".join(
         (
             head,
-            lengths.astype(np.int32).tobytes(),
+            sequences.astype(np.int32).tobytes(),
             pointers.astype(np.int64).tobytes(),
             documents.tobytes(),
         )

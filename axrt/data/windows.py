@@ -14,7 +14,7 @@ from axrt.errors import DataError
 from axrt.losses import IGNORED
 
 from .shuffle import Shuffle
-from .tokens import Mapped, Tokens, counted, place_in_file, unknown
+from .tokens import Mapped, Tokens, counted, fetch, place_in_file, unknown
 
 Item = tuple[Tensor, Tensor]
 
@@ -30,6 +30,10 @@ class Samples(ABC):
         Raises:
             DataError: it has a token that the model does not know.
         """
+
+    @abstractmethod
+    def fetch(self, sample: int) -> None:
+        """Have the system begin to read a sequence that is wanted soon. Returns at once."""
 
     @abstractmethod
     def spread(self, number: int) -> list[Tokens]:
@@ -94,9 +98,15 @@ class Windows(Samples):
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def row(self, sample: int) -> Tokens:
+        return self._window(self._start_of(sample))
+
+    def fetch(self, sample: int) -> None:
+        fetch(self._tokens, self._start_of(sample), self._context + 1)
+
+    def _start_of(self, sample: int) -> int:
         epoch, place = divmod(sample, self.per_epoch)
         offset, order = self._order(epoch)
-        return self._window(order[place] * self._context + offset)
+        return order[place] * self._context + offset
 
     def spread(self, number: int) -> list[Tokens]:
         last = len(self._tokens) - 1 - self._context

@@ -136,7 +136,7 @@ class PipelineEngine:
 
         Args:
             save_dir: directory that all ranks share.
-            tag: name of the checkpoint; None: that of the step. One that has the name is set aside.
+            tag: name of the checkpoint; None: that of the step. One that has the name is replaced.
             client_state: values of yours that JSON can hold.
             save_latest: True; with False a line says that it may be loaded without its tag.
             exclude_frozen_parameters: changes nothing.

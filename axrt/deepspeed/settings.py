@@ -62,6 +62,7 @@ _INSTEAD = {
     "csv_monitor": "axrt train, which writes metrics.jsonl",
     "communication_data_type": '"data_types": {"grad_accum_dtype": "bf16"}',
 }
+_SECTIONS = ("optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "data_types", "axrt")
 _CLIPS_AT = 1.0  # DeepSpeed's own default (0.19): 0 turns it off
 _OFF: tuple[Any, ...] = (False, None, 0, "none", {})
 
@@ -275,13 +276,20 @@ def _changes_nothing(name: str) -> bool:
     return any(name == one or name.startswith(f"{one}.") for one in _CHANGE_NOTHING)
 
 
+def _near_section(name: str) -> list[str]:
+    """The section that the first part of a key is misspelled of."""
+    section, dot, key = name.partition(".")
+    near = get_close_matches(section.lower(), _SECTIONS, n=1, cutoff=0.8) if dot else []
+    return [f"{near[0]}.{key}"] if near and near[0] != section else []
+
+
 def _refuse(name: str, value: Any, known: Sequence[str]) -> None:
     of = [one for one in _INSTEAD if name == one or name.startswith(f"{one}.")]
-    near = get_close_matches(name, known, n=1, cutoff=0.85)
+    near = get_close_matches(name, known, n=1, cutoff=0.85) or _near_section(name)
     if of:
         instead = f"has no counterpart; expected {_INSTEAD[of[0]]}"
     elif near:
-        instead = f"is not known; did you mean {near[0]!r}?"
+        instead = f"has no counterpart; did you mean {near[0]!r}? Else leave it away"
     else:
         instead = "has no counterpart; leave it away"
     raise ConfigError(f"{name} = {value!r} {instead}")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ def export_model(
     out: Path,
     dtype: torch.dtype = torch.float32,
     tokenizer: Path | None = None,
+    run: Path | None = None,
 ) -> None:
     """Write the model of a checkpoint.
 
@@ -38,8 +40,10 @@ def export_model(
         out: directory to make; there is none yet.
         dtype: type of the weights there.
         tokenizer: file of the tokenizer; None: there is none.
+        run: directory of the run; None: that which the checkpoint lies in.
     Raises:
         ConfigError: no family that is known has such a model, or the directory exists.
+        DataError: what the run keeps of an imported model cannot be read.
         DamagedError: the checkpoint is damaged.
         OSError: something cannot be written.
     """
@@ -54,15 +58,15 @@ def export_model(
         )
     said = their_config(config.model)
     table = list(entries(config.model, kind_of(said)))
+    run = run or checkpoint
+    ends = text_ends(run, config.data, lambda: _end_of(tokenizer))
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     named = {str(dtype).removeprefix("torch."): dtype}
-    known = None if tokenizer is None else tokenizer_of(str(tokenizer))
-    ends = text_ends(checkpoint, config.data, known)
     said |= {"dtype": next(iter(named)), **ends.as_dict()}
     (partial / files.CONFIG).write_text(json.dumps(said, indent=1))
-    write_text_files(checkpoint, partial, tokenizer, ends)
+    write_text_files(run, partial, tokenizer, ends)
     reader = _Reader(checkpoint, manifest, config)
     sizes = {
         name: shape.numel() * dtype.itemsize
@@ -72,6 +76,13 @@ def export_model(
     tensors = ((name, t.to(dtype)) for entry in table for name, t in reader.tensors_of(entry))
     write_weights(partial, sizes, tensors)
     partial.rename(out)
+
+
+def _end_of(tokenizer: Path | None) -> int | None:
+    """The token behind documents; None where nobody knows it, as without the library."""
+    with suppress(ConfigError):
+        return None if tokenizer is None else tokenizer_of(str(tokenizer)).end
+    return None
 
 
 class _Reader:

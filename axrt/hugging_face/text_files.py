@@ -2,13 +2,12 @@
 end one, and how the tokenizer is loaded. A run of an imported model keeps these files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from axrt.checkpoint.durable import write_durably
 from axrt.config import Data
-from axrt.data.tokenizer import Tokenizer
 from axrt.errors import DataError
 from axrt.observe.metrics import kept_in_run
 
@@ -30,18 +29,21 @@ class TextEnds(NamedTuple):
     ends: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> Self:
-        """Those that a generation_config.json or config.json says.
+    def of(cls, *said: Mapping[str, Any]) -> Self:
+        """Those that the files of a model say, of the first that says each. A number below 0 stands
+        for none.
 
         Raises:
             DataError: they are no tokens.
         """
-        begin, end = said.get(_BEGIN), said.get(_END)
-        ends = end if isinstance(end, list) else [] if end is None else [end]
-        for key, value in ((_BEGIN, begin), *((_END, one) for one in ends)):
-            if value is not None and (not isinstance(value, int) or value < 0):
-                raise DataError(f"{key} = {value!r}; expected a token, or several")
-        return cls(begin, tuple(ends))
+        begin, ends = (
+            next((of[key] for of in said if of.get(key) is not None), -1) for key in (_BEGIN, _END)
+        )
+        listed = ends if isinstance(ends, list) else [ends]
+        for key, value in ((_BEGIN, begin), *((_END, one) for one in listed)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise DataError(f"{key} = {value!r}; expected a token")
+        return cls(begin if begin >= 0 else None, tuple(one for one in listed if one >= 0))
 
     def as_dict(self) -> dict[str, Any]:
         """The keys of both files."""
@@ -58,35 +60,39 @@ def keep_text_files(theirs: Path, run: Path) -> None:
     for name in (TOKENIZER, OF_TOKENIZER):
         if (theirs / name).is_file():
             write_durably(run / name, (theirs / name).read_bytes())
-    said = theirs / GENERATION
-    found = read_json(said if said.is_file() else theirs / CONFIG)
-    _write(run / GENERATION, TextEnds.of(found).as_dict())
+    said = [theirs / GENERATION, theirs / CONFIG]
+    ends = TextEnds.of(*(read_json(path) for path in said if path.is_file()))
+    _write(run / GENERATION, ends.as_dict())
 
 
-def carry_text_files(checkpoint: Path, run: Path) -> None:
+def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
     """Have a run keep what the one that it begins from keeps of an imported model. A run whose data
     have another tokenizer keeps its own.
 
     Args:
         checkpoint: the checkpoint that it begins from.
         run: directory of the run.
+        tokenizer: name of the tokenizer of its data, see `tokenizer_of`; "": nobody says one.
+    Raises:
+        OSError: a file cannot be read or written.
     """
     said = kept_in_run(checkpoint, GENERATION)
     if said is None or said.parent.samefile(run):
         return
     mine, its = run / TOKENIZER, said.parent / TOKENIZER
-    if mine.is_file() and not (its.is_file() and mine.read_bytes() == its.read_bytes()):
+    is_its = mine.is_file() and its.is_file() and mine.read_bytes() == its.read_bytes()
+    if tokenizer and not is_its:
         return
     for path in (its, said.parent / OF_TOKENIZER, said):
         if path.is_file():
             write_durably(run / path.name, path.read_bytes())
 
 
-def write_text_files(checkpoint: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
+def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
     """Write what `transformers` needs to know of text.
 
     Args:
-        checkpoint: the checkpoint that is exported.
+        run: directory of the run that is exported, or a checkpoint in it.
         out: directory of the model.
         tokenizer: file of the tokenizer; None: there is none.
         ends: the tokens that begin and end a text.
@@ -94,33 +100,35 @@ def write_text_files(checkpoint: Path, out: Path, tokenizer: Path | None, ends: 
     _write(out / GENERATION, ends.as_dict())
     if tokenizer is not None:
         write_durably(out / TOKENIZER, tokenizer.read_bytes())
-        kept = kept_in_run(checkpoint, OF_TOKENIZER)
+        kept = kept_in_run(run, OF_TOKENIZER)
         _write(out / OF_TOKENIZER, read_json(kept) if kept else _of_tokenizer(tokenizer, ends))
 
 
-def text_ends(run: Path, data: Data, tokenizer: Tokenizer | None) -> TextEnds:
+def text_ends(run: Path, data: Data, end: Callable[[], int | None]) -> TextEnds:
     """The tokens that begin and end a text: those of the model that was imported; else the one that
     has kept documents apart in training; else the one that the tokenizer puts behind them.
 
     Args:
         run: directory of a run, or a checkpoint in it.
         data: section `[data]` of the run.
-        tokenizer: its tokenizer; None: nobody knows it.
+        end: function that asks its tokenizer for the last of these.
+    Raises:
+        DataError: the file of the imported model cannot be read.
     """
     if (said := kept_in_run(run, GENERATION)) is not None:
         return TextEnds.of(read_json(said))
-    if data.document_end >= 0:
-        return TextEnds(data.document_end, (data.document_end,))
-    end = None if tokenizer is None else tokenizer.end
-    return TextEnds() if end is None else TextEnds(end, (end,))
+    token = data.document_end if data.document_end >= 0 else end()
+    return TextEnds() if token is None else TextEnds(token, (token,))
 
 
 def _of_tokenizer(tokenizer: Path, ends: TextEnds) -> dict[str, Any]:
     """How `transformers` loads a tokenizer that it did not write."""
     added = read_json(tokenizer).get("added_tokens") or ()
     named = {one["id"]: one["content"] for one in added}
+    begin = named.get(ends.begin)
     end = next((named[one] for one in ends.ends if one in named), None)
-    known = {} if end is None else {"bos_token": end, "eos_token": end}
+    told = {"bos_token": begin, "eos_token": end}
+    known = {key: token for key, token in told.items() if token is not None}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **known}
 
 

@@ -63,7 +63,7 @@ class RunFiles:
             _cut_off_half_a_line(self.directory / METRICS)
             self._began = time.monotonic() - _seconds_so_far(self.directory / METRICS)
         except OSError as error:
-            raise _refusal(self.directory, error) from None
+            raise unwritable(self.directory, error) from None
 
     def _keep_tokenizer(self) -> None:
         """Have a copy of the tokenizer's file, so that the model can be talked to anywhere."""
@@ -80,7 +80,7 @@ class RunFiles:
         try:
             self._lock = DirectoryLock(self.directory)
         except OSError as error:
-            raise _refusal(self.directory, error) from None
+            raise unwritable(self.directory, error) from None
 
     def record(self, **values: Any) -> None:
         """Append one line of metrics, with the seconds that the run has been under way, all its
@@ -137,7 +137,8 @@ class RunFiles:
             raise SaveError(f"{self.directory / name}: {error.strerror}") from None
 
 
-def _refusal(directory: Path, error: OSError) -> ConfigError:
+def unwritable(directory: Path, error: OSError) -> ConfigError:
+    """The refusal of a directory for the files of a run."""
     return ConfigError(
         f"{directory}: {error.strerror}; expected a place where the files of a run can be written "
         "(run.out)"

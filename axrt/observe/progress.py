@@ -157,11 +157,11 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
         steps: number of steps of the run.
         first: number of steps that are done at the start.
     """
+    if kind == "off":
+        return Quiet()
     terminal = _terminal()
     if kind == "auto":
         kind = "plain" if terminal is None else "live"
-    if kind == "off":
-        return Quiet()
     return Live(steps, first, terminal or "") if kind == "live" else Plain(steps)
 
 

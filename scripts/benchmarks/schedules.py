@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import PLACEMENTS, Effort, World, planned, worlds
 from axrt.scheduler.recompute import recomputed_shares
-from axrt.scheduler.schedules import build_schedule, options
+from axrt.scheduler.schedules import Option, build_schedule, options
 from axrt.scheduler.simulator import Costs, Edge, Work, simulate
 from axrt.scheduler.timeline import Timeline
 
@@ -36,6 +37,8 @@ POLICIES = (
 )
 RECOMPUTING = ("gpipe", "1f1b", "eager-1f1b", "merak", "varuna", "zb-h1", "zb-v")
 STEPS, SEEDS = 8, 5
+_HELD = (1.0, 1.5, 2.0)  # what ranks may hold, in microbatches a rank
+_SLACK = 1e-9
 EFFORT = Effort(moves=20)
 GPT = Work(1.0, 1.26, 0.78)  # what scripts/bench_backward finds for a block, in forwards
 CONDITIONS: dict[str, tuple[dict[str, Any], bool]] = {
@@ -135,8 +138,9 @@ def beaten(ranks: int) -> None:
     worst = 0.0
     for world, (costs, clips) in CONDITIONS.items():
         others = list(_of_all(ranks, costs, clips))
-        for times in (1.0, 1.5, 2.0):
-            best, _, name, cap = max(one for one in others if one[1] <= times * ranks)
+        for times in _HELD:
+            fits = (one for one in others if one[1] <= times * ranks + _SLACK)
+            best, _, name, cap = max(fits)
             job = _along_a_plan(ranks, costs, clips, times * ranks)
             mine = _median(job, costs, clips)[0]
             worst = max(worst, best / mine - 1)
@@ -153,9 +157,23 @@ def _of_all(
     ranks: int, costs: dict[str, Any], clips: bool
 ) -> Iterator[tuple[float, float, str, int]]:
     """Utilisation, microbatches held, name and cap of every policy with one pipe."""
-    for option in options(ranks, 2 * ranks, thorough=True):
-        if option.job.pipes == 1:
-            yield *_median(option.job, costs, clips), option.name, option.max_held
+    full = [int(2 * times * ranks) - less for times in _HELD for less in range(3)]
+    for option in _with_one_pipe(ranks, 2 * ranks, full):
+        yield *_median(option.job, costs, clips), option.name, option.max_held
+
+
+def _with_one_pipe(ranks: int, microbatches: int, caps: Iterable[int]) -> Iterator[Option]:
+    """Every policy with one pipe; those whose cap is free with these, too, in chunks of half a
+    rank."""
+    known = [one for one in options(ranks, microbatches, thorough=True) if one.job.pipes == 1]
+    yield from known
+    tried = {(one.name, one.max_held) for one in known}
+    for name in ("adaptive", "dualpipe-v"):
+        for cap in caps:
+            if (name, cap) not in tried:
+                with suppress(ValueError):  # less than it needs
+                    job = build_schedule(name, ranks, microbatches, max_held=cap)
+                    yield Option(name, cap, job)
 
 
 def _along_a_plan(ranks: int, costs: dict[str, Any], clips: bool, limit: float) -> Job:
@@ -193,12 +211,11 @@ def planning(ranks: int) -> None:
         microbatches = times * ranks
         others = [
             (line.makespan, one.name, max(line.held) * one.job.placement.share)
-            for one in options(ranks, microbatches, thorough=True)
-            if one.job.pipes == 1
+            for one in _with_one_pipe(ranks, microbatches, range(2 * ranks, 4 * ranks + 1))
             for line in [simulate(one.job, costs)]
         ]
         for held in (ranks, 3 * ranks // 2, 2 * ranks):
-            its, name, _ = min(one for one in others if one[2] <= held)
+            its, name, _ = min(one for one in others if one[2] <= held + _SLACK)
             began = time.process_time()
             plan = planned(worlds(ranks, costs), microbatches, held)
             took = time.process_time() - began

@@ -288,20 +288,39 @@ def test_a_name_that_is_taken_and_an_extra_that_is_no_json_are_refused_before_an
 
 
 @swept(("waits", [True, False]), quick=1)
-def test_a_checkpoint_that_has_the_name_is_set_aside_for_the_new_one(
-    tmp_path: Path, waits: bool, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_has_the_name_is_replaced_once_the_new_one_is_whole(
+    tmp_path: Path, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path / "a", 1)
     engine = alone()
     engine.save_checkpoint(tmp_path / "a", extra={"second": True}, wait=waits, replace=True)
     engine.finish_saving()
+    engine.close()
     assert alone().load_checkpoint(tmp_path / "a") == {"second": True}
-    aside = tmp_path / "set-aside-replaced" / "a"
-    assert f"set aside: a now in {aside.parent}" in capsys.readouterr().err
-    assert alone().load_checkpoint(aside) == {"epoch": 2, "names": ["a"]}
+    assert not list(tmp_path.glob("set-aside*"))
     (tmp_path / "other").mkdir()
     with pytest.raises(axrt.ConfigError, match="other exists; expected the name of a new check"):
         alone().save_checkpoint(tmp_path / "other", replace=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def replaced() -> None:
+        with alone() as engine, pytest.raises(axrt.SaveError, match="No space left"):
+            engine.save_checkpoint(tmp_path / "a", replace=True)
+        assert alone().load_checkpoint(tmp_path) == {"second": True}, "it stands"
+
+    with monkeypatch.context() as patched:
+        patched.setattr("axrt.checkpoint.manifest.Manifest.write", full)
+        replaced()
+    rename = Path.rename
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            Path,
+            "rename",
+            lambda path, to: full() if path.suffix == ".partial" else rename(path, to),
+        )
+        replaced()
 
 
 class Breaks(axrt.AxrtError):

@@ -77,6 +77,12 @@ def test_what_cannot_train_is_not_submitted(arguments: tuple[str, ...], text: st
     assert (result.exit_code, text in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize("more", ["schedule.policy=on_the_nodes:Mine", "run.survive=true"])
+def test_what_is_known_on_the_nodes_alone_is_not_looked_at(more: str) -> None:
+    result = axrt("slurm", "tiny.toml", "--nodes=4", more, "--dry-run")
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("time", "seconds"),
     [

@@ -62,6 +62,16 @@ class Broken(Lifo):
         return view.nothing
 
 
+class Unfinished(Lifo):
+    def key(self, task, view):
+        raise NotImplementedError
+
+
+class NoBounds(Lifo):
+    def bounds(self, placement, rank, microbatches):
+        raise ValueError("mine")
+
+
 class Elsewhere(Lifo):
     placements = ("ring",)
 
@@ -104,6 +114,8 @@ def test_a_sound_one_passes(in_a_directory: str) -> None:
     [
         ("Stuck", "the schedule is stuck: .*\nwith axrt simulate --policy .*:Stuck --ranks 1"),
         ("Liar", "rank 0 held 2 chunks, and bounds.* says 1; .*\nwith axrt simulate .* --ranks 2"),
+        ("Unfinished", "NotImplementedError, in key, .*, line [0-9]+\nwith axrt simulate"),
+        ("NoBounds", "ValueError: mine, in bounds, .*, line [0-9]+\nwith axrt simulate"),
         (
             "Broken",
             "AttributeError: '.*' object has no attribute 'nothing', in key, .*, line "

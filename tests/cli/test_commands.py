@@ -1,8 +1,10 @@
 """The command itself: what it says of its commands, and what it imports for them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -10,6 +12,7 @@ from click.testing import CliRunner
 
 from axrt.cli import main
 
+ROOT = Path(__file__).resolve().parents[2]
 SCREEN = 50
 WITHOUT_TORCH = (
     ("--help",),
@@ -113,7 +116,7 @@ def test_a_misspelled_command_is_told_its_nearest(name: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "memory", "profile", "slurm"])
-def test_a_shell_completes_keys_and_their_values(command: str) -> None:
+def test_a_shell_completes_keys(command: str) -> None:
     def completed(word: str) -> set[str]:
         words = {"COMP_WORDS": f"axrt {command} my.toml {word}", "COMP_CWORD": "3"}
         asked = {"_AXRT_COMPLETE": "bash_complete", **words}
@@ -121,10 +124,39 @@ def test_a_shell_completes_keys_and_their_values(command: str) -> None:
         return {line.partition(",")[2] for line in said.split()}
 
     assert completed("schedule.po") == {"schedule.policy="}
-    assert completed("run.transport=") == {
-        f"run.transport={one}" for one in ("auto", "mpi", "local")
-    } | {"run.transport="}
-    assert completed("schedule.policy=zb-") == {
-        f"schedule.policy=zb-{one}" for one in ("h1", "h2", "v")
-    }
+    assert completed("run.transport=m") == {"run.transport=mpi"}, "of shells that keep words whole"
     assert completed("no.such") == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("schedule.po", "schedule.policy="),
+        ("schedule.policy =", "1f1b"),
+        ("schedule.policy = zb-", "zb-h1 zb-h2 zb-v"),
+        ("model.layers = 4 run.transport = m", "mpi"),
+        ("model.layers = 4", ""),
+    ],
+)
+def test_bash_completes_what_stands_behind_the_cut_at_an_equals_sign(
+    words: str, found: str, tmp_path: Path
+) -> None:
+    """With the words as bash has them in COMP_WORDS."""
+    called = "from axrt.cli import main; main(prog_name='axrt')"
+    (tmp_path / "axrt").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{called}" "$@"\n')
+    (tmp_path / "axrt").chmod(0o755)
+    script = (
+        'PATH="$PWD:$PATH"\n'
+        'eval "$(_AXRT_COMPLETE=bash_source axrt)"\n'
+        f"COMP_WORDS=(axrt train my.toml {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n"
+        '_axrt_completion axrt 2>/dev/null; echo "${COMPREPLY[@]}"\n'
+        "declare -f _axrt_completion | grep -c nospace"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    said, nospace = ran.stdout.splitlines()
+    assert nospace == "1", "no blank behind a key"
+    assert set(found.split()) <= set(said.split()), ran.stderr
+    assert found or not said

@@ -30,7 +30,7 @@ def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_has_what_every_layer_takes_sends_and_keeps(costs: Path) -> None:
     table = CostTable.read(costs)
     assert sorted(table.layers) == [1, 3]
-    assert 1e-6 < table.task_s < 1e-2
+    assert 0 <= table.task_s < 1
     for samples, layers in table.layers.items():
         assert [layer.name for layer in layers] == ["Embedding", *["Block"] * 4, "Head"]
         assert all(layer.forward_s > 0 and layer.input_s > 0 for layer in layers)
@@ -83,7 +83,9 @@ def test_a_table_like_a_run_shares_out_what_its_stages_took(costs: Path) -> None
     others = (
         (("--like", "out", "--samples", "3"), "expected --like alone"),
         (("--like", "out", "schedule.microbatch_size=2"), "its microbatches are of 1 samples"),
-        (("--like", "out", "model.layers=2"), "the run had 6 layers, and the model has 4"),
+        (("--like", "out", "model.layers=2"), "out is of another model; expected one of [model]"),
+        (("--like", "out", "model.width=16"), "out is of another model"),
+        (("--like", "out/timeline.json", "model.layers=2"), "the run had 6 layers, and the mod"),
         (("--like", "nowhere"), "expected a run that was traced"),
     )
     for asked, word in others:

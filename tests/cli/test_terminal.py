@@ -25,7 +25,7 @@ def at_a_terminal(words: list[str], stdout: IO[bytes] | None = None, columns: in
         [sys.executable, "-m", "axrt", *words],
         stdout=stdout or theirs,
         stderr=theirs,
-        env={**environment(), "TERM": "xterm"},
+        env={**environment(), "TERM": "xterm", "COLUMNS": ""},
     )
     os.close(theirs)
     shown = b""

@@ -1,9 +1,12 @@
 """Token files of the two common forms."""
 
+import mmap
 import pickle
 import struct
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import torch
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
-from axrt.data.tokens import map_tokens, unknown_in_row
+from axrt.data.tokens import fetch, index_of, map_tokens, unknown_in_row
 from axrt.data.windows import Windows
 
 
@@ -170,3 +173,49 @@ def test_a_row_in_which_prompts_are_masked_is_looked_at_in_little_memory() -> No
     finally:
         tracemalloc.stop()
     assert most < row.nbytes / 4
+
+
+class Watched(mmap.mmap):
+    """A mapping that notes what the system is told of it."""
+
+    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+        told = self.__dict__.setdefault("told", [])
+        told.append((option, start, start + length))
+        super().madvise(option, start, length)
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(3001, None), slice(7000, 9000)])
+def test_a_part_of_a_row_is_read_ahead_wherever_it_is_mapped(tmp_path: Path, part: slice) -> None:
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    with (tmp_path / "a.bin").open("rb") as file:
+        watched = Watched(file.fileno(), 0, access=mmap.ACCESS_READ)
+        whole: Any = np.frombuffer(watched, np.uint16).view(np.memmap)
+        whole._mmap = watched
+        row = whole[part]
+        fetch(row, 1500, 129)
+        ((option, begin, end),) = watched.__dict__["told"]
+        first = 2 * (int(row[0]) + 1500)  # a token is its place
+        assert option == mmap.MADV_WILLNEED
+        assert begin % mmap.PAGESIZE == 0
+        assert begin <= first < begin + mmap.PAGESIZE
+        assert end == first + 2 * 129
+    fetch(np.memmap(tmp_path / "a.bin", np.uint16, "r"), 19_990, 10)
+    fetch(np.arange(9), 0, 9)  # in memory
+
+
+def test_a_document_of_more_tokens_than_the_index_can_say_is_several_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("axrt.data.tokens._LONGEST", 10)
+    lengths = np.array([3, 25, 10, 0, 11], np.int64)
+    data = index_of(np.dtype(np.uint16), lengths)
+    sequences, documents = struct.unpack_from("<QQ", data, 18)
+    found = np.frombuffer(data, np.int32, sequences, 34)
+    assert found.tolist() == [3, 10, 10, 5, 10, 0, 10, 1]
+    ends = np.frombuffer(data, np.int64, documents, 34 + 12 * sequences)
+    assert [int(found[one:other].sum()) for one, other in pairwise(ends)] == lengths.tolist()
+    pointers = np.frombuffer(data, np.int64, sequences, 34 + 4 * sequences)
+    assert pointers.tolist() == [0, *(2 * np.cumsum(found))[:-1].tolist()]
+    np.arange(49, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    (tmp_path / "a.idx").write_bytes(data)
+    assert len(map_tokens(tmp_path / "a.bin")) == 49

@@ -96,6 +96,16 @@ def test_microbatches_come_in_order_whoever_makes_them(workers: int) -> None:
         assert torch.equal(targets, expected[1])
 
 
+def test_the_system_reads_a_few_microbatches_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Windows, "fetch", lambda _, sample: told.append(sample))
+    stream = microbatches(windows(), 2, range(0, 40, 2), 0)
+    for number in range(20):
+        next(stream)
+        assert told == list(range(min(40, 2 * (number + 9))))
+    assert next(stream, None) is None
+
+
 def test_what_comes_behind_the_end_of_a_document_is_not_predicted() -> None:
     row = np.array([5, 9, 1, 2, 9, 9, 3, 4, 9], np.uint8)
     inputs, targets = next(Windows(row, 8, 0, 256, document_end=9).evenly(1, 1))

@@ -120,7 +120,11 @@ def test_the_rest_is_read_too() -> None:
         ({"no_such_key": 3}, "no_such_key = 3 has no counterpart; leave it away"),
         (
             {"gradient_acumulation_steps": 4},
-            "gradient_acumulation_steps = 4 is not known; did you mean 'gradient_accumulation_st",
+            "gradient_acumulation_steps = 4 has no counterpart; did you mean 'gradient_accumulat",
+        ),
+        (
+            {"optimiser": {"type": "Adam"}},
+            "optimiser.type = 'Adam' .* did you mean 'optimizer.type'",
         ),
         ({"fp16": {"enabled": True, "auto_cast": True}}, "fp16.auto_cast = True"),
         (

@@ -307,6 +307,8 @@ def test_a_plan_made_anew_keeps_no_more_bytes_than_the_first(strict: bool) -> No
         of = [sum(shares[stage]) / sum(sizes[stage]) for stage in where.stages_of(rank)]
         assert of[0] == pytest.approx(of[1]), "in one unit"
         assert 1 / of[0] <= limit, "what the first may keep"
+    least = shares_of_room(first, sizes, 24.0)
+    assert all(sum(of) / sum(size) >= 1 / 24.0 for of, size in zip(least, sizes, strict=True))
     world = World(where, Costs(edge=Edge(1.0)), tuple(shares))
     again = job_along_plan([world], 8, 1.0, effort=AT_START, trial=BRIEF).policy
     assert isinstance(again, AlongPlan)

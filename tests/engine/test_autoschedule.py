@@ -121,11 +121,13 @@ def test_a_plan_holds_more_where_that_is_faster_and_nothing_limits_it(
         float(text.split(": ")[1].split(" ms")[0]) for text in most.candidates[:2]
     )
     assert step_s * AS_FAST < of_the_next
-    limited = decided(replace(config, memory=replace(config.memory, activations_mb=8.0)))
-    assert limited.max_held == 0, "all plans are made for these bytes"
-    assert limited.plan is None or limited.plan.cap < 16
+    for limit in ({"activations_mb": 8.0}, {"device_gb": 9.0}, {"offload_activations": 4}):
+        limited = decided(replace(config, memory=replace(config.memory, **limit)))
+        along = [text for text in limited.candidates if text.endswith("along a plan")]
+        assert not any("max_held" in text for text in along), limit
     monkeypatch.setattr("axrt.default_plan._LARGEST", 31)
-    assert not [one for one in decided(config).candidates if "16.0 MiB along" in one]
+    along = [text for text in decided(config).candidates if text.endswith("along a plan")]
+    assert not any("max_held" in text for text in along)
 
 
 def test_memory_and_what_is_set_narrow_the_choice() -> None:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner, Result
@@ -14,6 +15,8 @@ from axrt.checkpoint.folder import newest_undamaged
 from axrt.cli import main
 from axrt.cli.generate import _loaded
 from axrt.config import Config
+from axrt.errors import DataError
+from axrt.hugging_face.text_files import TextEnds
 
 from ..cli.test_train import TINY
 
@@ -171,16 +174,39 @@ def test_tokens_that_begin_and_end_a_text_come_along() -> None:
     written = greedy("back", [1, 2, 3], 12)
     assert written[-1] in ends
     assert len(written) < 12
-    prompt = ("--prompt", "\x01\x02\x03", "--temperature", "0", "--tokens", "12", "--speed")
-    for run in ("run", "tuned"):
-        told = axrt("generate", run, *prompt)
-        assert f"\n{len(written) - 1} tokens, " in told.output, told.output
+    np.arange(200, dtype=np.uint16).tofile("tokens.bin")
+    for name, source in (("tuned", "tokens.bin"), ("of-bytes", "text.txt")):
         trained = axrt(
-            *("train", "run/config.toml", "checkpoint.resume=run", "run.out=tuned"),
-            *("data.source=text.txt", "run.steps=1", "optimizer.lr=0", "run.device=cpu"),
+            *("train", "run/config.toml", "checkpoint.resume=run", f"run.out={name}"),
+            *(f"data.source={source}", "run.steps=1", "optimizer.lr=0", "run.device=cpu"),
             *("schedule.microbatches=1", "data.held_out=0"),
         )
-        assert run == "tuned" or trained.exit_code == 0, trained.output
+        assert trained.exit_code == 0, trained.output
+    asked = ("--temperature", "0", "--tokens", "12", "--speed")
+    for run, prompt in (("run", "\x01\x02\x03"), ("tuned", "1 2 3")):
+        told = axrt("generate", run, "--prompt", prompt, *asked)
+        assert f"\n{len(written) - 1} tokens, " in told.output, told.output
+    assert not Path("of-bytes/generation_config.json").exists(), "its text is of other tokens"
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        (({"eos_token_id": 5}, {"eos_token_id": 7, "bos_token_id": 1}), TextEnds(1, (5,))),
+        (({"eos_token_id": [5, 6], "bos_token_id": None},), TextEnds(None, (5, 6))),
+        (({"eos_token_id": -1, "bos_token_id": -1},), TextEnds()),
+        (({},), TextEnds()),
+    ],
+)
+def test_files_say_what_ends_a_text(said: tuple[dict[str, Any], ...], found: TextEnds) -> None:
+    assert TextEnds.of(*said) == found
+    assert TextEnds.of(found.as_dict()) == found
+
+
+@pytest.mark.parametrize("token", [True, "</s>", [1, None], 1.5])
+def test_what_is_no_token_is_refused_by_its_key(token: Any) -> None:
+    with pytest.raises(DataError, match="eos_token_id = .*; expected a token"):
+        TextEnds.of({"eos_token_id": token})
 
 
 def test_a_text_ends_in_transformers_where_it_does_here() -> None:
