@@ -16,6 +16,7 @@ from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, pol
 from .simulator import Costs, StuckError, order_of, simulate
 from .timeline import Timeline
 
+TRIED_STEPS = 2  # of a policy that nobody has proved
 STRICTLY, LOOSELY = "strictly", "loosely"  # how a plan is followed
 # those that a search tries; 0 is the placement's own, which is 2 where there is a choice
 _CHUNKS = (
@@ -88,11 +89,11 @@ def _check_own(name: str, job: Job) -> None:
 
 
 def fault_of(job: Job, costs: Costs) -> str:
-    """What is wrong, in two steps, with a policy that nobody has proved: it gets stuck, exceeds its
-    bounds or raises an error. "": nothing."""
+    """What is wrong with a policy that nobody has proved: it gets stuck, exceeds its bounds or
+    raises an error, in `TRIED_STEPS` steps. "": nothing."""
     try:
         with _own_code():
-            return broken_bound(simulate(job, costs, steps=2), job)
+            return broken_bound(simulate(job, costs, steps=TRIED_STEPS), job)
     except (StuckError, UnsoundPolicyError) as error:
         return str(error)
 

@@ -10,10 +10,9 @@ import click
 
 from axrt.exit_codes import Exit
 from axrt.scheduler.policies import policy_by_name
-from axrt.scheduler.schedules import UnsoundPolicyError, build_schedule, fault_of
+from axrt.scheduler.schedules import TRIED_STEPS, UnsoundPolicyError, build_schedule, fault_of
 from axrt.scheduler.simulator import Costs, Edge
 
-_STEPS = 2  # as `fault_of` has it
 _FOUND = 1  # as of every command that looks for faults
 _CHUNKED = ("looped",)  # placements that leave the number of stages of a rank free
 
@@ -38,7 +37,7 @@ class _Case(NamedTuple):
         latency = f" --latency {self.costs.edge.latency:g}" if self.costs.edge.latency else ""
         return (
             f"axrt simulate --policy {policy} --ranks {self.ranks} --microbatches "
-            f"{self.microbatches} --placement {self.placement}{chunks} --steps {_STEPS} "
+            f"{self.microbatches} --placement {self.placement}{chunks} --steps {TRIED_STEPS} "
             f"--jitter {self.costs.jitter:g}{latency} --seed {self.seed}"
         )
 

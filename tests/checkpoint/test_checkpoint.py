@@ -305,6 +305,9 @@ def test_a_checkpoint_that_has_the_name_is_replaced_once_the_new_one_is_whole(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
+    def killed() -> None:
+        raise RuntimeError("killed")
+
     def replaced() -> None:
         with alone() as engine, pytest.raises(axrt.SaveError, match="No space left"):
             engine.save_checkpoint(tmp_path / "a", replace=True)
@@ -321,6 +324,19 @@ def test_a_checkpoint_that_has_the_name_is_replaced_once_the_new_one_is_whole(
             lambda path, to: full() if path.suffix == ".partial" else rename(path, to),
         )
         replaced()
+    with monkeypatch.context() as patched:  # killed between the two names
+        patched.setattr(
+            Path,
+            "rename",
+            lambda path, to: killed() if path.suffix == ".partial" else rename(path, to),
+        )
+        with pytest.raises(RuntimeError, match="killed"), alone() as engine:
+            engine.save_checkpoint(tmp_path / "a", replace=True)
+    former = tmp_path / "set-aside-replaced" / "a"
+    assert alone().load_checkpoint(former) == {"second": True}
+    with alone() as engine:
+        engine.save_checkpoint(tmp_path / "a", {"third": True}, replace=True)
+    assert alone().load_checkpoint(tmp_path) == {"third": True}
 
 
 class Breaks(axrt.AxrtError):

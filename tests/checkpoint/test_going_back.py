@@ -82,6 +82,24 @@ def test_a_name_that_no_going_back_frees_stays_taken(tmp_path: Path) -> None:
             engine.save_checkpoint(tmp_path / "step-1")
 
 
+def test_what_came_after_stands_where_the_new_one_cannot_be_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with engine_on() as engine:
+        train_and_save(engine, tmp_path, 3)
+        engine.load_checkpoint(tmp_path / "step-1")
+        with monkeypatch.context() as patched:
+            patched.setattr("axrt.checkpoint.manifest.Manifest.write", full)
+            with pytest.raises(axrt.SaveError, match="No space left"):
+                train_and_save(engine, tmp_path, 2)
+        assert [one.step for one in candidates_in(tmp_path)] == [3, 2, 1]
+        engine.save_checkpoint(tmp_path / "step-2")
+    assert [one.step for one in candidates_in(tmp_path)] == [2, 1]
+
+
 def test_a_damaged_newest_one_makes_way(tmp_path: Path) -> None:
     with engine_on() as engine:
         train_and_save(engine, tmp_path, 3)
