@@ -77,7 +77,7 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.rank import Rank
     from axrt.scheduler.cost_table import CostTable
     from axrt.scheduler.simulator import Edge
-    from axrt.task_cost import measured_task_s
+    from axrt.cli.task_cost import measured_task_s
 
     from .sample import sample_of
 
