@@ -69,6 +69,7 @@ def profile(
 
 def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
     """The table, on the first rank; None on all others."""
+    from axrt.cli.task_cost import measured_task_s
     from axrt.known_costs import measured_edge
     from axrt.launch import join
     from axrt.model.costs import measure
@@ -77,7 +78,6 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     from axrt.rank import Rank
     from axrt.scheduler.cost_table import CostTable
     from axrt.scheduler.simulator import Edge
-    from axrt.cli.task_cost import measured_task_s
 
     from .sample import sample_of
 
