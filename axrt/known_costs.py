@@ -35,12 +35,14 @@ class KnownCosts(NamedTuple):
         edge: link between two ranks, in seconds and bytes.
         task_s: seconds that the loop takes for a task.
         edges: links that differ, by (from, to), ranks of a pipeline.
+        lengths: see `CostTable`.
     """
 
     layers: Sequence[LayerCosts]
     edge: Edge = Edge()
     task_s: float = TASK_S
     edges: Mapping[tuple[int, int], Edge] = {}
+    lengths: float = 0.0
 
 
 def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCosts:
@@ -61,10 +63,10 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCos
             edges.update(table.edges)
         except ValueError as error:
             raise ConfigError(f"schedule.costs: {error}") from None
-        return *table.edge, table.task_s
+        return *table.edge, table.task_s, table.lengths
 
-    latency, bandwidth, task_s = rank.exchange.agreed(read)
-    return KnownCosts(layers, Edge(latency, bandwidth), task_s, edges)
+    latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
+    return KnownCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
 
 
 def measured_costs(

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from axrt.exit_codes import Exit
-from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, unsteady
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
@@ -39,7 +39,7 @@ def planned(asked: dict[str, Any]) -> SentPlan | None:
         jitter=asked["jitter"],
         pieces=asked["pieces"],
     )
-    world = World(where, costs, tuple(Kept(*of) for of in asked["kept"]))
+    world = World(where, unsteady(costs), tuple(Kept(*of) for of in asked["kept"]))
     of = partial(replace, votes=asked["votes"])
     job = job_along_plan([world], asked["microbatches"], 1.0, of, effort=AT_START, trial=BRIEF)
     before, after = (takes(one, world, BRIEF.steps, _SEEDS) for one in (of(_followed(asked)), job))

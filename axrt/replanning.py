@@ -30,7 +30,7 @@ from axrt.known_costs import TASK_S, measured_edge
 from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.payload import flatten
-from axrt.plan_from_costs import PLANNED, SentPlan, kept_by
+from axrt.plan_from_costs import PLANNED, SentPlan, kept_by, pieces_of
 from axrt.rank import Rank
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
@@ -259,7 +259,7 @@ class Replanning:
             "microbatches": self._job.microbatches,
             "work": [of[:4] for of in stages],
             "jitter": median(of.spread for of in stages),
-            "pieces": max(1, round(median(of.pieces for of in stages))),
+            "pieces": pieces_of([of.pieces for of in stages]),
             "edge": known.edge,
             "edges": [[list(ends), list(edge)] for ends, edge in known.edges.items()],
             "task_s": known.task_s,

@@ -8,7 +8,7 @@ from statistics import median
 from axrt.config import Schedule
 from axrt.copy_rates import Copies
 from axrt.known_costs import KnownCosts
-from axrt.plan_from_costs import work_of
+from axrt.plan_from_costs import pieces_of, work_of
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import Fixed
@@ -82,7 +82,8 @@ def predicted(
         edge=of.edge,
         edges=dict(of.edges),
         jitter=median(layer.spread for layer in layers),
-        pieces=4,
+        lengths=of.lengths,
+        pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
     )
 
     def simulated(microbatches: int) -> Simulated:

@@ -126,7 +126,7 @@ class Run:
         if job.placement.pipes > 1:
             shared["gathered"] = max(shared["gathered"], job.placement.chunks)
         job = with_shards(job, **shared)
-        seeds = range(_SEEDS if costs.jitter else 1)
+        seeds = range(_SEEDS if costs.jitter or costs.lengths else 1)
         lines = [
             simulate(job, replace(costs, seed=seed), steps=self.steps + 1, buckets=buckets)
             for seed in seeds
@@ -152,6 +152,7 @@ def compared(run: Run) -> tuple[dict[str, Any], Costs, Timeline]:
         "task": costs.task,
         "latency": costs.edge.latency,
         "jitter": costs.jitter,
+        "lengths": costs.lengths,
         "step": costs.step,
         "reduce": costs.reduce,
         "slots": run.job.slots,

@@ -33,6 +33,7 @@ class LayerCosts:
         name: name of its class.
         parameters: number of elements of its parameters.
         operations: operations of a forward; 0: not known.
+        pieces: number of its weight gradients that can wait. Other work may run between two.
     """
 
     forward_s: float
@@ -45,6 +46,7 @@ class LayerCosts:
     name: str = ""
     parameters: int = 0
     operations: int = 0
+    pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,15 @@ class CostTable:
         edge: link between any two ranks, in seconds and bytes.
         edges: links that differ, by (from, to).
         task_s: seconds that the loop takes for a task.
+        lengths: standard deviation of the logarithm of a factor that all layers of a microbatch
+            share, since sequences differ in length; `LayerCosts.spread` is what comes on top.
     """
 
     layers: Mapping[int, tuple[LayerCosts, ...]]
     edge: Edge = field(default_factory=Edge)
     edges: Mapping[tuple[int, int], Edge] = field(default_factory=dict)
     task_s: float = 0.0
+    lengths: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> "CostTable":
@@ -91,6 +96,7 @@ class CostTable:
                 "format": FORMAT,
                 "units": _UNITS,
                 "task": self.task_s,
+                "lengths": self.lengths,
                 "links": {name: _link(edge) for name, edge in {"any": self.edge, **links}.items()},
                 "microbatches": {
                     str(size): [asdict(layer) for layer in layers]
@@ -153,7 +159,8 @@ def _table(found: Any) -> CostTable:
     }
     if not layers or not all(layers.values()):
         raise ValueError("microbatches has no layers; expected the costs of each layer")
-    return CostTable(layers, _edge(links, "any"), edges, _number(found, "task", ""))
+    task_s, lengths = (_number(found, name, "") for name in ("task", "lengths"))
+    return CostTable(layers, _edge(links, "any"), edges, task_s, lengths)
 
 
 def _ends(name: str) -> tuple[int, int]:

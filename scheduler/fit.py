@@ -19,7 +19,8 @@ from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
 ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
-_Took = dict[tuple[AnyKind, int], list[float]]
+# by kind and stage, the seconds of each microbatch, by its replica and number
+_Took = dict[tuple[AnyKind, int], dict[tuple[int, int], float]]
 
 
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
@@ -37,7 +38,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
-    took = _took(line)
+    took = _took(line, placement)
     lacking = [
         stage
         for stage in range(placement.stages)
@@ -48,9 +49,9 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
             f"the timeline has no forwards and backwards of stages {lacking}; expected those of "
             "whole steps"
         )
-    jitter = _jitter(took)
+    variance, shared = _variances(took)
     # the median of a lognormal with that mean
-    usual = {lane: fmean(times) / exp(jitter**2 / 2) for lane, times in took.items() if times}
+    usual = {lane: fmean(of.values()) / exp(variance / 2) for lane, of in took.items() if of}
     between = fmean(_between_tasks(line) or [0.0])
     offloads = is_offloaded(line)
     fetch, store = (_of_a_bucket(line, kind) for kind in (Kind.FETCH, Kind.STORE))
@@ -71,7 +72,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         },
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
-        jitter=jitter,
+        jitter=(variance - shared) ** 0.5,
+        lengths=shared**0.5,
         recomputed={
             stage: usual[Kind.RECOMPUTE, stage] / usual[Kind.FORWARD, stage]
             for stage in range(placement.stages)
@@ -121,14 +123,11 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def _took(line: Timeline) -> _Took:
+def _took(line: Timeline, placement: Placement) -> _Took:
     """By kind and stage, the duration of each microbatch, its pieces together."""
-    whole: dict[tuple[int, AnyKind, int, int], float] = defaultdict(float)
+    took: _Took = defaultdict(lambda: defaultdict(float))
     for rank, (kind, stage, number, _), start, end in line.computing():
-        whole[rank, kind, stage, number] += end - start
-    took: _Took = defaultdict(list)
-    for (_, kind, stage, _), seconds in whole.items():
-        took[kind, stage].append(seconds)
+        took[kind, stage][rank // placement.ranks, number] += end - start
     return took
 
 
@@ -143,16 +142,28 @@ def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
     return Work(usual[Kind.FORWARD, stage], back, weight)
 
 
-def _jitter(took: _Took) -> float:
-    """Sigma of the logarithm of the durations of forwards and input gradients, averaged over lanes;
-    whole backwards are sums, and vary less."""
+def _variances(took: _Took) -> tuple[float, float]:
+    """Variances of the logarithm of the durations of forwards and input gradients, averaged over
+    lanes: the whole, and the part that the stages of a microbatch share, since it is long or short.
+    Whole backwards are sums, and vary less."""
     lanes = [
-        times
-        for (kind, _), times in took.items()
-        if kind in (Kind.FORWARD, Kind.INPUT) and len(times) > 1
+        {which: log(max(seconds, 1e-9)) for which, seconds in of.items()}
+        for (kind, _), of in took.items()
+        if kind in (Kind.FORWARD, Kind.INPUT) and len(of) > 1
     ]
-    variances = [pvariance([log(max(seconds, 1e-9)) for seconds in times]) for times in lanes]
-    return fmean(variances) ** 0.5 if variances else 0.0
+    apart: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for lane in lanes:
+        usual = fmean(lane.values())
+        for which, one in lane.items():
+            apart[which].append(one - usual)
+    variance = fmean([pvariance(lane.values()) for lane in lanes] or [0.0])
+    shared = fmean([_covariance(of) for of in apart.values() if len(of) > 1] or [0.0])
+    return variance, min(max(0.0, shared), variance)
+
+
+def _covariance(apart: Sequence[float]) -> float:
+    """That of any two of these deviations, on average."""
+    return (sum(apart) ** 2 - sum(one**2 for one in apart)) / (len(apart) * (len(apart) - 1))
 
 
 def _by_rank(spans: Iterable[Span], ranks: int) -> Iterator[list[Span]]:

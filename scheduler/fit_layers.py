@@ -29,7 +29,8 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
     layers: list[LayerCosts] = []
     for work, (first, end) in zip(costs.work, pairwise(cuts), strict=True):
         layers += _shared_out(work, table.layers[samples][first:end], costs.jitter)
-    return CostTable({samples: tuple(layers)}, costs.edge, task_s=costs.task)
+    of = {samples: tuple(layers)}
+    return CostTable(of, costs.edge, task_s=costs.task, lengths=costs.lengths)
 
 
 def _shared_out(work: Work, layers: Sequence[LayerCosts], jitter: float) -> list[LayerCosts]:

@@ -41,7 +41,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     from axrt.model.partition import balanced, evened
     from axrt.plan_from_costs import world_of
 
-    for name in ("latency", "transfer", "task_cost"):
+    for name in ("latency", "transfer", "task_cost", "pieces"):
         if options[name]:
             raise ValueError(
                 f"--{name.replace('_', '-')} and --costs with a file, which says that; expected "
@@ -55,7 +55,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
         )
     seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
     cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
-    known = KnownCosts(layers, table.edge, table.task_s, table.edges)
+    known = KnownCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
     world = world_of(placement, cuts, known)
-    jitter = options["jitter"] or world.costs.jitter
-    return world._replace(costs=replace(world.costs, jitter=jitter))
+    varying = {name: options[name] or getattr(world.costs, name) for name in ("jitter", "lengths")}
+    return world._replace(costs=replace(world.costs, **varying))

@@ -406,7 +406,11 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     ),
 )
 @click.option(
-    "--pieces", default=4, show_default=True, type=click.IntRange(1), help="of a weight gradient"
+    "--pieces",
+    default=None,
+    show_default="4",
+    type=click.IntRange(1),
+    help="of a weight gradient",
 )
 @click.option(
     "--linger",
@@ -851,7 +855,8 @@ def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
 def _costs(job: Job, options: dict[str, Any]) -> Costs:
     if isinstance(options["costs"], CostTable):
         of = world_on(job.placement, options["costs"], options).costs
-        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0), "jitter": of.jitter})
+        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)})
+        costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
         return replace(costs, work=of.work, edge=of.edge, edges=of.edges, task=of.task)
     return _of_options(job, options)
 
@@ -886,7 +891,7 @@ def _of_options(job: Job, options: dict[str, Any]) -> Costs:
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
         recomputed=_recomputed(job, options),
-        pieces=options["pieces"],
+        pieces=options["pieces"] or Costs().pieces,
         linger=options["linger"],
         seed=options["seed"],
     )

@@ -159,7 +159,7 @@ def show_comparison(found: dict[str, Any], others: Sequence[dict[str, Any]], run
     _print(table, 120)
     click.echo(
         f"fitted: {1e6 * fit['task']:.0f} us a task for the loop, {1e6 * fit['latency']:.0f} us a "
-        f"message, jitter {fit['jitter']:.2f}, "
+        f"message, jitter {fit['jitter']:.2f}, lengths {fit['lengths']:.2f}, "
         f"{fit['pieces']} pieces of a weight gradient"
     )
     if fit["slots"]:

@@ -73,7 +73,7 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
             )
         )
         input_s, _ = _timed(lambda: stage.input_gradient(number, wanted), device)  # noqa: B023
-        waiting = stage.waiting_bytes(number)
+        waiting, pieces = stage.waiting_bytes(number), stage.weight_pieces(number)
         weight_s, _ = _timed(lambda: _all_pieces(stage, number), device)  # noqa: B023
         seconds.append([forward_s, input_s, weight_s])
     forward, back, weight = zip(*seconds[1:], strict=True)
@@ -84,7 +84,7 @@ def _measured(stage: Stage, last: bool, value: Any, target: Any) -> tuple[LayerC
     found = LayerCosts(forward_s, input_s, weight_s, sent, stash_bytes, spread, waiting)
     parameters = sum(parameter.numel() for parameter in stage.layers.parameters())
     operated = operations.get_total_flops()
-    return replace(found, parameters=parameters, operations=operated), out
+    return replace(found, parameters=parameters, operations=operated, pieces=pieces), out
 
 
 def _all_pieces(stage: Stage, number: int) -> None:

@@ -14,9 +14,10 @@ from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import PLACEMENTS, Effort, World, planned, worlds
+from axrt.scheduler.policies import Fixed
 from axrt.scheduler.recompute import recomputed_shares
 from axrt.scheduler.schedules import Option, build_schedule, options
-from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.timeline import Timeline
 
 POLICIES = (
@@ -340,10 +341,29 @@ def recomputed(ranks: int) -> None:
         print(f"| {name} | " + " | ".join(f"{value:.3f}" for value in values) + " |", flush=True)
 
 
+def places(ranks: int) -> None:
+    """The rate of zb-v, whose weight gradients go wherever there is time, as a share of that of its
+    order followed strictly."""
+    jitters = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+    print("| pieces | " + " | ".join(f"jitter {one:g}" for one in jitters) + " |")
+    print("|---|" + "---|" * len(jitters))
+    loose = build_schedule("zb-v", ranks, 2 * ranks)
+    order = order_of(loose)
+    strict = replace(loose, policy=Fixed(order, order.needs))
+    for pieces in (1, 2, 4, 8):
+        costs = {"edge": Edge(0.02), "pieces": pieces}
+        took = [
+            [_median(job, {**costs, "jitter": one}, False)[0] for job in (loose, strict)]
+            for one in jitters
+        ]
+        print(f"| {pieces} | " + " | ".join(f"{one / other:.3f}" for one, other in took) + " |")
+
+
 TABLES: dict[str, Callable[[int], None]] = {
     "published": published,
     "varied": varied,
     "recomputed": recomputed,
+    "places": places,
     "beaten": beaten,
     "planning": planning,
     "zero-bubble": zero_bubble,

@@ -39,6 +39,8 @@ def test_a_table_has_what_every_layer_takes_sends_and_keeps(costs: Path) -> None
         assert block.operations == samples * table.layers[1][2].operations
         assert block.sent_bytes == samples * table.layers[1][2].sent_bytes
         assert block.parameters > 0
+        assert block.pieces == 4, "the weights of four products; those of norms do not wait"
+    assert table.lengths == 0
 
 
 def test_a_simulation_takes_the_table(costs: Path) -> None:
@@ -50,9 +52,10 @@ def test_a_simulation_takes_the_table(costs: Path) -> None:
         layers = CostTable.read(costs).layers[1]
         work = sum(layer.forward_s + layer.input_s + layer.weight_s for layer in layers)
         assert took > 4 * work / 2, "in seconds, the work of four microbatches on two ranks"
-    done = CliRunner().invoke(main, [*asked, "--policy", "1f1b", "--latency", "1"])
-    assert done.exit_code == 2
-    assert "--latency and --costs with a file, which says that" in done.output
+    for said in ("latency", "pieces"):
+        done = CliRunner().invoke(main, [*asked, "--policy", "1f1b", f"--{said}", "1"])
+        assert done.exit_code == 2
+        assert f"--{said} and --costs with a file, which says that" in done.output
     many = ["simulate", "--costs", str(costs), "--ranks", "4", "--microbatches", "4"]
     done = CliRunner().invoke(main, [*many, "--policy", "adaptive"])
     assert done.exit_code == 2

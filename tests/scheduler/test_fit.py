@@ -52,6 +52,14 @@ def test_whole_backwards_are_halved_and_jitter_is_found() -> None:
         assert back + weight == pytest.approx(work.input + work.weight, rel=0.15)
 
 
+@pytest.mark.parametrize(("jitter", "lengths"), [(0.1, 0.4), (0.3, 0.3), (0.2, 0.0)])
+def test_how_much_microbatches_differ_is_told_from_jitter(jitter: float, lengths: float) -> None:
+    costs = Costs(WORK, jitter=jitter, lengths=lengths, seed=3)
+    line = simulate(Job(Linear(4), policy_by_name("zb-h1"), 32), costs, steps=8)
+    found = fit_costs(line, Linear(4))
+    assert (found.jitter, found.lengths) == pytest.approx((jitter, lengths), rel=0.15, abs=0.05)
+
+
 def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
     line = simulate(Job(Linear(2), policy_by_name("zb-h1"), 16), Costs(jitter=0.5), steps=6)
     found = fit_costs(line, Linear(2))
@@ -60,7 +68,8 @@ def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
         for span in line.spans
         if span.task.kind is Kind.FORWARD and span.task.stage == 1
     ]
-    assert found.of_stage(Linear(2), 1).forward * exp(found.jitter**2 / 2) == pytest.approx(
+    variance = found.jitter**2 + found.lengths**2
+    assert found.of_stage(Linear(2), 1).forward * exp(variance / 2) == pytest.approx(
         sum(taken) / len(taken)
     )
 

@@ -127,7 +127,8 @@ def _table(world: World, layers: int) -> CostTable:
         forward, back, weight = (
             RANK_S * world.stage(kind, place == layers - 1, 2) for kind in "FIW"
         )
-        sizes = {"sent_bytes": 0, "stash_bytes": 1000, "until_weight_bytes": 1000, "parameters": 8}
-        spread, name = world.lengths, Sleeper.__name__
-        of.append(LayerCosts(forward, back, weight, spread=spread, name=name, **sizes))
-    return CostTable({1: tuple(of)}, Edge(world.delay_s + _MESSAGE_S), task_s=_TASK_S)
+        sizes = {"sent_bytes": 0, "stash_bytes": 1000, "until_weight_bytes": 1000}
+        sizes |= {"parameters": 8, "pieces": 1}
+        of.append(LayerCosts(forward, back, weight, spread=0.0, name=Sleeper.__name__, **sizes))
+    edge = Edge(world.delay_s + _MESSAGE_S)
+    return CostTable({1: tuple(of)}, edge, task_s=_TASK_S, lengths=world.lengths)
