@@ -8,8 +8,6 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from math import inf, isfinite
 from pathlib import Path
 from statistics import mean
 from typing import Any, NoReturn
@@ -17,48 +15,20 @@ from typing import Any, NoReturn
 import click
 
 from axrt.cli.measured_costs import CostsOrFile, world_on
+from axrt.cli.option_types import Numbers, OwnPolicy, PolicyName, StageCosts
+from axrt.cli.simulated import costs_of, figures_of, line_of, simulated
 from axrt.exit_codes import Exit
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.linger import LINGER
 from axrt.scheduler.placement import PLACEMENTS, placement_by_name
 from axrt.scheduler.planner import World
-from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed, is_own, policy_by_name
-from axrt.scheduler.recompute import most_recomputed, recomputed_shares
+from axrt.scheduler.policies import CAPPED, FIXED, NAMES, Fixed
+from axrt.scheduler.recompute import most_recomputed
 from axrt.scheduler.schedules import build_schedule, search
-from axrt.scheduler.shards import with_shards
-from axrt.scheduler.sharing import with_sharing
-from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.simulator import Costs, order_of
 from axrt.scheduler.state import CAUSES
-from axrt.scheduler.task import Kind
 from axrt.scheduler.timeline import Timeline
-
-
-class _Numbers(click.ParamType):  # type: ignore[type-arg]
-    """A fixed count of numbers with a mark between them, such as 1,1,1 or 2:1.3."""
-
-    def __init__(self, count: int, mark: str) -> None:
-        self._count, self._mark = count, mark
-        self.name = mark.join("abc"[:count]).upper()
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(float(word) for word in value.split(self._mark))
-        except ValueError:
-            numbers = ()
-        if len(numbers) != self._count or min(numbers) < 0 or not all(map(isfinite, numbers)):
-            self.fail(
-                f"{value!r}; expected {self._count} numbers with {self._mark!r} between them, none "
-                "below 0",
-                param,
-                ctx,
-            )
-        return numbers
-
 
 # Options that say how long things take, and nothing of the schedule.
 _COSTS = (
@@ -96,41 +66,6 @@ _COSTS = (
     *("--linger", "--steps", "--barrier", "--clip", "--seed", "--lengths"),
     *("--buckets", "--slots", "--host-rooms", "--host-share", "--copy-costs", "--bring-cost"),
 )
-
-
-class _OwnPolicy(click.ParamType):  # type: ignore[type-arg]
-    """The module and class of a policy of the user's own, which can be made."""
-
-    name = "MODULE:CLASS"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            if not is_own(value):
-                raise ValueError(f"{value!r}; expected 'package.module:Class'")
-            policy_by_name(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-        return value
-
-
-class _StageCosts(click.ParamType):  # type: ignore[type-arg]
-    """Costs of each stage, such as 1,1,1/1,1,1/2,2,2."""
-
-    name = "A,B,C/..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[float, ...], ...]:
-        if isinstance(value, tuple):
-            return value
-        return tuple(_Numbers(3, ",").convert(one, param, ctx) for one in value.split("/"))
-
-
-class _PolicyName(click.Choice[str]):
-    """The name of a policy, or the module and class of one of the user's own."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return value if is_own(value) else super().convert(value, param, ctx)
 
 
 _MODES = ("--policy", "--search", "--plan")
@@ -175,13 +110,13 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 )
 @click.option(
     "--policy",
-    type=_PolicyName([*NAMES, FIXED, "all"]),
+    type=PolicyName([*NAMES, FIXED, "all"]),
     help="the rule, or 'package.module:Class' of your own; all: a table of those that fit",
 )
 @click.option(
     "--also",
     multiple=True,
-    type=_OwnPolicy(),
+    type=OwnPolicy(),
     help="with --policy all or --search: a policy of your own, too; may be given again",
 )
 @click.option("--ranks", type=click.IntRange(1), help="of a pipeline")
@@ -238,13 +173,13 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.option(
     "--costs",
     default=(1.0, 1.0, 1.0),
-    type=CostsOrFile(_Numbers(3, ",")),
+    type=CostsOrFile(Numbers(3, ",")),
     help="forward, input and weight gradient of a rank; a chunk's is 1/v. Or a file of axrt "
     "profile: its layers, in seconds",
 )
 @click.option(
     "--stage-costs",
-    type=_StageCosts(),
+    type=StageCosts(),
     help="the same for each stage, in place of --costs",
 )
 @click.option("--latency", default=0.0, type=click.FloatRange(0), help="of a message between ranks")
@@ -295,7 +230,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.option(
     "--copy-costs",
     default=(0.0, 0.0),
-    type=_Numbers(2, ","),
+    type=Numbers(2, ","),
     help="with --slots: bringing a bucket's state to the device, and taking it back; with "
     "--host-rooms: bringing its weights, and taking its gradient to the host; in the unit "
     "of --costs",
@@ -310,7 +245,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 @click.option(
     "--stash-costs",
     default=(0.0, 0.0),
-    type=_Numbers(2, ","),
+    type=Numbers(2, ","),
     help="with --offload-activations: bringing back what a microbatch keeps on a rank, and taking "
     "it out, in the unit of --costs; a chunk's is 1/v",
 )
@@ -359,7 +294,7 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 )
 @click.option(
     "--node",
-    type=_Numbers(2, ":"),
+    type=Numbers(2, ":"),
     help="RANKS:FACTOR: ranks of a node, and how many times as long sizes take between nodes, "
     "where the messages of a rank take turns",
 )
@@ -388,12 +323,12 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     help="sigma of a lognormal factor on what a microbatch takes, the same on all stages",
 )
 @click.option(
-    "--straggler", multiple=True, type=_Numbers(2, ":"), help="RANK:FACTOR; may be given again"
+    "--straggler", multiple=True, type=Numbers(2, ":"), help="RANK:FACTOR; may be given again"
 )
 @click.option(
     "--hiccups",
     default=(0.0, 1.0),
-    type=_Numbers(2, ":"),
+    type=Numbers(2, ":"),
     help="SHARE:FACTOR, so many tasks take so much longer",
 )
 @click.option(
@@ -535,11 +470,11 @@ def _simulate(policy: str, form: str, held_mib: float, options: dict[str, Any]) 
     for name in (*NAMES, *options["also"]) if policy == "all" else (policy,):
         try:
             takes_the_cap = policy != "all" or name in CAPPED
-            job, line = _simulated(name, options if takes_the_cap else {**options, "max_held": 0})
+            job, line = simulated(name, options if takes_the_cap else {**options, "max_held": 0})
         except ValueError as error:
             misfits.append(str(error) if name in str(error) else f"{name}: {error}")
             continue
-        found.append(_figures(job, line, options, held_mib))
+        found.append(figures_of(job, line, options, held_mib))
         _write(files["picture"], lambda: _drawn(line))  # noqa: B023
         _write(files["timeline"], line.to_json)
         _write(files["write_order"], lambda: str(order_of(job)))  # noqa: B023
@@ -565,13 +500,13 @@ def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) ->
         plan = planned(among, microbatches, limit, options["steps"], options["seed"])
         order = plan.order
         job = Job(order.placement, Fixed(order, order.needs), microbatches)
-        line = _run(job, _costs(job, options), options)
+        line = line_of(job, costs_of(job, options), options)
     except ValueError as error:
         _refuse(str(error))
     _write(options["picture"], lambda: _drawn(line))
     _write(options["timeline"], line.to_json)
     _write(options["write_order"], lambda: str(order))
-    _show(_figures(job, line, options, held_mib), [], form, options)
+    _show(figures_of(job, line, options, held_mib), [], form, options)
 
 
 def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[World], float]:
@@ -581,7 +516,7 @@ def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[World],
     ranks = options["ranks"]
     if not isinstance(options["costs"], CostTable):
         any_job = build_schedule("gpipe", ranks, options["microbatches"])
-        return worlds(ranks, _costs(any_job, options), where), 1.0
+        return worlds(ranks, costs_of(any_job, options), where), 1.0
     found = [
         world_on(placement_by_name(name, ranks, 0), options["costs"], options) for name in where
     ]
@@ -731,8 +666,8 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
 
     def run(job: Job) -> tuple[Costs, Timeline] | None:
         try:
-            costs = _costs(job, options)
-            return costs, _run(job, costs, options)
+            costs = costs_of(job, options)
+            return costs, line_of(job, costs, options)
         except ValueError as error:
             misfits.append(f"{job}: {error}")
             return None
@@ -835,149 +770,6 @@ def _check_offload(options: dict[str, Any]) -> None:
             "--slots alone changes nothing, since copies that take no time are never waited for; "
             "expected --copy-costs too, such as 1,1.5"
         )
-
-
-def _simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
-    """The job of a policy, and its simulated timeline; raises `ValueError` where the options do not
-    go together."""
-    job = build_schedule(
-        name,
-        options["ranks"],
-        options["microbatches"],
-        placement=options["placement"],
-        chunks=options["chunks"],
-        max_held=options["max_held"],
-        order=options["order"],
-    )
-    return job, _run(job, _costs(job, options), options)
-
-
-def _costs(job: Job, options: dict[str, Any]) -> Costs:
-    if isinstance(options["costs"], CostTable):
-        of = world_on(job.placement, options["costs"], options).costs
-        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)})
-        costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
-        return replace(costs, work=of.work, edge=of.edge, edges=of.edges, task=of.task)
-    return _of_options(job, options)
-
-
-def _of_options(job: Job, options: dict[str, Any]) -> Costs:
-    fetch, store = options["copy_costs"]
-    ranks, factor = options["node"] or (0, 1.0)
-    bring, take = options["stash_costs"]
-    return Costs(
-        _work(job, options),
-        reduce=options["reduce_cost"],
-        bucket=options["reduce_transfer"],
-        step=options["step_cost"],
-        state=1.0,
-        others={
-            Kind.UNLOAD: store,
-            Kind.HOST_STEP: options["step_cost"],
-            Kind.LOAD: fetch,
-            Kind.BRING: options["bring_cost"],
-        },
-        copies_in=1 / fetch if fetch else inf,
-        copies_out=1 / store if store else inf,
-        offload=take,
-        reload=bring,
-        task=options["task_cost"],
-        edge=Edge(options["latency"], 1.0),  # sizes are given as durations
-        message=options["message_cost"],
-        node=int(ranks),
-        between_nodes=Edge(options["latency"], 1.0 / factor),
-        jitter=options["jitter"],
-        lengths=options["lengths"],
-        hiccups=options["hiccups"],
-        stragglers={int(rank): factor for rank, factor in options["straggler"]},
-        recomputed=_recomputed(job, options),
-        pieces=options["pieces"] or Costs().pieces,
-        linger=options["linger"],
-        seed=options["seed"],
-    )
-
-
-def _work(job: Job, options: dict[str, Any]) -> Work | tuple[Work, ...]:
-    """The cost of a rank, or of each stage; raises `ValueError` where there are others."""
-    sent = options["transfer"]
-    if not options["stage_costs"]:
-        forward, back, weight = options["costs"]
-        return Work(forward, back, weight, sent)
-    if len(options["stage_costs"]) != job.stages:
-        raise ValueError(
-            f"--stage-costs are of {len(options['stage_costs'])} stages, and there are "
-            f"{job.stages}; expected costs of each stage"
-        )
-    return tuple(
-        [Work(forward, back, weight, sent) for forward, back, weight in options["stage_costs"]]
-    )
-
-
-def _run(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
-    try:
-        job = replace(
-            job,
-            replicas=options["replicas"],
-            recomputed=dict.fromkeys(costs.recomputed, 1),
-            votes=options["clip"],
-            slots=options["slots"],
-            host_rooms=options["host_rooms"],
-            host_share=0.5 if options["host_share"] is None else options["host_share"],
-            held_on_device=options["offload_activations"],
-        )
-        if options["share"]:
-            job = with_sharing(job)
-        gathered, group = options["gathered"] or 2, options["group"]
-        brings = options["bring_cost"] > 0
-        job = with_shards(job, options["zero"], options["reductions"], gathered, group, brings)
-    except ValueError as error:
-        raise ValueError(f"--{error}") from None
-    return simulate(
-        job,
-        costs,
-        steps=options["steps"],
-        barrier=options["barrier"],
-        buckets=options["buckets"],
-    )
-
-
-def _figures(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> dict[str, Any]:
-    return {
-        "policy": job.policy.name,
-        "placement": job.placement.name,
-        "ranks": job.ranks,
-        "microbatches": job.microbatches,
-        "chunks": job.placement.chunks,
-        "makespan": line.makespan,
-        "span": line.span,
-        "in_flight": line.in_flight,
-        "held": line.held,
-        "held_on_device": line.held_on_device,
-        "held_mib": _stash(job, line, options, held_mib),
-        "idle": line.idle(),
-        "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
-        "utilisation": line.utilisation,
-        "tasks": line.tasks,
-    }
-
-
-def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
-    """The most activations that each rank holds, in MiB.
-
-    Recomputed activations count from their recomputation on, and inputs of stages are not counted.
-    """
-    again = _recomputed(job, options)
-    whole = held_mib * job.placement.share
-    return line.stash(
-        lambda stage: whole * (1 - again.get(stage, 0.0)),
-        lambda stage: whole * again.get(stage, 0.0),
-    )
-
-
-def _recomputed(job: Job, options: dict[str, Any]) -> dict[int, float]:
-    return recomputed_shares(
-        job.policy, job.placement, job.microbatches, most_recomputed(options["recompute"])
-    )
 
 
 def _write(path: Path | None, made: Callable[[], str]) -> None:

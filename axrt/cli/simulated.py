@@ -1,0 +1,167 @@
+"""One schedule as the options of `axrt simulate` describe it: its job, costs, timeline and
+figures."""
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from axrt.cli.measured_costs import world_on
+from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.job import Job
+from axrt.scheduler.recompute import most_recomputed, recomputed_shares
+from axrt.scheduler.schedules import build_schedule
+from axrt.scheduler.shards import with_shards
+from axrt.scheduler.sharing import with_sharing
+from axrt.scheduler.simulator import Costs, Edge, Work, simulate
+from axrt.scheduler.state import CAUSES
+from axrt.scheduler.task import Kind
+from axrt.scheduler.timeline import Timeline
+
+
+def simulated(name: str, options: dict[str, Any]) -> tuple[Job, Timeline]:
+    """The job of a policy, and its simulated timeline; raises `ValueError` where the options do not
+    go together."""
+    job = build_schedule(
+        name,
+        options["ranks"],
+        options["microbatches"],
+        placement=options["placement"],
+        chunks=options["chunks"],
+        max_held=options["max_held"],
+        order=options["order"],
+    )
+    return job, line_of(job, costs_of(job, options), options)
+
+
+def costs_of(job: Job, options: dict[str, Any]) -> Costs:
+    """The costs of a schedule: those of the options, or of a table for the model."""
+    if isinstance(options["costs"], CostTable):
+        of = world_on(job.placement, options["costs"], options).costs
+        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)})
+        costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
+        return replace(costs, work=of.work, edge=of.edge, edges=of.edges, task=of.task)
+    return _of_options(job, options)
+
+
+def _of_options(job: Job, options: dict[str, Any]) -> Costs:
+    fetch, store = options["copy_costs"]
+    ranks, factor = options["node"] or (0, 1.0)
+    bring, take = options["stash_costs"]
+    return Costs(
+        _work(job, options),
+        reduce=options["reduce_cost"],
+        bucket=options["reduce_transfer"],
+        step=options["step_cost"],
+        state=1.0,
+        others={
+            Kind.UNLOAD: store,
+            Kind.HOST_STEP: options["step_cost"],
+            Kind.LOAD: fetch,
+            Kind.BRING: options["bring_cost"],
+        },
+        copies_in=1 / fetch if fetch else inf,
+        copies_out=1 / store if store else inf,
+        offload=take,
+        reload=bring,
+        task=options["task_cost"],
+        edge=Edge(options["latency"], 1.0),  # sizes are given as durations
+        message=options["message_cost"],
+        node=int(ranks),
+        between_nodes=Edge(options["latency"], 1.0 / factor),
+        jitter=options["jitter"],
+        lengths=options["lengths"],
+        hiccups=options["hiccups"],
+        stragglers={int(rank): factor for rank, factor in options["straggler"]},
+        recomputed=_recomputed(job, options),
+        pieces=options["pieces"] or Costs().pieces,
+        linger=options["linger"],
+        seed=options["seed"],
+    )
+
+
+def _work(job: Job, options: dict[str, Any]) -> Work | tuple[Work, ...]:
+    """The cost of a rank, or of each stage; raises `ValueError` where there are others."""
+    sent = options["transfer"]
+    if not options["stage_costs"]:
+        forward, back, weight = options["costs"]
+        return Work(forward, back, weight, sent)
+    if len(options["stage_costs"]) != job.stages:
+        raise ValueError(
+            f"--stage-costs are of {len(options['stage_costs'])} stages, and there are "
+            f"{job.stages}; expected costs of each stage"
+        )
+    return tuple(
+        [Work(forward, back, weight, sent) for forward, back, weight in options["stage_costs"]]
+    )
+
+
+def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
+    """The timeline of a schedule with the replicas, shards and scratch of the options; raises
+    `ValueError` where they do not go together."""
+    try:
+        job = replace(
+            job,
+            replicas=options["replicas"],
+            recomputed=dict.fromkeys(costs.recomputed, 1),
+            votes=options["clip"],
+            slots=options["slots"],
+            host_rooms=options["host_rooms"],
+            host_share=0.5 if options["host_share"] is None else options["host_share"],
+            held_on_device=options["offload_activations"],
+        )
+        if options["share"]:
+            job = with_sharing(job)
+        gathered, group = options["gathered"] or 2, options["group"]
+        brings = options["bring_cost"] > 0
+        job = with_shards(job, options["zero"], options["reductions"], gathered, group, brings)
+    except ValueError as error:
+        raise ValueError(f"--{error}") from None
+    return simulate(
+        job,
+        costs,
+        steps=options["steps"],
+        barrier=options["barrier"],
+        buckets=options["buckets"],
+    )
+
+
+def figures_of(
+    job: Job, line: Timeline, options: dict[str, Any], held_mib: float
+) -> dict[str, Any]:
+    """What is printed of a simulated schedule."""
+    return {
+        "policy": job.policy.name,
+        "placement": job.placement.name,
+        "ranks": job.ranks,
+        "microbatches": job.microbatches,
+        "chunks": job.placement.chunks,
+        "makespan": line.makespan,
+        "span": line.span,
+        "in_flight": line.in_flight,
+        "held": line.held,
+        "held_on_device": line.held_on_device,
+        "held_mib": _stash(job, line, options, held_mib),
+        "idle": line.idle(),
+        "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
+        "utilisation": line.utilisation,
+        "tasks": line.tasks,
+    }
+
+
+def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
+    """The most activations that each rank holds, in MiB.
+
+    Recomputed activations count from their recomputation on, and inputs of stages are not counted.
+    """
+    again = _recomputed(job, options)
+    whole = held_mib * job.placement.share
+    return line.stash(
+        lambda stage: whole * (1 - again.get(stage, 0.0)),
+        lambda stage: whole * again.get(stage, 0.0),
+    )
+
+
+def _recomputed(job: Job, options: dict[str, Any]) -> dict[int, float]:
+    return recomputed_shares(
+        job.policy, job.placement, job.microbatches, most_recomputed(options["recompute"])
+    )
