@@ -6,6 +6,7 @@ policies that look alike on a steady machine.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from axrt.scheduler.simulator import Edge
 
 TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _LARGE = 2**20  # bytes
+LEAST_JITTER = 0.05  # of any machine
 
 
 class KnownCosts(NamedTuple):
@@ -43,6 +45,12 @@ class KnownCosts(NamedTuple):
     task_s: float = TASK_S
     edges: Mapping[tuple[int, int], Edge] = {}
     lengths: float = 0.0
+
+    def unsteady(self) -> "KnownCosts":
+        """The same with some jitter at least: no machine is quite steady, and some ways to follow
+        an order are good on a steady one only."""
+        layers = [replace(of, spread=max(LEAST_JITTER, of.spread)) for of in self.layers]
+        return self._replace(layers=layers)
 
 
 def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCosts:

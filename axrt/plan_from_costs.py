@@ -50,7 +50,6 @@ PLANNED = {  # policies that follow a plan
 
 
 _MOST_PIECES = 4
-_LEAST_JITTER = 0.05
 # what a start may take: seconds, and a minute for 16 ranks and 128 microbatches
 AT_START, BRIEF = Effort(moves=5, work=3_000_000), Trial(steps=3, seeds=3, orders=4)
 
@@ -126,12 +125,6 @@ def world_of(placement: Placement, cuts: Sequence[int], known: KnownCosts) -> Wo
     return World(placement, costs, tuple(map(kept_by, stages)))
 
 
-def unsteady(costs: Costs) -> Costs:
-    """The same with some jitter at least: no machine is quite steady, and some orders need one.
-    Where weight gradients are one piece, zb-v loses 1 % at a jitter of 0.02."""
-    return replace(costs, jitter=max(_LEAST_JITTER, costs.jitter))
-
-
 def work_of(layers: Sequence[LayerCosts]) -> Work:
     """The cost of a stage of these layers."""
     return Work(
@@ -143,9 +136,9 @@ def work_of(layers: Sequence[LayerCosts]) -> Work:
 
 
 def pieces_of(stages: Sequence[float]) -> int:
-    """The pieces of a weight gradient in a simulation, from those of each stage: their median. More
-    than a few take long to simulate, and change little."""
-    return max(1, min(round(median(stages)), _MOST_PIECES))
+    """The pieces of a weight gradient in a simulation, from those of each stage: the median of
+    stages that have any. More than a few take long to simulate, and change little."""
+    return max(1, min(round(median([one for one in stages if one] or [1])), _MOST_PIECES))
 
 
 def kept_by(layers: Sequence[LayerCosts]) -> Kept:
@@ -170,8 +163,7 @@ def plan_for(
         ValueError, ConfigError: no placement fits, or no order keeps so little.
     """
     cuts = dict(_cuts(config, name, model, ranks, costs.layers))
-    worlds = (world_of(where, of, costs) for where, of in cuts.items())
-    among = [world._replace(costs=unsteady(world.costs)) for world in worlds]
+    among = [world_of(where, of, costs.unsteady()) for where, of in cuts.items()]
     if not among:
         raise ValueError(f"policy {name} finds no placement that the model can be cut for")
     limit = _limit(config, name, ranks, among)

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from axrt.exit_codes import Exit
-from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, unsteady
+from axrt.known_costs import LEAST_JITTER
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
 from axrt.scheduler.placement import placement_by_name
@@ -36,10 +37,11 @@ def planned(asked: dict[str, Any]) -> SentPlan | None:
         edge=Edge(*asked["edge"]),
         edges={tuple(ends): Edge(*edge) for ends, edge in asked["edges"]},
         task=asked["task_s"],
-        jitter=asked["jitter"],
+        jitter=max(LEAST_JITTER, asked["jitter"]),
+        lengths=asked["lengths"],
         pieces=asked["pieces"],
     )
-    world = World(where, unsteady(costs), tuple(Kept(*of) for of in asked["kept"]))
+    world = World(where, costs, tuple(Kept(*of) for of in asked["kept"]))
     of = partial(replace, votes=asked["votes"])
     job = job_along_plan([world], asked["microbatches"], 1.0, of, effort=AT_START, trial=BRIEF)
     before, after = (takes(one, world, BRIEF.steps, _SEEDS) for one in (of(_followed(asked)), job))

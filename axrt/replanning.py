@@ -252,13 +252,16 @@ class Replanning:
         """What a plan is made from. The most that a rank may keep is 1."""
         where, policy = self._job.placement, self._job.policy
         along = isinstance(policy, AlongPlan)
+        spread = median(of.spread for of in stages)
+        lengths = min(known.lengths, spread)
         return {
             "name": policy.name,
             "placement": where.name,
             "ranks": where.ranks,
             "microbatches": self._job.microbatches,
             "work": [of[:4] for of in stages],
-            "jitter": median(of.spread for of in stages),
+            "jitter": (spread**2 - lengths**2) ** 0.5,
+            "lengths": lengths,
             "pieces": pieces_of([of.pieces for of in stages]),
             "edge": known.edge,
             "edges": [[list(ends), list(edge)] for ends, edge in known.edges.items()],

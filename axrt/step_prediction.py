@@ -82,7 +82,7 @@ def predicted(
         edge=of.edge,
         edges=dict(of.edges),
         jitter=median(layer.spread for layer in layers),
-        lengths=of.lengths,
+        lengths=of.lengths if is_whole(job.microbatches, job.ranks) else 0.0,
         pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
     )
 
@@ -109,11 +109,17 @@ def predicted(
     )
 
 
+def is_whole(microbatches: int, ranks: int) -> bool:
+    """Steps of so many microbatches are simulated as they are. Longer ones are foretold from two
+    shorter ones, which must vary as little as can be."""
+    return microbatches <= _MOST_MICROBATCHES * ranks
+
+
 def _at(microbatches: int, ranks: int, simulated: Callable[[int], Simulated]) -> Simulated:
     """The time and memory of a long step, on a straight line through two shorter ones: its middle
     repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
-    if microbatches <= longer:
+    if is_whole(microbatches, ranks):
         return simulated(microbatches)
     far = (microbatches - longer) / (longer - shorter)
     (step_s, held), (less_s, less) = simulated(longer), simulated(shorter)

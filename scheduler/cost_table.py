@@ -14,7 +14,7 @@ from typing import Any
 
 from .simulator import Edge
 
-FORMAT = "axrt costs 1"
+FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
 _UNITS = {"time": "s", "size": "bytes"}
 
 
@@ -143,6 +143,11 @@ def _link(edge: Edge) -> dict[str, float | None]:
 
 
 def _table(found: Any) -> CostTable:
+    if isinstance(found, dict) and found.get("format") in _FORMER:
+        raise ValueError(
+            f"the table has format {found['format']!r}, of a former version; expected {FORMAT!r}: "
+            "measure again, with axrt profile"
+        )
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"expected a table with format = {FORMAT!r}")
     if found.get("units") != _UNITS:

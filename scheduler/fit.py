@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import exp, inf, log
-from statistics import fmean, pvariance
+from statistics import fmean, pvariance, stdev
 
 from .placement import Placement
 from .simulator import Costs, Edge, Work
@@ -19,7 +19,7 @@ from .timeline import Span, Timeline
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
 ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
-# by kind and stage, the seconds of each microbatch, by its replica and number
+# by kind and stage, the seconds of each microbatch, by rank and number
 _Took = dict[tuple[AnyKind, int], dict[tuple[int, int], float]]
 
 
@@ -38,7 +38,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
-    took = _took(line, placement)
+    took = _took(line)
     lacking = [
         stage
         for stage in range(placement.stages)
@@ -49,7 +49,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
             f"the timeline has no forwards and backwards of stages {lacking}; expected those of "
             "whole steps"
         )
-    variance, shared = _variances(took)
+    variance, shared = _variances(took, placement.ranks, line.microbatches)
     # the median of a lognormal with that mean
     usual = {lane: fmean(of.values()) / exp(variance / 2) for lane, of in took.items() if of}
     between = fmean(_between_tasks(line) or [0.0])
@@ -123,11 +123,11 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def _took(line: Timeline, placement: Placement) -> _Took:
+def _took(line: Timeline) -> _Took:
     """By kind and stage, the duration of each microbatch, its pieces together."""
     took: _Took = defaultdict(lambda: defaultdict(float))
     for rank, (kind, stage, number, _), start, end in line.computing():
-        took[kind, stage][rank // placement.ranks, number] += end - start
+        took[kind, stage][rank, number] += end - start
     return took
 
 
@@ -142,28 +142,48 @@ def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
     return Work(usual[Kind.FORWARD, stage], back, weight)
 
 
-def _variances(took: _Took) -> tuple[float, float]:
+def _variances(took: _Took, ranks: int, microbatches: int) -> tuple[float, float]:
     """Variances of the logarithm of the durations of forwards and input gradients, averaged over
-    lanes: the whole, and the part that the stages of a microbatch share, since it is long or short.
-    Whole backwards are sums, and vary less."""
-    lanes = [
-        {which: log(max(seconds, 1e-9)) for which, seconds in of.items()}
-        for (kind, _), of in took.items()
-        if kind in (Kind.FORWARD, Kind.INPUT) and len(of) > 1
-    ]
-    apart: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for lane in lanes:
-        usual = fmean(lane.values())
-        for which, one in lane.items():
-            apart[which].append(one - usual)
-    variance = fmean([pvariance(lane.values()) for lane in lanes] or [0.0])
-    shared = fmean([_covariance(of) for of in apart.values() if len(of) > 1] or [0.0])
-    return variance, min(max(0.0, shared), variance)
+    lanes of a rank: the whole, and the part that a microbatch has on all stages, since it is long
+    or short. Whole backwards are sums, and vary less."""
+    lanes: dict[tuple[AnyKind, int, int], dict[int, float]] = defaultdict(dict)
+    for (kind, stage), of in took.items():
+        for (rank, number), seconds in of.items() if kind in (Kind.FORWARD, Kind.INPUT) else ():
+            lanes[kind, stage, rank][number] = log(max(seconds, 1e-9))
+    variance = fmean([pvariance(lane.values()) for lane in lanes.values()] or [0.0])
+    shared: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for (_, _, rank), lane in lanes.items():
+        for number, apart in _within_steps(lane, microbatches):
+            shared[rank // ranks, number][rank].append(apart)
+    found = [_covariance(list(of.values())) for of in shared.values() if len(of) > 1]
+    return variance, min(_beyond_chance(found), variance)
 
 
-def _covariance(apart: Sequence[float]) -> float:
-    """That of any two of these deviations, on average."""
-    return (sum(apart) ** 2 - sum(one**2 for one in apart)) / (len(apart) * (len(apart) - 1))
+def _within_steps(lane: dict[int, float], microbatches: int) -> Iterator[tuple[int, float]]:
+    """How far each is from the mean of its step: in a slow step all are, whatever their length."""
+    of_step: dict[int, list[float]] = defaultdict(list)
+    for number, one in lane.items():
+        of_step[number // microbatches].append(one)
+    for number, one in lane.items():
+        many = len(of_step[number // microbatches])
+        if many > 1:  # scaled, since each moves the mean of its own step
+            apart = one - fmean(of_step[number // microbatches])
+            yield number, apart * (many / (many - 1)) ** 0.5
+
+
+def _covariance(apart: Sequence[Sequence[float]]) -> float:
+    """That of two ranks, averaged over all pairs: a rank's own noise may last from one of its tasks
+    to the next."""
+    pairs = sum(map(len, apart)) ** 2 - sum(len(of) ** 2 for of in apart)
+    return (sum(map(sum, apart)) ** 2 - sum(sum(of) ** 2 for of in apart)) / pairs
+
+
+def _beyond_chance(found: Sequence[float]) -> float:
+    """The mean, or 0 if it is within two of its standard errors."""
+    if len(found) < 2:
+        return 0.0
+    mean = fmean(found)
+    return mean if mean > 2 * stdev(found) / len(found) ** 0.5 else 0.0
 
 
 def _by_rank(spans: Iterable[Span], ranks: int) -> Iterator[list[Span]]:

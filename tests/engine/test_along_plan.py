@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import axrt
+from axrt import launch
 from axrt.config import Config
-from axrt.known_costs import KnownCosts
+from axrt.known_costs import KnownCosts, costs_in_file
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
-from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, plan_for
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, plan_for, world_of
 from axrt.plan_process import planned
 from axrt.rank import Rank
 from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess, shares_of_room
@@ -109,6 +110,18 @@ def test_weight_gradients_of_one_piece_keep_their_places(pieces: int, strict: bo
     assert plan.strict is strict
 
 
+def test_lengths_of_a_file_reach_the_plan(tmp_path: Path) -> None:
+    file = tmp_path / "costs.json"
+    file.write_text(replace(table(), lengths=0.3).to_json())
+    config = Config.read(configured(MICROBATCHES, schedule={"costs": str(file)}))
+    started = launch.World(torch.device("cpu"))
+    with_file = Rank(config, started, LocalWorld(1).alone(), ())
+    known = costs_in_file(config, perceptron(), with_file)
+    assert (known.lengths, known.task_s) == (0.3, 1e-4)
+    world = world_of(Linear(4), (0, 2, 4, 6, 8), known)
+    assert (world.costs.lengths, world.costs.jitter) == (0.3, 0.1)
+
+
 def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
     config = settings(tmp_path, policy="adaptive")
 
@@ -142,7 +155,8 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
         (lambda of: of["microbatches"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
         (lambda of: of.update(units={"time": "ms", "size": "bytes"}), "units = {'time': 'ms', "),
         (lambda of: of.pop("units"), "units = None; expected {'time': 's'"),
-        (lambda of: of.update(format="2"), "expected a table with format = 'axrt costs 1'"),
+        (lambda of: of.update(format="2"), "expected a table with format = 'axrt costs 2'"),
+        (lambda of: of.update(format="axrt costs 1"), "of a former version; expected 'axrt costs"),
         (lambda of: of["links"].pop("any"), "links.any is missing"),
         (lambda of: of["links"]["any"].update(bandwidth=0), "links.any.bandwidth = 0; expected"),
         (lambda of: of.update(microbatches={"2": of["microbatches"]["1"]}), "of 2 samples; expec"),
@@ -273,10 +287,14 @@ def replanning(job: Job) -> Replanning:
     return Replanning(cast(Rank, None), job, config, TaskTimes())
 
 
-def asked(edge: float, of: Sequence[StageTimes], policy: str = "zb-h1") -> dict[str, Any]:
+def asked(
+    edge: float, of: Sequence[StageTimes], policy: str = "zb-h1", lengths: float = 0.0
+) -> dict[str, Any]:
     """What a process would be given by ranks that have these times."""
     job = Job(Linear(len(of)), policy_by_name(policy), 8, cuts=tuple(range(len(of) + 1)))
-    given: dict[str, Any] = replanning(job)._asked(of, CostTable({}, Edge(edge, 1e9)))
+    given: dict[str, Any] = replanning(job)._asked(
+        of, CostTable({}, Edge(edge, 1e9), lengths=lengths)
+    )
     told: dict[str, Any] = json.loads(json.dumps(given))
     return told
 
@@ -371,7 +389,24 @@ def test_large_messages_and_durations_that_vary_are_told() -> None:
     large = [of._replace(sent=5e8, spread=0.3, pieces=3.2) for of in EVEN]
     given = asked(0.0, large)
     assert [of[3] for of in given["work"]] == [5e8] * 4
-    assert (given["jitter"], given["pieces"]) == (0.3, 3)
+    assert (given["jitter"], given["lengths"], given["pieces"]) == (0.3, 0.0, 3)
+    many = [of._replace(pieces=pieces) for of, pieces in zip(large, (0, 9, 9, 9), strict=True)]
+    given = asked(0.0, many, lengths=0.24)
+    assert given["jitter"] == pytest.approx(0.18), "the rest of what ranks have seen vary"
+    assert (given["lengths"], given["pieces"]) == (0.24, 4)
+
+
+def test_a_plan_made_anew_reckons_with_some_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[float, float]] = []
+
+    def seen(job: Job, world: World, *_: Any) -> float:
+        found.append((round(world.costs.jitter, 3), world.costs.lengths))
+        return 1.0
+
+    monkeypatch.setattr("axrt.plan_process.takes", seen)
+    planned(asked(1.0, EVEN))
+    planned(asked(1.0, [of._replace(spread=0.3) for of in EVEN], lengths=0.2))
+    assert found == [(0.05, 0.0)] * 2 + [(0.224, 0.2)] * 2
 
 
 def test_times_of_tasks_leave_out_evaluations_and_waits_behind_other_tasks() -> None:

@@ -60,6 +60,23 @@ def test_how_much_microbatches_differ_is_told_from_jitter(jitter: float, lengths
     assert (found.jitter, found.lengths) == pytest.approx((jitter, lengths), rel=0.15, abs=0.05)
 
 
+@pytest.mark.parametrize("name", ["zb-h1", "zb-v", "1f1b"])
+def test_a_slow_replica_is_no_length(name: str) -> None:
+    policy = policy_by_name(name)
+    placement, microbatches = fitting(policy, 4, 8, 2)
+    slow = Costs(jitter=0.05, stragglers=dict.fromkeys(range(4, 8), 1.3))
+    line = simulate(Job(placement, policy, microbatches, replicas=2), slow, steps=5)
+    found = fit_costs(line, placement)
+    assert (found.jitter, found.lengths) == pytest.approx((0.05, 0.0), abs=0.02)
+
+
+def test_chance_is_no_length() -> None:
+    job = Job(Linear(2), policy_by_name("zb-h1"), 8)
+    lines = [simulate(job, Costs(jitter=0.2, seed=seed), steps=2) for seed in range(12)]
+    lengths = sorted(fit_costs(line, Linear(2)).lengths for line in lines)
+    assert lengths[9] == 0
+
+
 def test_the_mean_is_what_is_kept_of_durations_that_vary() -> None:
     line = simulate(Job(Linear(2), policy_by_name("zb-h1"), 16), Costs(jitter=0.5), steps=6)
     found = fit_costs(line, Linear(2))
