@@ -70,8 +70,8 @@ def model(config):
 
 
 def test_ranks_follow_a_plan_that_the_first_costs_did_not_lead_to(tmp_path: Path) -> None:
-    """A table that has the layers too slow by far, so that messages seem to take no time, and weight
-    gradients longest. Steps last long enough for a plan to be there before the run has ended."""
+    """A table that has the layers too slow by far, so that messages seem to take no time, and
+    weight gradients longest. Steps last long enough for a plan to be there before the run ends."""
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 40)
     (tmp_path / "slow.py").write_text(SLOW)
