@@ -26,7 +26,7 @@ from axrt.scheduler.simulator import Edge
 
 TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _LARGE = 2**20  # bytes
-LEAST_JITTER = 0.05  # of any machine
+LEAST_JITTER = 0.05  # that plans reckon with: no machine is quite steady
 
 
 class KnownCosts(NamedTuple):
@@ -47,8 +47,8 @@ class KnownCosts(NamedTuple):
     lengths: float = 0.0
 
     def unsteady(self) -> "KnownCosts":
-        """The same with some jitter at least: no machine is quite steady, and some ways to follow
-        an order are good on a steady one only."""
+        """The same with `LEAST_JITTER` at least: some ways to follow an order are good on a steady
+        machine only."""
         layers = [replace(of, spread=max(LEAST_JITTER, of.spread)) for of in self.layers]
         return self._replace(layers=layers)
 

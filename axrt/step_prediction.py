@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import hypot
 from statistics import median
 
 from axrt.config import Schedule
@@ -73,6 +74,8 @@ def predicted(
         again = job.recomputed.get(stage, 0)
         return sum(layer.stash_bytes for layer in stages[stage][again:])
 
+    spread = median(layer.spread for layer in layers)
+    whole = _is_whole(job.microbatches, job.ranks)
     costs = Costs(
         tuple(map(work_of, stages)),
         recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
@@ -81,8 +84,8 @@ def predicted(
         task=of.task_s,
         edge=of.edge,
         edges=dict(of.edges),
-        jitter=median(layer.spread for layer in layers),
-        lengths=of.lengths if is_whole(job.microbatches, job.ranks) else 0.0,
+        jitter=spread if whole else hypot(spread, of.lengths),
+        lengths=of.lengths if whole else 0.0,
         pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
     )
 
@@ -109,9 +112,9 @@ def predicted(
     )
 
 
-def is_whole(microbatches: int, ranks: int) -> bool:
+def _is_whole(microbatches: int, ranks: int) -> bool:
     """Steps of so many microbatches are simulated as they are. Longer ones are foretold from two
-    shorter ones, which must vary as little as can be."""
+    shorter ones, which must vary alike: lengths are jitter there, which all stages even out."""
     return microbatches <= _MOST_MICROBATCHES * ranks
 
 
@@ -119,7 +122,7 @@ def _at(microbatches: int, ranks: int, simulated: Callable[[int], Simulated]) ->
     """The time and memory of a long step, on a straight line through two shorter ones: its middle
     repeats itself."""
     shorter, longer = 2 * ranks, _MOST_MICROBATCHES * ranks
-    if is_whole(microbatches, ranks):
+    if _is_whole(microbatches, ranks):
         return simulated(microbatches)
     far = (microbatches - longer) / (longer - shorter)
     (step_s, held), (less_s, less) = simulated(longer), simulated(shorter)

@@ -9,18 +9,17 @@ message's where its receiver was waiting for it.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from math import exp, inf, log
-from statistics import fmean, pvariance, stdev
+from math import exp, inf
+from statistics import fmean
 
 from .placement import Placement
 from .simulator import Costs, Edge, Work
 from .task import AnyKind, Kind
 from .timeline import Span, Timeline
+from .variation import durations, variation
 
 _BACK = (Kind.BACKWARD, Kind.INPUT)
 ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
-# by kind and stage, the seconds of each microbatch, by rank and number
-_Took = dict[tuple[AnyKind, int], dict[tuple[int, int], float]]
 
 
 def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
@@ -38,7 +37,7 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
     Raises:
         ValueError: some stage has no forwards or no backwards in the timeline.
     """
-    took = _took(line)
+    took = durations(line)
     lacking = [
         stage
         for stage in range(placement.stages)
@@ -49,9 +48,10 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
             f"the timeline has no forwards and backwards of stages {lacking}; expected those of "
             "whole steps"
         )
-    variance, shared = _variances(took, placement.ranks, line.microbatches)
+    jitter, lengths = variation(took, placement.ranks, line.microbatches)
     # the median of a lognormal with that mean
-    usual = {lane: fmean(of.values()) / exp(variance / 2) for lane, of in took.items() if of}
+    below_mean = exp((jitter**2 + lengths**2) / 2)
+    usual = {lane: fmean(of.values()) / below_mean for lane, of in took.items() if of}
     between = fmean(_between_tasks(line) or [0.0])
     offloads = is_offloaded(line)
     fetch, store = (_of_a_bucket(line, kind) for kind in (Kind.FETCH, Kind.STORE))
@@ -72,8 +72,8 @@ def fit_costs(line: Timeline, placement: Placement, seed: int = 0) -> Costs:
         },
         task=between,
         edge=Edge(max(0.0, fmean(_waited_for(line, placement) or [0.0]) - between)),
-        jitter=(variance - shared) ** 0.5,
-        lengths=shared**0.5,
+        jitter=jitter,
+        lengths=lengths,
         recomputed={
             stage: usual[Kind.RECOMPUTE, stage] / usual[Kind.FORWARD, stage]
             for stage in range(placement.stages)
@@ -123,14 +123,6 @@ def recut(work: Sequence[Work], stages: int) -> tuple[Work, ...]:
     return tuple(found)
 
 
-def _took(line: Timeline) -> _Took:
-    """By kind and stage, the duration of each microbatch, its pieces together."""
-    took: _Took = defaultdict(lambda: defaultdict(float))
-    for rank, (kind, stage, number, _), start, end in line.computing():
-        took[kind, stage][rank, number] += end - start
-    return took
-
-
 def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
     """The cost of a stage. Of whole backwards half is taken to be the input's gradient: nothing in
     them tells the two apart."""
@@ -140,50 +132,6 @@ def _work(usual: dict[tuple[AnyKind, int], float], stage: int) -> Work:
         usual.get((Kind.WEIGHT, stage), whole / 2),
     )
     return Work(usual[Kind.FORWARD, stage], back, weight)
-
-
-def _variances(took: _Took, ranks: int, microbatches: int) -> tuple[float, float]:
-    """Variances of the logarithm of the durations of forwards and input gradients, averaged over
-    lanes of a rank: the whole, and the part that a microbatch has on all stages, since it is long
-    or short. Whole backwards are sums, and vary less."""
-    lanes: dict[tuple[AnyKind, int, int], dict[int, float]] = defaultdict(dict)
-    for (kind, stage), of in took.items():
-        for (rank, number), seconds in of.items() if kind in (Kind.FORWARD, Kind.INPUT) else ():
-            lanes[kind, stage, rank][number] = log(max(seconds, 1e-9))
-    variance = fmean([pvariance(lane.values()) for lane in lanes.values()] or [0.0])
-    shared: dict[tuple[int, int], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for (_, _, rank), lane in lanes.items():
-        for number, apart in _within_steps(lane, microbatches):
-            shared[rank // ranks, number][rank].append(apart)
-    found = [_covariance(list(of.values())) for of in shared.values() if len(of) > 1]
-    return variance, min(_beyond_chance(found), variance)
-
-
-def _within_steps(lane: dict[int, float], microbatches: int) -> Iterator[tuple[int, float]]:
-    """How far each is from the mean of its step: in a slow step all are, whatever their length."""
-    of_step: dict[int, list[float]] = defaultdict(list)
-    for number, one in lane.items():
-        of_step[number // microbatches].append(one)
-    for number, one in lane.items():
-        many = len(of_step[number // microbatches])
-        if many > 1:  # scaled, since each moves the mean of its own step
-            apart = one - fmean(of_step[number // microbatches])
-            yield number, apart * (many / (many - 1)) ** 0.5
-
-
-def _covariance(apart: Sequence[Sequence[float]]) -> float:
-    """That of two ranks, averaged over all pairs: a rank's own noise may last from one of its tasks
-    to the next."""
-    pairs = sum(map(len, apart)) ** 2 - sum(len(of) ** 2 for of in apart)
-    return (sum(map(sum, apart)) ** 2 - sum(sum(of) ** 2 for of in apart)) / pairs
-
-
-def _beyond_chance(found: Sequence[float]) -> float:
-    """The mean, or 0 if it is within two of its standard errors."""
-    if len(found) < 2:
-        return 0.0
-    mean = fmean(found)
-    return mean if mean > 2 * stdev(found) / len(found) ** 0.5 else 0.0
 
 
 def _by_rank(spans: Iterable[Span], ranks: int) -> Iterator[list[Span]]:
