@@ -1,6 +1,7 @@
 """Which cases run, see `sweeps`; and in which order, where tests run side by side."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -30,6 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     of_all = "all" if "not combination" not in config.option.markexpr else "yes"
     os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else of_all
     settings.load_profile("axrt")
+    # A shell's background jobs ignore Ctrl-C, as would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
