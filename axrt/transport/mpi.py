@@ -8,8 +8,8 @@ the tag says only the channel.
 Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
 only then makes progress, so one that says no is asked again (a message known to be there is seen by
 the first poll). And large messages move only inside MPI calls, so every poll also asks after what
-is still going out, and a thread does so while the rank computes (`progress.py`). One lock guards
-all that the two touch.
+is still going out. A thread does so while the rank computes (`progress.py`), unless the receiver
+takes the message alone (`single_copy.py`). One lock guards all that the two touch.
 """
 
 import threading
@@ -32,6 +32,7 @@ from .envelope import BY_LINE, BY_MPI, Arriving, is_by_line, is_large, open_enve
 from .landing import Landings
 from .lines import Lines
 from .progress import Progress
+from .single_copy import ranks_that_take_alone
 from .staging import InPlace, Leaving, Staging
 from .transport import Parcel, share_memory
 from .waiting import Patience, sharpen_sleep
@@ -40,12 +41,25 @@ _ENVELOPES, _TENSORS = 1, 2  # tags
 _PIECE_BYTES = 1 << 30  # MPI counts with 31 bits
 _MISSES = 2
 _LOOK_S = 20e-6
-# A call moves only some 64 KiB of a large message through shared memory, and a rank that computes
-# looks only between two tasks.
-_ROUNDS = 16
+# Where MPI has no single copy within a node, a call moves only so much of a large message, and a
+# rank that computes looks seldom.
+_BYTES_OF_A_CALL = 64 * 1024
+_CALLS = 16  # at most, in one look
 _TURN_S = (
     2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
 )
+
+
+class _Lent(NamedTuple):
+    """What a message on its way out reads.
+
+    Args:
+        owner: owner of the memory, to which MPI keeps no reference.
+        to_move: bytes that calls of this rank must move; 0 where the receiver takes them alone.
+    """
+
+    owner: object
+    to_move: int
 
 
 class _Going(NamedTuple):
@@ -64,6 +78,7 @@ class _Coming:
         arriving: the envelope, opened.
         staging: what makes its tensors ready.
         requests: receives of its large tensors.
+        to_move: bytes of its large tensors that MPI moves.
         by_line: end of those of the library.
         ready: moment at which tasks may use its tensors; None while they are not staged.
     """
@@ -72,6 +87,7 @@ class _Coming:
     arriving: Arriving
     staging: Staging
     requests: list[MPI.Request]
+    to_move: int
     by_line: Moment
     ready: Moment | None = None
 
@@ -100,14 +116,11 @@ class MpiTransport:
         self._piece_bytes = piece_bytes
         # Parcels that are not ready, by the rank that they are for, in order.
         self._going: dict[int, deque[_Going]] = {}
-        self._sending: list[MPI.Request] = []
-        self._lent: list[
-            object
-        ] = []  # what `_sending` reads from, place by place: MPI keeps no reference
+        self._sending: list[MPI.Request] = []  # those that MPI did not take at once
+        self._lent: list[_Lent] = []  # place by place
         self._library: LibraryCollectives | None = None
         self._lines: Lines | None = None
         self._sending_by_line: list[tuple[Moment, list[Tensor]]] = []  # and what it reads from
-        self._large_sending = 0  # how many of them are pieces of large tensors
         self._status = MPI.Status()
         self._envelopes: dict[
             int, deque[tuple[bytearray, MPI.Request]]
@@ -124,6 +137,7 @@ class MpiTransport:
         self._progress = (
             Progress(self._look) if looks and MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
         )
+        self._take_alone = ranks_that_take_alone(self._comm) if looks else frozenset[int]()
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         lines = self._lines if self._lines and self._lines.takes(rank, parcel.message) else None
@@ -177,8 +191,8 @@ class MpiTransport:
 
     def _tell_progress(self) -> None:
         if self._progress is not None:
-            moving = bool(self._large_sending or self._coming or self._envelopes)
-            self._progress.wanted(moving and self._failure is None)
+            moving = self._coming or self._envelopes or any(one.to_move for one in self._lent)
+            self._progress.wanted(bool(moving) and self._failure is None)
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         if self._failure is not None:
@@ -204,13 +218,18 @@ class MpiTransport:
 
     def _moved(self) -> list[tuple[int, Parcel]]:
         """Let messages move on, large ones several times; the parcels that are complete."""
-        for _ in range(_ROUNDS):
+        for _ in range(self._calls()):
             if self._sending or self._sending_by_line:
                 self._let_go_of_sent()
-            arrived = self._completed() if self._coming else []
-            if arrived or not (self._coming or self._large_sending):
+            if self._coming and (arrived := self._completed()):
                 return arrived
         return []
+
+    def _calls(self) -> int:
+        """So many calls may move all that is under way."""
+        to_move = sum([lent.to_move for lent in self._lent])
+        to_move += sum([one.to_move for one in self._coming])
+        return min(1 + to_move // _BYTES_OF_A_CALL, _CALLS)
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
@@ -234,7 +253,7 @@ class MpiTransport:
     def _is_lent(self, memory: Tensor) -> bool:
         waiting = [one.leaving for going in self._going.values() for one in going]
         lent = [tensor for leaving in waiting for tensor in leaving.lent]
-        lent += [each for each in self._lent if isinstance(each, Tensor)]
+        lent += [each.owner for each in self._lent if isinstance(each.owner, Tensor)]
         lent += [tensor for _, tensors in self._sending_by_line for tensor in tensors]
         return any(share_memory(memory, tensor) for tensor in lent)
 
@@ -297,25 +316,28 @@ class MpiTransport:
 
     def _isend_all(self, rank: int, leaving: Leaving, lines: Lines | None) -> None:
         envelope = seal(leaving.head, leaving.tensors, BY_LINE if lines else BY_MPI)
-        self._sending.append(self._comm.Isend([envelope, MPI.BYTE], rank, _ENVELOPES))
-        self._lent.append(envelope)
+        self._begin(envelope, len(envelope), envelope, rank, _ENVELOPES)
         large = [tensor for tensor in leaving.tensors if is_large(tensor.nbytes)]
         by_line, by_mpi = _parted(large, lines)
         if lines and by_line:
             self._sending_by_line.append((lines.send(rank, by_line), by_line))
         for tensor in by_mpi:
-            pieces = _pieces(tensor, self._piece_bytes)
-            self._sending += [
-                self._comm.Isend([piece, MPI.BYTE], rank, _TENSORS) for piece in pieces
-            ]
-            self._lent += [tensor] * len(pieces)
-            self._large_sending += len(pieces)
+            for piece in _pieces(tensor, self._piece_bytes):
+                self._begin(piece, piece.nbytes, tensor, rank, _TENSORS)
+
+    def _begin(
+        self, memory: bytes | MPI.memory, num_bytes: int, owner: object, rank: int, tag: int
+    ) -> None:
+        """Begin a message; what MPI has not copied at once stays lent until it has."""
+        request = self._comm.Isend([memory, MPI.BYTE], rank, tag)
+        if not request.Test():
+            self._sending.append(request)
+            self._lent.append(_Lent(owner, 0 if rank in self._take_alone else num_bytes))
 
     def _let_go_of_sent(self) -> None:
         self._sending_by_line = [one for one in self._sending_by_line if not one[0].passed()]
         done = MPI.Request.Testsome(self._sending)
         for place in sorted(done or (), reverse=True):
-            self._large_sending -= isinstance(self._lent[place], Tensor)
             del self._sending[place], self._lent[place]
 
     def _take_envelopes(self) -> None:
@@ -354,7 +376,8 @@ class MpiTransport:
             for piece in _pieces(tensor, self._piece_bytes)
         ]
         moment = lines.receive(source, by_line) if lines and by_line else NOW
-        return _Coming(source, arriving, staging, requests, moment)
+        to_move = sum([tensor.nbytes for tensor in by_mpi])
+        return _Coming(source, arriving, staging, requests, to_move, moment)
 
     def _completed(self) -> list[tuple[int, Parcel]]:
         coming, self._coming = self._coming, []

@@ -1,8 +1,9 @@
 """Messages that move on while the rank computes (asynchronous progress).
 
 A large message is agreed on first, and moves only inside MPI calls; a rank that computes makes
-none. So while large messages are under way a thread looks after them now and then. Small ones do
-not need it: they are there before they are asked for.
+none. So while one is under way a thread looks after it now and then. Two kinds do not need it:
+small ones are there before they are asked for, and some ranks take large ones alone
+(`single_copy.py`).
 """
 
 import threading
@@ -11,8 +12,8 @@ from collections.abc import Callable
 
 from .waiting import sharpen_sleep
 
-# Looking costs a rank that computes about a hundredth of its core then, and a message of a megabyte
-# takes longer.
+# Looking costs a rank that computes about three hundredths of its core then, and a message of a
+# megabyte takes longer.
 _PAUSE_S = 1e-3
 
 

@@ -4,6 +4,11 @@ tasks on a thread, two of them under way. `scripts/test_queues` does."""
 import os
 
 import pytest
+from torch import Tensor
+
+from axrt.transport import envelope
+from axrt.transport.landing import fits
+from axrt.transport.wire import Layout
 
 from .on_a_thread import run_tasks_on_a_thread
 
@@ -15,3 +20,17 @@ def other_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     name, _, depth = os.environ.get(QUEUE, "").partition("-")
     if name == "thread":
         run_tasks_on_a_thread(monkeypatch, int(depth))
+
+
+@pytest.fixture
+def landed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The memory of the test's own in which large tensors came to lie."""
+    found: list[Tensor] = []
+
+    def noted(room: Tensor, layout: Layout) -> bool:
+        if lands := fits(room, layout):
+            found.append(room)
+        return lands
+
+    monkeypatch.setattr(envelope, "fits", noted)
+    return found

@@ -197,7 +197,9 @@ def test_shards_are_gathered_from_scratch(
 
 @pytest.mark.parametrize("policy", ["1f1b", "interleaved-zb", "adaptive"])
 @pytest.mark.parametrize("zero", [0, 3])
-def test_weights_that_others_read_change_no_bit(policy: str, zero: int, tmp_path: Path) -> None:
+def test_weights_that_others_read_change_no_bit(
+    policy: str, zero: int, tmp_path: Path, landed: list[Tensor]
+) -> None:
     """A step is dropped, and there are evaluations."""
     batches = random_batches((6, 160), classes=5, microbatches=8)
 
@@ -224,6 +226,7 @@ def test_weights_that_others_read_change_no_bit(policy: str, zero: int, tmp_path
     found = tmp_path / f"of-{len(memory)}"
     for file in sorted((tmp_path / "of-0").glob("*.safetensors")):
         assert file.read_bytes() == (found / file.name).read_bytes(), file.name
+    assert landed
 
 
 ROUTES: dict[str, dict[str, Any]] = {

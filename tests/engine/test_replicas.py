@@ -241,7 +241,7 @@ def test_a_gradient_that_only_one_replica_has_reaches_both() -> None:
     assert not torch.equal(outcome.parameters["0.sometimes"], torch.ones(16))
 
 
-def test_one_huge_parameter_is_a_bucket_of_its_own() -> None:
+def test_one_huge_parameter_is_a_bucket_of_its_own(landed: list[Tensor]) -> None:
     model = axrt.PipelineModule(
         [axrt.LayerSpec(nn.Linear, 16, 3000), axrt.LayerSpec(nn.Linear, 3000, 5)],
         functional.cross_entropy,
@@ -249,6 +249,7 @@ def test_one_huge_parameter_is_a_bucket_of_its_own() -> None:
     reference = train_in_plain_torch(model, batches_for(2), 3)
     outcome = on_ranks(2, 2, model, steps=3, memory={"bucket_mb": 0.01})
     assert outcome.losses == pytest.approx(reference.losses, rel=1e-6)
+    assert landed
 
 
 @swept(("seed", range(10)), quick=4)

@@ -297,7 +297,9 @@ WIDE_BATCHES = random_batches((6, 128), classes=5, microbatches=3 * MICROBATCHES
     ("offload", ["none", "stream"]),
     quick=6,
 )
-def test_weights_that_land_change_no_bit(kind: str, policy: str, clip: float, offload: str) -> None:
+def test_weights_that_land_change_no_bit(
+    kind: str, policy: str, clip: float, offload: str, landed: list[Tensor]
+) -> None:
     check_equal(
         2,
         2,
@@ -310,6 +312,7 @@ def test_weights_that_land_change_no_bit(kind: str, policy: str, clip: float, of
         schedule={"policy": policy},
         memory={"bucket_mb": 0.1, "offload": offload},
     )
+    assert landed
 
 
 def test_an_optimizer_within_an_optimizer_steps_nothing_of_others() -> None:
@@ -326,7 +329,9 @@ def test_an_optimizer_within_an_optimizer_steps_nothing_of_others() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("writes", ["in place", "other memory"])
-def test_what_the_user_writes_to_weights_between_steps_counts_once(seed: int, writes: str) -> None:
+def test_what_the_user_writes_to_weights_between_steps_counts_once(
+    seed: int, writes: str, landed: list[Tensor]
+) -> None:
     def rank_main(transport: Transport, zero: int) -> dict[str, Tensor]:
         config = configured(4, memory={"zero": zero, "bucket_mb": 0.1}, parallel={"data": 2})
         with axrt.initialize(wide(), adamw, config=config, transport=transport) as engine:
@@ -347,6 +352,7 @@ def test_what_the_user_writes_to_weights_between_steps_counts_once(seed: int, wr
     for of_rank in found:
         for name, value in plain[0].items():
             assert torch.equal(of_rank[name], value), name
+    assert landed
 
 
 def test_narrow_weights_may_not_be_written_to() -> None:

@@ -287,7 +287,9 @@ def reading(width: int) -> axrt.PipelineModule:
 
 @pytest.mark.parametrize("policy", ["1f1b", "interleaved-zb", "adaptive"])
 @pytest.mark.parametrize("width", [16, 160])
-def test_weights_that_land_and_that_others_read_change_no_bit(width: int, policy: str) -> None:
+def test_weights_that_land_and_that_others_read_change_no_bit(
+    width: int, policy: str, landed: list[Tensor]
+) -> None:
     """The wide ones land where layers read them. A step is dropped, and there are evaluations."""
     batches = random_batches((6, width), classes=5, microbatches=8)
 
@@ -314,6 +316,7 @@ def test_weights_that_land_and_that_others_read_change_no_bit(width: int, policy
         for one, other in zip(plain, found, strict=True):
             assert one.keys() == other.keys()
             assert all(torch.equal(other[name], value) for name, value in one.items())
+    assert bool(landed) == (width > 16)
 
 
 def test_parameters_between_calls_are_nan_and_may_not_be_written_to() -> None:

@@ -347,6 +347,7 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
 
 def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm") -> None:
     transport, fails = MpiTransport(comm), threading.Event()
+    transport._take_alone = frozenset()  # else nobody looks after what goes to a rank of the node
     moved = transport._moved
 
     def failing() -> Any:
