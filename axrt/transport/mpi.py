@@ -8,8 +8,8 @@ the tag says only the channel.
 Two habits of MPI libraries shape `poll`. A probe looks at what is already matched, says no, and
 only then makes progress, so one that says no is asked again (a message known to be there is seen by
 the first poll). And large messages move only inside MPI calls, so every poll also asks after what
-is still going out. A thread does so while the rank computes (`progress.py`), unless the receiver
-takes the message alone (`single_copy.py`). One lock guards all that the two touch.
+is still going out. A thread does so while the rank computes (`progress.py`), but seldom where the
+receiver takes the message by itself (`single_copy.py`). One lock guards all that the two touch.
 """
 
 import threading
@@ -32,7 +32,7 @@ from .envelope import BY_LINE, BY_MPI, Arriving, is_by_line, is_large, open_enve
 from .landing import Landings
 from .lines import Lines
 from .progress import Progress
-from .single_copy import ranks_that_take_alone
+from .single_copy import single_copy_peers
 from .staging import InPlace, Leaving, Staging
 from .transport import Parcel, share_memory
 from .waiting import Patience, sharpen_sleep
@@ -45,6 +45,7 @@ _LOOK_S = 20e-6
 # rank that computes looks seldom.
 _BYTES_OF_A_CALL = 64 * 1024
 _CALLS = 16  # at most, in one look
+_ALWAYS_COPIED_BYTES = 2 * 1024
 _TURN_S = (
     2e-3  # so long a rank that waits looks for messages alone, before the loop looks after the rest
 )
@@ -55,7 +56,7 @@ class _Lent(NamedTuple):
 
     Args:
         owner: owner of the memory, to which MPI keeps no reference.
-        to_move: bytes that calls of this rank must move; 0 where the receiver takes them alone.
+        to_move: bytes that calls of this rank must move; 0 where the receiver takes them by itself.
     """
 
     owner: object
@@ -114,6 +115,8 @@ class MpiTransport:
         self.rank, self.size = self._comm.rank, self._comm.size
         self._staging = staging or InPlace()
         self._piece_bytes = piece_bytes
+        # On every rank, whatever its device: all of a node take part.
+        self._single_copy_peers = single_copy_peers(self._comm)
         # Parcels that are not ready, by the rank that they are for, in order.
         self._going: dict[int, deque[_Going]] = {}
         self._sending: list[MPI.Request] = []  # those that MPI did not take at once
@@ -137,7 +140,6 @@ class MpiTransport:
         self._progress = (
             Progress(self._look) if looks and MPI.Query_thread() == MPI.THREAD_MULTIPLE else None
         )
-        self._take_alone = ranks_that_take_alone(self._comm) if looks else frozenset[int]()
 
     def send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         lines = self._lines if self._lines and self._lines.takes(rank, parcel.message) else None
@@ -191,8 +193,9 @@ class MpiTransport:
 
     def _tell_progress(self) -> None:
         if self._progress is not None:
-            moving = self._coming or self._envelopes or any(one.to_move for one in self._lent)
-            self._progress.wanted(bool(moving) and self._failure is None)
+            moving = bool(self._coming or self._envelopes or self._bytes_to_move())
+            fails = self._failure is not None
+            self._progress.wanted(moving and not fails, bool(self._lent) and not fails)
 
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         if self._failure is not None:
@@ -218,18 +221,17 @@ class MpiTransport:
 
     def _moved(self) -> list[tuple[int, Parcel]]:
         """Let messages move on, large ones several times; the parcels that are complete."""
-        for _ in range(self._calls()):
+        for _ in range(min(1 + self._bytes_to_move() // _BYTES_OF_A_CALL, _CALLS)):
             if self._sending or self._sending_by_line:
                 self._let_go_of_sent()
             if self._coming and (arrived := self._completed()):
                 return arrived
         return []
 
-    def _calls(self) -> int:
-        """So many calls may move all that is under way."""
-        to_move = sum([lent.to_move for lent in self._lent])
-        to_move += sum([one.to_move for one in self._coming])
-        return min(1 + to_move // _BYTES_OF_A_CALL, _CALLS)
+    def _bytes_to_move(self) -> int:
+        """Bytes under way that calls of this rank move."""
+        going = sum([lent.to_move for lent in self._lent])
+        return going + sum([one.to_move for one in self._coming])
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
@@ -329,10 +331,12 @@ class MpiTransport:
         self, memory: bytes | MPI.memory, num_bytes: int, owner: object, rank: int, tag: int
     ) -> None:
         """Begin a message; what MPI has not copied at once stays lent until it has."""
-        request = self._comm.Isend([memory, MPI.BYTE], rank, tag)
-        if not request.Test():
-            self._sending.append(request)
-            self._lent.append(_Lent(owner, 0 if rank in self._take_alone else num_bytes))
+        self._sending.append(self._comm.Isend([memory, MPI.BYTE], rank, tag))
+        # One as small as that MPI copies at once, unless its queues are full.
+        by_itself = rank in self._single_copy_peers and num_bytes > _ALWAYS_COPIED_BYTES
+        self._lent.append(_Lent(owner, 0 if by_itself else num_bytes))
+        if self._sending[-1].Test():
+            del self._sending[-1], self._lent[-1]
 
     def _let_go_of_sent(self) -> None:
         self._sending_by_line = [one for one in self._sending_by_line if not one[0].passed()]
@@ -399,7 +403,7 @@ class MpiTransport:
                     f"rank {one.source} has gone while {one.arriving.message} came from it to rank "
                     f"{self.rank} ({error})"
                 ) from None
-            one.requests = []
+            one.requests, one.to_move = [], 0
         if one.ready is None:
             if not one.by_line.passed():
                 return False

@@ -23,13 +23,13 @@ def other_queue(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def landed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The memory of the test's own in which large tensors came to lie."""
-    found: list[Tensor] = []
+def landed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of large tensors that came to lie where they were expected, in bytes."""
+    found: list[int] = []
 
     def noted(room: Tensor, layout: Layout) -> bool:
         if lands := fits(room, layout):
-            found.append(room)
+            found.append(room.nbytes)
         return lands
 
     monkeypatch.setattr(envelope, "fits", noted)

@@ -198,7 +198,7 @@ def test_shards_are_gathered_from_scratch(
 @pytest.mark.parametrize("policy", ["1f1b", "interleaved-zb", "adaptive"])
 @pytest.mark.parametrize("zero", [0, 3])
 def test_weights_that_others_read_change_no_bit(
-    policy: str, zero: int, tmp_path: Path, landed: list[Tensor]
+    policy: str, zero: int, tmp_path: Path, landed: list[int]
 ) -> None:
     """A step is dropped, and there are evaluations."""
     batches = random_batches((6, 160), classes=5, microbatches=8)

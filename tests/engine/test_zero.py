@@ -284,10 +284,10 @@ def test_optimizers_that_need_care_step_their_shards(kind: str, factory: Any) ->
 
 def wide() -> axrt.PipelineModule:
     """Its weights travel beside their envelopes, and land where layers read them."""
-    return perceptron(width=128)
+    return perceptron(width=192)
 
 
-WIDE_BATCHES = random_batches((6, 128), classes=5, microbatches=3 * MICROBATCHES)
+WIDE_BATCHES = random_batches((6, 192), classes=5, microbatches=3 * MICROBATCHES)
 
 
 @swept(
@@ -298,7 +298,7 @@ WIDE_BATCHES = random_batches((6, 128), classes=5, microbatches=3 * MICROBATCHES
     quick=6,
 )
 def test_weights_that_land_change_no_bit(
-    kind: str, policy: str, clip: float, offload: str, landed: list[Tensor]
+    kind: str, policy: str, clip: float, offload: str, landed: list[int]
 ) -> None:
     check_equal(
         2,
@@ -330,7 +330,7 @@ def test_an_optimizer_within_an_optimizer_steps_nothing_of_others() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("writes", ["in place", "other memory"])
 def test_what_the_user_writes_to_weights_between_steps_counts_once(
-    seed: int, writes: str, landed: list[Tensor]
+    seed: int, writes: str, landed: list[int]
 ) -> None:
     def rank_main(transport: Transport, zero: int) -> dict[str, Tensor]:
         config = configured(4, memory={"zero": zero, "bucket_mb": 0.1}, parallel={"data": 2})

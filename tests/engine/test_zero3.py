@@ -288,7 +288,7 @@ def reading(width: int) -> axrt.PipelineModule:
 @pytest.mark.parametrize("policy", ["1f1b", "interleaved-zb", "adaptive"])
 @pytest.mark.parametrize("width", [16, 160])
 def test_weights_that_land_and_that_others_read_change_no_bit(
-    width: int, policy: str, landed: list[Tensor]
+    width: int, policy: str, landed: list[int]
 ) -> None:
     """The wide ones land where layers read them. A step is dropped, and there are evaluations."""
     batches = random_batches((6, width), classes=5, microbatches=8)

@@ -22,11 +22,12 @@ from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
 from axrt.store.bucket import OptimizerFactory
-from axrt.transport import Parcel, Transport
+from axrt.transport import Parcel, Transport, single_copy
 from axrt.transport.envelope import is_large, pack, seal
 from axrt.transport.lines import Lines
 from axrt.transport.local import LocalWorld
 from axrt.transport.mpi import MpiTransport
+from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
@@ -347,7 +348,6 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
 
 def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm") -> None:
     transport, fails = MpiTransport(comm), threading.Event()
-    transport._take_alone = frozenset()  # else nobody looks after what goes to a rank of the node
     moved = transport._moved
 
     def failing() -> Any:
@@ -366,6 +366,18 @@ def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm
     assert torch.equal(got[0], torch.ones(200_000))
     comm.Barrier()
     transport.close()
+
+
+def case_ranks_of_a_node_agree_who_takes_messages_alone(comm: "MPI.Comm") -> None:
+    """Also where a rank has no partner, and where one receiver has seen nothing arrive."""
+    others = set(range(comm.size)) - {comm.rank}
+    assert len(set(comm.allgather(bool(single_copy_peers(comm))))) == 1
+    assert single_copy_peers(comm) in (frozenset(), others)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(single_copy, "_arrived_in_silence", lambda node: True)
+        assert single_copy_peers(comm) == others
+        patch.setattr(single_copy, "_arrived_in_silence", lambda node: comm.rank > 0)
+        assert single_copy_peers(comm) == frozenset()
 
 
 def case_what_the_thread_has_found_ends_a_waits_longer_pauses(comm: "MPI.Comm") -> None:

@@ -1,9 +1,10 @@
-"""A rank that computes for a second after it has sent 4 MiB to the other one, without a call of
-MPI; what raw mpi4py and axrt say of single copy, when the message was there, and who looked."""
+"""A rank that sends tensors to the other one and then computes for a second without a call of MPI:
+one of 4 MiB, and then a hundred. Says what raw mpi4py and axrt say of single copy, whether all came
+meanwhile, and how often the thread of the sender looked."""
 
 import json
-import threading
 import time
+from collections.abc import Sequence
 
 import torch
 from mpi4py import MPI
@@ -11,9 +12,10 @@ from mpi4py import MPI
 from axrt.scheduler.message import Meaning, Message
 from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport
-from axrt.transport.single_copy import ranks_that_take_alone
 
 COMPUTES_S = 1.0
+ONE = (1 << 20,)
+MANY = (*[12_000] * 99, 1 << 20)  # more than MPI's queues have room for
 
 
 def comes_alone(comm: MPI.Comm) -> bool:
@@ -42,20 +44,25 @@ def computes(seconds: float) -> float:
     return time.monotonic()
 
 
-def came_meanwhile(comm: MPI.Comm, transport: MpiTransport) -> bool:
-    sent = torch.arange(float(1 << 20))
+def came_meanwhile(comm: MPI.Comm, transport: MpiTransport, sizes: Sequence[int]) -> bool:
     comm.Barrier()
     if comm.rank == 0:
-        transport.send(1, Parcel(0, Message(Meaning.ACTIVATION, 1, 0), sent))
+        for number, size in enumerate(sizes):
+            sent = torch.full((size,), float(number))
+            transport.send(1, Parcel(0, Message(Meaning.ACTIVATION, 1, number), sent))
         ended_s = computes(COMPUTES_S)
-        transport.poll(0)
+        while transport._sending:
+            transport.poll(0)
         comm.send(ended_s, 1)
         return bool(comm.recv(source=1))
+    time.sleep(COMPUTES_S / 5)
     arrived: list[tuple[int, Parcel]] = []
-    while not arrived:
-        arrived = transport.poll(0.01)
+    while len(arrived) < len(sizes):
+        arrived += transport.poll(0.01)
     there_s = time.monotonic()
-    assert torch.equal(arrived[0][1].payload, sent)
+    for _, (_, message, payload) in arrived:
+        expected = torch.full((sizes[message.number],), float(message.number))
+        assert torch.equal(payload, expected)
     came = there_s < comm.recv(source=0)
     comm.send(came, 0)
     return bool(came)
@@ -63,13 +70,22 @@ def came_meanwhile(comm: MPI.Comm, transport: MpiTransport) -> bool:
 
 def main() -> None:
     comm = MPI.COMM_WORLD
-    raw, ours = comes_alone(comm), bool(ranks_that_take_alone(comm))
-    transport = MpiTransport(comm)
-    came = came_meanwhile(comm, transport)
-    looked = any(thread.name == "axrt progress" for thread in threading.enumerate())
+    raw, transport, looks = comes_alone(comm), MpiTransport(comm), 0
+    assert transport._progress is not None
+    look = transport._progress._look
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+
+    transport._progress._look = counted
+    came, of_one = came_meanwhile(comm, transport, ONE), looks
+    came = came_meanwhile(comm, transport, MANY) and came
     transport.close()
     if comm.rank == 0:
-        print(json.dumps({"raw": raw, "ours": ours, "came": came, "sender looked": looked}))
+        ours = bool(transport._single_copy_peers)
+        print(json.dumps({"raw": raw, "ours": ours, "came": came, "looks": of_one}))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,21 @@ def test_it_looks_while_it_is_wanted() -> None:
     progress.stop()
 
 
+def test_it_looks_now_and_then_at_what_needs_it_seldom() -> None:
+    looked: list[float] = []
+    progress = Progress(lambda: looked.append(time.monotonic()))
+    progress.wanted(False, seldom=True)
+    while len(looked) < 4:
+        time.sleep(0.01)
+    assert looked[-1] - looked[0] >= 3 * 0.02
+    progress.wanted(False)
+    time.sleep(0.05)
+    looked.clear()
+    time.sleep(0.1)
+    assert not looked
+    progress.stop()
+
+
 def test_who_never_wanted_it_has_no_thread() -> None:
     before = threading.active_count()
     progress = Progress(lambda: pytest.fail("nobody wanted it"))
