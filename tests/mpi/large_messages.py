@@ -1,6 +1,7 @@
 """A rank that sends tensors to the other one and then computes for a second without a call of MPI:
-one of 4 MiB, and then a hundred. Says what raw mpi4py and axrt say of single copy, whether all came
-meanwhile, and how often the thread of the sender looked."""
+one of 4 MiB, then a large envelope of small ones, and then a hundred. Says what raw mpi4py and axrt
+say of single copy, whether all came meanwhile, and how often the thread of the sender looked after
+the first."""
 
 import json
 import time
@@ -14,8 +15,10 @@ from axrt.transport import Parcel
 from axrt.transport.mpi import MpiTransport
 
 COMPUTES_S = 1.0
-ONE = (1 << 20,)
-MANY = (*[12_000] * 99, 1 << 20)  # more than MPI's queues have room for
+# Sizes of the tensors of each parcel.
+ONE = [(1 << 20,)]
+WITHIN_THE_ENVELOPE = [(7_001,) * 40]  # none as large as to travel beside it
+MANY = [(12_000,)] * 99 + ONE  # more than MPI's queues have room for
 
 
 def comes_alone(comm: MPI.Comm) -> bool:
@@ -44,11 +47,13 @@ def computes(seconds: float) -> float:
     return time.monotonic()
 
 
-def came_meanwhile(comm: MPI.Comm, transport: MpiTransport, sizes: Sequence[int]) -> bool:
+def came_meanwhile(
+    comm: MPI.Comm, transport: MpiTransport, parcels: Sequence[Sequence[int]]
+) -> bool:
     comm.Barrier()
     if comm.rank == 0:
-        for number, size in enumerate(sizes):
-            sent = torch.full((size,), float(number))
+        for number, sizes in enumerate(parcels):
+            sent = tuple(torch.full((size,), float(number)) for size in sizes)
             transport.send(1, Parcel(0, Message(Meaning.ACTIVATION, 1, number), sent))
         ended_s = computes(COMPUTES_S)
         while transport._sending:
@@ -57,12 +62,12 @@ def came_meanwhile(comm: MPI.Comm, transport: MpiTransport, sizes: Sequence[int]
         return bool(comm.recv(source=1))
     time.sleep(COMPUTES_S / 5)
     arrived: list[tuple[int, Parcel]] = []
-    while len(arrived) < len(sizes):
+    while len(arrived) < len(parcels):
         arrived += transport.poll(0.01)
     there_s = time.monotonic()
     for _, (_, message, payload) in arrived:
-        expected = torch.full((sizes[message.number],), float(message.number))
-        assert torch.equal(payload, expected)
+        for size, tensor in zip(parcels[message.number], payload, strict=True):
+            assert torch.equal(tensor, torch.full((size,), float(message.number)))
     came = there_s < comm.recv(source=0)
     comm.send(came, 0)
     return bool(came)
@@ -81,7 +86,8 @@ def main() -> None:
 
     transport._progress._look = counted
     came, of_one = came_meanwhile(comm, transport, ONE), looks
-    came = came_meanwhile(comm, transport, MANY) and came
+    for parcels in (WITHIN_THE_ENVELOPE, MANY):
+        came = came_meanwhile(comm, transport, parcels) and came
     transport.close()
     if comm.rank == 0:
         ours = bool(transport._single_copy_peers)

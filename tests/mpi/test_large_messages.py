@@ -2,10 +2,11 @@
 system lets it (single copy), and elsewhere a thread of the sender looks after them."""
 
 import json
+import sys
 
 import pytest
 
-from .mpirun import mpirun
+from .mpirun import is_open_mpi, launcher, mpirun, run
 from .test_failures import OVER_THE_NETWORK
 
 NO_SINGLE_COPY = {
@@ -27,3 +28,13 @@ def test_large_messages_come_while_their_sender_computes(where: dict[str, str]) 
     assert said["ours"] == said["raw"], said
     assert not (where and said["ours"]), said
     assert said["looks"] < SELDOM or not said["ours"], said
+
+
+@pytest.mark.parametrize(("place", "left"), [("before", 3), ("within", 3), ("leaves", 4)])
+def test_a_rank_that_is_lost_in_the_trial_holds_nobody_up(place: str, left: int) -> None:
+    """Rank 0, whose partner waits for its messages."""
+    if not is_open_mpi():
+        pytest.skip("MPICH's mpirun ends all ranks when one is lost")
+    ranks = [sys.executable, "-m", "tests.mpi.lost_in_trial", "0", place]
+    ended = run([launcher(), "--with-ft", "ulfm", "-n", "4", *ranks], timeout_s=60)
+    assert ended.out.count("heard") == left, ended.out + ended.err
