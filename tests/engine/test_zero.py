@@ -97,8 +97,9 @@ def check_equal(
         assert found.parameters.keys() == plain.parameters.keys()
         for name, value in plain.parameters.items():
             assert torch.equal(found.parameters[name], value), (name, zero)
+        # torch's own float32 norm of 150,000 values is off by 1e-6: one order may not be nearer.
         assert found.norms == (
-            plain.norms if clip else pytest.approx(plain.norms, rel=1e-6, nan_ok=True)
+            plain.norms if clip else pytest.approx(plain.norms, rel=1e-5, nan_ok=True)
         )
 
 
