@@ -110,6 +110,23 @@ def test_weight_gradients_of_one_piece_keep_their_places(pieces: int, strict: bo
     assert plan.strict is strict
 
 
+@pytest.mark.parametrize(("measured", "reckoned"), [(0.0, 0.05), (0.2, 0.2)])
+def test_a_first_plan_reckons_with_some_jitter(
+    monkeypatch: pytest.MonkeyPatch, measured: float, reckoned: float
+) -> None:
+    among: list[World] = []
+
+    def seen(worlds: Sequence[World], *others: Any, **options: Any) -> Job:
+        among.extend(worlds)
+        return job_along_plan(worlds, *others, **options)
+
+    monkeypatch.setattr("axrt.plan_from_costs.job_along_plan", seen)
+    layer = LayerCosts(0.01, 0.01, 0.01, 1000, 4000, measured, until_weight_bytes=4000)
+    config, known = Config.read(configured(4)), KnownCosts([layer] * 8)
+    plan_for(config, "adaptive", perceptron(), 2, known)
+    assert {world.costs.jitter for world in among} == {reckoned}
+
+
 def test_lengths_of_a_file_reach_the_plan(tmp_path: Path) -> None:
     file = tmp_path / "costs.json"
     file.write_text(replace(table(), lengths=0.3).to_json())
