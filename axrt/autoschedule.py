@@ -15,7 +15,7 @@ from axrt import default_plan
 from axrt.config import AUTO, Config, Schedule
 from axrt.default_schedule import settled
 from axrt.errors import ConfigError
-from axrt.known_costs import KnownCosts, costs_in_file, measured_costs
+from axrt.known_costs import costs_in_file, measured_costs
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.module import PipelineModule
@@ -23,6 +23,7 @@ from axrt.model_job import Found, job_for, job_with, with_replicas
 from axrt.plan_from_costs import PLANNED, Decided, SentPlan, plan_of_run
 from axrt.rank import Rank
 from axrt.scheduler.job import Job
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.policies import NAMES, policy_by_name
 from axrt.scheduler.schedules import caps_of
 from axrt.step_prediction import AS_FAST, Candidate, predicted
@@ -82,7 +83,7 @@ def _by_default(config: Config, model: PipelineModule, rank: Rank, sample: Any) 
 
 
 def _on(
-    costs: KnownCosts,
+    costs: ModelCosts,
     config: Config,
     model: PipelineModule,
     rank: Rank,
@@ -109,7 +110,7 @@ def _on(
     return Resolved(schedule, with_replicas(job, rank.mesh, config), candidates)
 
 
-def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts) -> Decided:
+def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts) -> Decided:
     """What "auto" chooses, and what a policy that is named follows on costs of a file."""
     asked = config.schedule
     if asked.policy != AUTO:
@@ -130,7 +131,7 @@ def _decided(config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCost
 
 
 def _asked(
-    schedule: Schedule, config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+    schedule: Schedule, config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts
 ) -> SentPlan | None:
     """The plan of a policy that the settings name, with costs; None for one rank."""
     if mesh.pipe == 1:
@@ -149,7 +150,7 @@ def _asked(
         raise ConfigError(f"schedule.costs: {error}") from None
 
 
-def choose(config: Config, model: PipelineModule, ranks: int, costs: KnownCosts) -> list[Candidate]:
+def choose(config: Config, model: PipelineModule, ranks: int, costs: ModelCosts) -> list[Candidate]:
     """Simulate all schedules that fit the settings and the memory.
 
     Args:

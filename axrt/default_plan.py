@@ -16,13 +16,13 @@ from typing import Any
 from axrt.config import AUTO, Config
 from axrt.default_schedule import settled
 from axrt.device import free_memory, identity
-from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
 from axrt.model_job import Found, job_for, job_with
 from axrt.plan_from_costs import Decided, SentPlan, possible_plan
 from axrt.rank import Rank
 from axrt.scheduler.job import Job
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.step_prediction import AS_FAST, Candidate, predicted
 
 _LARGEST = 128  # ranks times microbatches; plans of more take long for a start nobody asked for
@@ -77,7 +77,7 @@ def free_bytes(rank: Rank) -> float:
 
 
 def decided(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, free: float
+    config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts, free: float
 ) -> Decided:
     """The row, or a plan that is faster, in a simulation of one replica.
 
@@ -111,7 +111,7 @@ def decided(
 
 
 def _room(
-    config: Config, row: Candidate, job: Job, costs: KnownCosts, free: float
+    config: Config, row: Candidate, job: Job, costs: ModelCosts, free: float
 ) -> Sequence[float]:
     """MiB that each rank may hold beside those of the row: none where the user has set limits that
     a prediction before the run keeps to."""
@@ -133,7 +133,7 @@ def _planned(
     config: Config,
     model: PipelineModule,
     mesh: Mesh,
-    costs: KnownCosts,
+    costs: ModelCosts,
     row: Found,
     may_grow: bool,
 ) -> Iterator[Option]:
@@ -150,7 +150,7 @@ def _planned(
 
 
 def plans(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts, may_grow: bool
+    config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts, may_grow: bool
 ) -> Iterator[tuple[Candidate, SentPlan]]:
     """Plans of `adaptive`, each with what is predicted for it: with the cap that the settings say,
     or its own; then, if the cap may grow, with larger ones that bind."""

@@ -9,8 +9,9 @@ from axrt.errors import ConfigError
 from axrt.mesh import Mesh
 from axrt.model.layers import num_multiplied
 from axrt.model.module import PipelineModule
-from axrt.model.partition import OPERATIONS, busiest
+from axrt.model.partition import OPERATIONS
 from axrt.model_job import Found, job_with, with_replicas
+from axrt.scheduler.balance import busiest
 from axrt.scheduler.job import Job
 from axrt.scheduler.policies import CAPPED, FIXED, policy_by_name
 

@@ -5,10 +5,8 @@ between two ranks. The spread of durations is taken from the same measurements, 
 policies that look alike on a steady machine.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,38 +20,13 @@ from axrt.model.precision import types_of
 from axrt.preflight import checked_sample
 from axrt.rank import Rank
 from axrt.scheduler.cost_table import CostTable, LayerCosts
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.simulator import Edge
 
-TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
 _LARGE = 2**20  # bytes
-LEAST_JITTER = 0.05  # that plans reckon with: no machine is quite steady
 
 
-class KnownCosts(NamedTuple):
-    """Costs of a model; there are layers and edges on the main rank alone.
-
-    Args:
-        layers: cost of each layer.
-        edge: link between two ranks, in seconds and bytes.
-        task_s: seconds that the loop takes for a task.
-        edges: links that differ, by (from, to), ranks of a pipeline.
-        lengths: see `CostTable`.
-    """
-
-    layers: Sequence[LayerCosts]
-    edge: Edge = Edge()
-    task_s: float = TASK_S
-    edges: Mapping[tuple[int, int], Edge] = {}
-    lengths: float = 0.0
-
-    def unsteady(self) -> "KnownCosts":
-        """The same with `LEAST_JITTER` at least: some ways to follow an order are good on a steady
-        machine only."""
-        layers = [replace(of, spread=max(LEAST_JITTER, of.spread)) for of in self.layers]
-        return self._replace(layers=layers)
-
-
-def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCosts:
+def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> ModelCosts:
     """The costs of the file that `schedule.costs` names, which the main rank reads; every rank
     calls it.
 
@@ -74,7 +47,7 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> KnownCos
         return *table.edge, table.task_s, table.lengths
 
     latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
-    return KnownCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
+    return ModelCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
 
 
 def measured_costs(
@@ -84,7 +57,7 @@ def measured_costs(
     sample: Any,
     compiler: Compiler | None,
     what: str = "",
-) -> KnownCosts:
+) -> ModelCosts:
     """The costs of layers on the main rank, and of messages between it and another one; every rank
     calls it.
 
@@ -113,7 +86,7 @@ def measured_costs(
     with rank.generator.borrowed():
         rank.exchange.agreed(measured)
     several = rank.mesh.pipe * rank.mesh.data > 1
-    return KnownCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+    return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
 
 
 def _policy(config: Config) -> str:

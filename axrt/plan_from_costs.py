@@ -7,26 +7,23 @@ The main rank makes the plan. All ranks follow it, so it travels as text.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
-from statistics import median
 from typing import NamedTuple
 
 from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
-from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
-from axrt.model.partition import OPERATIONS, evened
+from axrt.model.partition import OPERATIONS
 from axrt.model_job import job_for, with_replicas
+from axrt.scheduler.balance import evened
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
-from axrt.scheduler.longest import Kept
+from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Placement, placement_by_name
 from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World
 from axrt.scheduler.policies import AlongPlan
-from axrt.scheduler.simulator import Costs, Work
 
 
 class _Own(NamedTuple):
@@ -49,7 +46,6 @@ PLANNED = {  # policies that follow a plan
 }
 
 
-_MOST_PIECES = 4
 # what a start may take: seconds, and a minute for 16 ranks and 128 microbatches
 AT_START, BRIEF = Effort(moves=5, work=3_000_000), Trial(steps=3, seeds=3, orders=4)
 
@@ -104,51 +100,8 @@ class Decided(NamedTuple):
     candidates: Sequence[str] = ()
 
 
-def world_of(placement: Placement, cuts: Sequence[int], known: KnownCosts) -> World:
-    """The costs of a model that is cut for a placement.
-
-    Args:
-        placement: placement of the stages.
-        cuts: indices of layers at which stages begin, then the number of layers.
-        known: costs of layers, messages and the loop.
-    """
-    stages = [known.layers[first:end] for first, end in pairwise(cuts)]
-    costs = Costs(
-        tuple(map(work_of, stages)),
-        task=known.task_s,
-        edge=known.edge,
-        edges=dict(known.edges),
-        jitter=median(layer.spread for layer in known.layers),
-        lengths=known.lengths,
-        pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
-    )
-    return World(placement, costs, tuple(map(kept_by, stages)))
-
-
-def work_of(layers: Sequence[LayerCosts]) -> Work:
-    """The cost of a stage of these layers."""
-    return Work(
-        sum(layer.forward_s for layer in layers),
-        sum(layer.input_s for layer in layers),
-        sum(layer.weight_s for layer in layers),
-        layers[-1].sent_bytes if layers else 0,
-    )
-
-
-def pieces_of(stages: Sequence[float]) -> int:
-    """The pieces of a weight gradient in a simulation, from those of each stage: the median of
-    stages that have any. More than a few take long to simulate, and change little."""
-    return max(1, min(round(median([one for one in stages if one] or [1])), _MOST_PIECES))
-
-
-def kept_by(layers: Sequence[LayerCosts]) -> Kept:
-    """Bytes that a microbatch keeps on a stage of these layers."""
-    until_weight = sum(layer.until_weight_bytes for layer in layers)
-    return Kept(sum(layer.stash_bytes for layer in layers) - until_weight, until_weight)
-
-
 def plan_for(
-    config: Config, name: str, model: PipelineModule, ranks: int, costs: KnownCosts
+    config: Config, name: str, model: PipelineModule, ranks: int, costs: ModelCosts
 ) -> SentPlan:
     """The plan of a policy on known costs.
 
@@ -208,7 +161,7 @@ def _limit(config: Config, name: str, ranks: int, among: Sequence[World]) -> flo
 
 
 def plan_of_run(
-    name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+    name: str, config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts
 ) -> SentPlan:
     """The plan of a policy, which the run can follow.
 
@@ -227,7 +180,7 @@ def plan_of_run(
 
 
 def possible_plan(
-    config: Config, model: PipelineModule, mesh: Mesh, costs: KnownCosts
+    config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts
 ) -> SentPlan | None:
     """The plan of `adaptive`, see `plan_of_run`; None where the run takes none."""
     if mesh.pipe == 1 or config.memory.recompute == AUTO:

@@ -14,18 +14,16 @@ from functools import partial
 from typing import Any
 
 from axrt.exit_codes import Exit
-from axrt.known_costs import LEAST_JITTER
 from axrt.plan_from_costs import AT_START, BRIEF, SentPlan
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
+from axrt.scheduler.model_costs import LEAST_JITTER
 from axrt.scheduler.placement import placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan, takes
 from axrt.scheduler.planner import World
 from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work
 from axrt.step_prediction import AS_FAST
-
-_SEEDS = range(3)  # of what varies, where two orders are compared
 
 
 def planned(asked: dict[str, Any]) -> SentPlan | None:
@@ -44,7 +42,9 @@ def planned(asked: dict[str, Any]) -> SentPlan | None:
     world = World(where, costs, tuple(Kept(*of) for of in asked["kept"]))
     of = partial(replace, votes=asked["votes"])
     job = job_along_plan([world], asked["microbatches"], 1.0, of, effort=AT_START, trial=BRIEF)
-    before, after = (takes(one, world, BRIEF.steps, _SEEDS) for one in (of(_followed(asked)), job))
+    before, after = (
+        takes(one, world, BRIEF.steps, range(BRIEF.seeds)) for one in (of(_followed(asked)), job)
+    )
     return SentPlan.of(job, asked["name"], asked["cuts"]) if after * AS_FAST < before else None
 
 

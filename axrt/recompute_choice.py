@@ -15,11 +15,12 @@ import torch
 
 from axrt.config import Config, Memory, Schedule
 from axrt.copy_rates import Copies, copied_a_second
-from axrt.known_costs import KnownCosts, measured_costs
+from axrt.known_costs import measured_costs
 from axrt.model.module import PipelineModule
 from axrt.model_job import of_one_replica
 from axrt.rank import Rank, copies_apart
 from axrt.scheduler.job import Job
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.recompute import recomputing
 from axrt.step_prediction import AS_FAST, predicted
 from axrt.store.scratch import refused_as_setting, scratch_tier
@@ -92,7 +93,7 @@ def _rates(memory: Memory, device: torch.device) -> tuple[float, float]:
 def fastest(
     schedule: Schedule,
     job: Job,
-    costs: KnownCosts,
+    costs: ModelCosts,
     copies: Copies,
     activations_mb: float = 0.0,
 ) -> Choice:

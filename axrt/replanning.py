@@ -26,16 +26,17 @@ from typing import Any, NamedTuple
 
 from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
-from axrt.known_costs import TASK_S, measured_edge
+from axrt.known_costs import measured_edge
 from axrt.note import News
 from axrt.observe.observer import Observer
 from axrt.payload import flatten
-from axrt.plan_from_costs import PLANNED, SentPlan, kept_by, pieces_of
+from axrt.plan_from_costs import PLANNED, SentPlan
 from axrt.rank import Rank
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Graph, Kept
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.model_costs import TASK_S, kept_by, pieces_of
 from axrt.scheduler.policies import AlongPlan, Policy
 from axrt.scheduler.simulator import Costs
 from axrt.scheduler.task import AnyKind, Kind, Task

@@ -1,17 +1,16 @@
 """What a step of a schedule takes and keeps, by simulation on known costs of layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import hypot
-from statistics import median
+from typing import NamedTuple
 
 from axrt.config import Schedule
 from axrt.copy_rates import Copies
-from axrt.known_costs import KnownCosts
-from axrt.plan_from_costs import pieces_of, work_of
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
+from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.policies import Fixed
 from axrt.scheduler.simulator import Costs, simulate
 
@@ -57,7 +56,7 @@ class Candidate:
 def predicted(
     schedule: Schedule,
     job: Job,
-    of: KnownCosts,
+    of: ModelCosts,
     copies: Copies = _FREE,
 ) -> Candidate:
     """The figures of a schedule by simulation.
@@ -67,41 +66,13 @@ def predicted(
         of: costs of the layers, of messages and of the loop.
         copies: rates of copies of activations, where some leave the device.
     """
-    layers = of.layers
-    stages = [layers[first:end] for first, end in pairwise(job.cuts)]
-
-    def saved(stage: int) -> int:
-        again = job.recomputed.get(stage, 0)
-        return sum(layer.stash_bytes for layer in stages[stage][again:])
-
-    spread = median(layer.spread for layer in layers)
-    whole = _is_whole(job.microbatches, job.ranks)
-    costs = Costs(
-        tuple(map(work_of, stages)),
-        recomputed={stage: _share(stages[stage], count) for stage, count in job.recomputed.items()},
-        offload=tuple([saved(stage) / copies.out for stage in range(job.stages)]),
-        reload=tuple([saved(stage) / copies.into for stage in range(job.stages)]),
-        task=of.task_s,
-        edge=of.edge,
-        edges=dict(of.edges),
-        jitter=spread if whole else hypot(spread, of.lengths),
-        lengths=of.lengths if whole else 0.0,
-        pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
-    )
+    stages = list(_stages(job, of.layers))
+    costs = _costs(job, of, stages, copies)
 
     def simulated(microbatches: int) -> Simulated:
         line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
-        return line.makespan / _STEPS, tuple(line.stash(kept, recomputed))
-
-    def kept(stage: int) -> float:
-        count, first = job.recomputed.get(stage, 0), job.cuts[stage]
-        came_in = layers[first - 1].sent_bytes if count and first else 0
-        return (came_in + saved(stage)) / _MIB
-
-    def recomputed(stage: int) -> float:
-        return (
-            sum(layer.stash_bytes for layer in stages[stage][: job.recomputed.get(stage, 0)]) / _MIB
-        )
+        held = line.stash(lambda n: stages[n].kept / _MIB, lambda n: stages[n].made_again / _MIB)
+        return line.makespan / _STEPS, tuple(held)
 
     given = isinstance(job.policy, Fixed)  # its order has that number of microbatches
     step_s, held = (
@@ -109,6 +80,60 @@ def predicted(
     )
     return Candidate(
         schedule, step_s, job.microbatches * costs.of_busiest(job.placement) / step_s, held
+    )
+
+
+class _Stage(NamedTuple):
+    """A stage, some of whose forwards may run again.
+
+    Args:
+        again: its first layers, whose forwards run again.
+        rest: its other layers.
+        came_in: bytes that those that run again begin with.
+    """
+
+    again: Sequence[LayerCosts]
+    rest: Sequence[LayerCosts]
+    came_in: int
+
+    @property
+    def saved(self) -> int:
+        """Bytes that a microbatch keeps for backwards of layers that do not run again."""
+        return sum(layer.stash_bytes for layer in self.rest)
+
+    @property
+    def kept(self) -> int:
+        """Bytes that a microbatch keeps from its forward on."""
+        return self.came_in + self.saved
+
+    @property
+    def made_again(self) -> int:
+        """Bytes that a microbatch keeps from its recomputation on."""
+        return sum(layer.stash_bytes for layer in self.again)
+
+    @property
+    def share_again(self) -> float:
+        """The share of the forward's time that runs again."""
+        again_s, rest_s = (sum(of.forward_s for of in layers) for layers in (self.again, self.rest))
+        return again_s / (again_s + rest_s) if again_s else 0.0
+
+
+def _stages(job: Job, layers: Sequence[LayerCosts]) -> Iterator[_Stage]:
+    for stage, (first, end) in enumerate(pairwise(job.cuts)):
+        count = job.recomputed.get(stage, 0)
+        came_in = layers[first - 1].sent_bytes if count and first else 0
+        yield _Stage(layers[first : first + count], layers[first + count : end], came_in)
+
+
+def _costs(job: Job, of: ModelCosts, stages: Sequence[_Stage], copies: Copies) -> Costs:
+    costs = world_of(job.placement, job.cuts, of).costs
+    if not _is_whole(job.microbatches, job.ranks):
+        costs = replace(costs, jitter=hypot(costs.jitter, costs.lengths), lengths=0.0)
+    return replace(
+        costs,
+        recomputed={stage: stages[stage].share_again for stage in job.recomputed},
+        offload=tuple([stage.saved / copies.out for stage in stages]),
+        reload=tuple([stage.saved / copies.into for stage in stages]),
     )
 
 
@@ -128,9 +153,3 @@ def _at(microbatches: int, ranks: int, simulated: Callable[[int], Simulated]) ->
     (step_s, held), (less_s, less) = simulated(longer), simulated(shorter)
     grown = [most + far * (most - before) for most, before in zip(held, less, strict=True)]
     return step_s + far * (step_s - less_s), tuple(grown)
-
-
-def _share(layers: Sequence[LayerCosts], count: int) -> float:
-    """The share of a stage's forward that its first layers take."""
-    whole = sum(layer.forward_s for layer in layers)
-    return sum(layer.forward_s for layer in layers[:count]) / whole if whole else 0.0

@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
+from axrt.scheduler.balance import balanced, evened
 from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planner import World
 
@@ -37,10 +39,6 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
     Raises:
         ValueError: the model has fewer layers than stages, or an option says what the table says.
     """
-    from axrt.known_costs import KnownCosts
-    from axrt.model.partition import balanced, evened
-    from axrt.plan_from_costs import world_of
-
     for name in ("latency", "transfer", "task_cost", "pieces"):
         if options[name]:
             raise ValueError(
@@ -55,7 +53,7 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
         )
     seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
     cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
-    known = KnownCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
+    known = ModelCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
     world = world_of(placement, cuts, known)
     varying = {name: options[name] or getattr(world.costs, name) for name in ("jitter", "lengths")}
     return world._replace(costs=replace(world.costs, **varying))

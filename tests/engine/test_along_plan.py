@@ -17,10 +17,10 @@ import torch
 import axrt
 from axrt import launch
 from axrt.config import Config
-from axrt.known_costs import KnownCosts, costs_in_file
+from axrt.known_costs import costs_in_file
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
-from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, plan_for, world_of
+from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, plan_for
 from axrt.plan_process import planned
 from axrt.rank import Rank
 from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess, shares_of_room
@@ -29,6 +29,7 @@ from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Graph, Kept
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Linear, placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.planner import World
@@ -105,7 +106,7 @@ def test_weight_gradients_of_one_piece_keep_their_places(pieces: int, strict: bo
     """No machine is quite steady, and there a large piece at a wrong time costs more than it
     fills: 2 % on four ranks."""
     layer = LayerCosts(0.01, 0.01, 0.01, 1000, 4000, 0.0, until_weight_bytes=4000, pieces=pieces)
-    config, known = Config.read(configured(8)), KnownCosts([layer] * 8, Edge(2e-4))
+    config, known = Config.read(configured(8)), ModelCosts([layer] * 8, Edge(2e-4))
     plan = plan_for(config, "adaptive", perceptron(), 4, known)
     assert plan.strict is strict
 
@@ -122,7 +123,7 @@ def test_a_first_plan_reckons_with_some_jitter(
 
     monkeypatch.setattr("axrt.plan_from_costs.job_along_plan", seen)
     layer = LayerCosts(0.01, 0.01, 0.01, 1000, 4000, measured, until_weight_bytes=4000)
-    config, known = Config.read(configured(4)), KnownCosts([layer] * 8)
+    config, known = Config.read(configured(4)), ModelCosts([layer] * 8)
     plan_for(config, "adaptive", perceptron(), 2, known)
     assert {world.costs.jitter for world in among} == {reckoned}
 

@@ -13,7 +13,6 @@ import axrt
 from axrt.autoschedule import _decided, choose
 from axrt.config import DEFAULTS, Config, described
 from axrt.default_schedule import settled
-from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.model.costs import measure
 from axrt.model.precision import AS_THEY_ARE
@@ -21,6 +20,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.models.gpt import gpt
 from axrt.plan_from_costs import Decided
 from axrt.scheduler.cost_table import LayerCosts
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.policies import NAMES
 from axrt.scheduler.simulator import Edge
 from axrt.step_prediction import AS_FAST
@@ -54,7 +54,7 @@ def chosen(
         Config.read(configured(8, **config)),
         perceptron(layers=len(layers)),
         ranks,
-        KnownCosts(layers, edge),
+        ModelCosts(layers, edge),
     )
 
 
@@ -66,7 +66,7 @@ def test_on_equal_costs_the_plan_of_zb_v_is_chosen_and_the_least_memory_of_those
     assert [one.step_s for one in others] == sorted(one.step_s for one in others)
 
 
-LATE = KnownCosts(EQUAL, Edge(0.01))  # messages take as long as a layer, so a plan is ahead
+LATE = ModelCosts(EQUAL, Edge(0.01))  # messages take as long as a layer, so a plan is ahead
 
 
 def followed(monkeypatch: pytest.MonkeyPatch, **schedule: Any) -> Any:
@@ -365,7 +365,7 @@ def test_one_microbatch_more_than_a_candidate_can_take_leaves_it_out() -> None:
         replace(settings, schedule=replace(settings.schedule, microbatches=7)),
         perceptron(),
         4,
-        KnownCosts(EQUAL, Edge()),
+        ModelCosts(EQUAL, Edge()),
     )
     assert "interleaved-1f1b" not in {one.schedule.policy for one in found}
 
@@ -374,7 +374,7 @@ def test_a_model_with_fewer_layers_than_chunks_has_fewer_candidates() -> None:
     model = axrt.PipelineModule(
         [axrt.LayerSpec(Block, 16) for _ in range(4)], functional.cross_entropy
     )
-    found = choose(Config.read(configured(8)), model, 4, KnownCosts(EQUAL[:4], Edge()))
+    found = choose(Config.read(configured(8)), model, 4, ModelCosts(EQUAL[:4], Edge()))
     assert {"zb-v", "adaptive", "breadth-first"}.isdisjoint({one.schedule.policy for one in found})
 
 
@@ -430,7 +430,7 @@ def test_long_steps_are_foretold_from_shorter_ones() -> None:
         found = {
             one.schedule.policy: one
             for one in choose(
-                Config.read(configured(m)), perceptron(), 2, KnownCosts(EQUAL, Edge())
+                Config.read(configured(m)), perceptron(), 2, ModelCosts(EQUAL, Edge())
             )
         }
         assert found["gpipe"].held_mib == m * 4

@@ -9,10 +9,10 @@ import axrt
 from axrt import default_plan
 from axrt.config import Config
 from axrt.default_schedule import settled
-from axrt.known_costs import KnownCosts
 from axrt.mesh import Mesh
 from axrt.plan_from_costs import Decided
 from axrt.scheduler.cost_table import LayerCosts
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport
@@ -32,7 +32,7 @@ MICROBATCHES, STEPS = 8, 3
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 MIB = 2**20
 LAYER = LayerCosts(0.01, 0.01, 0.01, 1000, MIB, 0.0, until_weight_bytes=MIB, parameters=1000)
-LATE = KnownCosts([LAYER] * 8, Edge(0.01))  # messages take as long as a layer
+LATE = ModelCosts([LAYER] * 8, Edge(0.01))  # messages take as long as a layer
 PLENTY = 1e12
 
 
@@ -41,7 +41,7 @@ def mesh(data: int = 1) -> Mesh:
 
 
 def decided(
-    free: float = PLENTY, costs: KnownCosts = LATE, data: int = 1, **settings: Any
+    free: float = PLENTY, costs: ModelCosts = LATE, data: int = 1, **settings: Any
 ) -> Decided:
     config = Config.read(configured(MICROBATCHES, **settings))
     return default_plan.decided(config, perceptron(), mesh(data), costs, free)
@@ -139,7 +139,7 @@ def test_more_activations_are_held_where_that_is_faster_and_the_memory_is_there(
 
 
 def test_where_a_plan_gains_nothing_the_row_stays() -> None:
-    found = decided(costs=KnownCosts([LAYER] * 8))
+    found = decided(costs=ModelCosts([LAYER] * 8))
     assert (found.max_held, found.plan) == (0, None)
 
 
@@ -168,7 +168,7 @@ def mib(found: Decided) -> float:
 
 def test_a_plan_for_uneven_layers_holds_no_more_than_the_row_where_nothing_is_free() -> None:
     head = replace(LAYER, stash_bytes=8 * MIB, until_weight_bytes=0)
-    late = KnownCosts([*LATE.layers[:7], head], LATE.edge)
+    late = ModelCosts([*LATE.layers[:7], head], LATE.edge)
     assert mib(decided(free=0, costs=late)) <= 15 < mib(decided(costs=late))
 
 

@@ -11,12 +11,12 @@ from axrt import recompute_choice
 from axrt.config import Config
 from axrt.copy_rates import Copies, copied_a_second
 from axrt.device import CPU
-from axrt.known_costs import KnownCosts
 from axrt.model_job import of_one_replica
 from axrt.offload.tier import HostTier, PacedTier
 from axrt.recompute_choice import fastest
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.simulator import Edge
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
@@ -47,7 +47,7 @@ def taken(bytes_per_s: float) -> tuple[int, dict[int, float]]:
     job = of_one_replica(config.schedule, config, perceptron(), 2)
     layers = [LayerCosts(1.0, 1.0, 1.0, 0, 1, 0.0)] * 8
     found = fastest(
-        config.schedule, job, KnownCosts(layers, Edge()), Copies(bytes_per_s, bytes_per_s)
+        config.schedule, job, ModelCosts(layers, Edge()), Copies(bytes_per_s, bytes_per_s)
     )
     return found.layers, found.step_s
 
@@ -138,9 +138,9 @@ def test_a_bound_of_activations_is_kept_to() -> None:
     config = Config.read(configured_with())
     job = of_one_replica(config.schedule, config, perceptron(), 2)
     layers = [LayerCosts(1.0, 1.0, 1.0, 0, 1 << 20, 0.0)] * 8
-    assert fastest(config.schedule, job, KnownCosts(layers, Edge()), Copies()).layers == 0
+    assert fastest(config.schedule, job, ModelCosts(layers, Edge()), Copies()).layers == 0
     bounded = fastest(
-        config.schedule, job, KnownCosts(layers, Edge()), Copies(), activations_mb=12.0
+        config.schedule, job, ModelCosts(layers, Edge()), Copies(), activations_mb=12.0
     )
     assert bounded.layers > 0
     assert 0 not in bounded.step_s

@@ -1,20 +1,16 @@
 """Where layers are cut into stages."""
 
 import copy
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
 import axrt
 from axrt.model.layers import num_parameters
-from axrt.model.partition import balanced, boundaries, busiest, evened
-from axrt.scheduler.placement import Linear, Looped, Placement, Vee
+from axrt.model.partition import boundaries
 
 LAYERS = [nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()]
 
@@ -43,23 +39,6 @@ def test_operations_count_those_of_a_rank() -> None:
     assert boundaries(layers, 4, "uniform", vee) == [0, 2, 4, 6, 8]
 
 
-@given(
-    st.lists(st.integers(0, 9), min_size=6, max_size=12).filter(any),
-    st.sampled_from([Vee(2), Vee(3), Looped(3, 2), Linear(4)]),
-)
-def test_no_cut_that_moves_makes_the_busiest_rank_less_busy(
-    weights: list[int], placement: Placement
-) -> None:
-    held = [placement.stages_of(rank) for rank in range(placement.ranks)]
-    begun = balanced(weights, placement.stages)
-    cuts = evened(weights, begun, held)
-    assert busiest(weights, cuts, held) <= busiest(weights, begun, held)
-    for one in range(1, placement.stages):
-        for at in range(cuts[one - 1] + 1, cuts[one + 1]):
-            moved = [*cuts[:one], at, *cuts[one + 1 :]]
-            assert busiest(weights, moved, held) >= busiest(weights, cuts, held)
-
-
 def test_type_counts_the_layers_whose_class_matches() -> None:
     assert boundaries(LAYERS, 3, "type:linear") == [0, 1, 3, 6]
 
@@ -82,33 +61,6 @@ def test_boundaries_may_be_given_and_may_leave_a_stage_empty() -> None:
 def test_a_cut_that_does_not_fit_is_refused(method: object, stages: int, text: str) -> None:
     with pytest.raises(axrt.ConfigError, match=text):
         boundaries(LAYERS, stages, method)  # type: ignore[arg-type]
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=10).filter(any), st.integers(1, 10))
-def test_no_cut_is_better_than_the_balanced_one(weights: list[int], stages: int) -> None:
-    if stages > len(weights):
-        return
-    cuts = balanced(weights, stages)
-    assert cuts[0] == 0
-    assert cuts[-1] == len(weights)
-    assert all(a < b for a, b in pairwise(cuts))
-    assert heaviest(weights, cuts) == min(
-        heaviest(weights, other) for other in all_cuts(len(weights), stages)
-    )
-
-
-def heaviest(weights: list[int], cuts: list[int]) -> int:
-    return max(sum(weights[a:b]) for a, b in pairwise(cuts))
-
-
-def all_cuts(layers: int, stages: int, first: int = 0) -> list[list[int]]:
-    if stages == 1:
-        return [[first, layers]]
-    return [
-        [first, *rest]
-        for cut in range(first + 1, layers - stages + 2)
-        for rest in all_cuts(layers, stages - 1, cut)
-    ]
 
 
 def test_parameters_of_a_specification_are_counted_without_building_it() -> None:

@@ -1,0 +1,84 @@
+"""The costs of a model and its links, and what they come to on a placement: those of its stages."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
+
+from .cost_table import LayerCosts
+from .longest import Kept
+from .placement import Placement
+from .planner import World
+from .simulator import Costs, Edge, Work
+
+TASK_S = 50e-6  # what the loop takes for a task, docs/performance.md
+LEAST_JITTER = 0.05  # that plans reckon with: no machine is quite steady
+_MOST_PIECES = 4
+
+
+class ModelCosts(NamedTuple):
+    """Costs of a model; there are layers and edges on the main rank alone.
+
+    Args:
+        layers: cost of each layer.
+        edge: link between two ranks, in seconds and bytes.
+        task_s: seconds that the loop takes for a task.
+        edges: links that differ, by (from, to), ranks of a pipeline.
+        lengths: see `CostTable`.
+    """
+
+    layers: Sequence[LayerCosts]
+    edge: Edge = Edge()
+    task_s: float = TASK_S
+    edges: Mapping[tuple[int, int], Edge] = {}
+    lengths: float = 0.0
+
+    def unsteady(self) -> "ModelCosts":
+        """The same with `LEAST_JITTER` at least: some ways to follow an order are good on a steady
+        machine only."""
+        layers = [replace(of, spread=max(LEAST_JITTER, of.spread)) for of in self.layers]
+        return self._replace(layers=layers)
+
+
+def world_of(placement: Placement, cuts: Sequence[int], known: ModelCosts) -> World:
+    """The costs of a model that is cut for a placement.
+
+    Args:
+        placement: placement of the stages.
+        cuts: indices of layers at which stages begin, then the number of layers.
+        known: costs of layers, messages and the loop.
+    """
+    stages = [known.layers[first:end] for first, end in pairwise(cuts)]
+    costs = Costs(
+        tuple(map(work_of, stages)),
+        task=known.task_s,
+        edge=known.edge,
+        edges=dict(known.edges),
+        jitter=median(layer.spread for layer in known.layers),
+        lengths=known.lengths,
+        pieces=pieces_of([sum(layer.pieces for layer in stage) for stage in stages]),
+    )
+    return World(placement, costs, tuple(map(kept_by, stages)))
+
+
+def work_of(layers: Sequence[LayerCosts]) -> Work:
+    """The cost of a stage of these layers."""
+    return Work(
+        sum(layer.forward_s for layer in layers),
+        sum(layer.input_s for layer in layers),
+        sum(layer.weight_s for layer in layers),
+        layers[-1].sent_bytes if layers else 0,
+    )
+
+
+def pieces_of(stages: Sequence[float]) -> int:
+    """The pieces of a weight gradient in a simulation, from those of each stage: the median of
+    stages that have any. More than a few take long to simulate, and change little."""
+    return max(1, min(round(median([one for one in stages if one] or [1])), _MOST_PIECES))
+
+
+def kept_by(layers: Sequence[LayerCosts]) -> Kept:
+    """Bytes that a microbatch keeps on a stage of these layers."""
+    until_weight = sum(layer.until_weight_bytes for layer in layers)
+    return Kept(sum(layer.stash_bytes for layer in layers) - until_weight, until_weight)
