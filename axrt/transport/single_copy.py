@@ -30,6 +30,8 @@ def single_copy_peers(communicator: MPI.Comm) -> frozenset[int]:
     Raises:
         MPI.Exception: a rank has gone; where MPI can, the others of its node hear of it.
     """
+    # A rank that is lost here ends it on all: it is a collective. Open MPI 5.0.11 crashes where a
+    # communicator is revoked that a slower rank still makes.
     node = communicator.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         here = frozenset(node.allgather(communicator.rank)) - {communicator.rank}

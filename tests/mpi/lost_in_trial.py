@@ -11,8 +11,17 @@ from mpi4py import MPI
 from axrt.transport import single_copy
 
 
+class Dying(MPI.Intracomm):
+    """One that its rank does not split any more."""
+
+    def Split_type(self, *given: object) -> MPI.Intracomm:  # noqa: N802
+        os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
 def main(victim: int, place: str) -> None:
     comm = MPI.COMM_WORLD
+    tried = comm.Dup()  # as a transport does
     arrived_in_silence, sleep = single_copy._arrived_in_silence, time.sleep
 
     def dying(*given: object) -> bool:
@@ -24,11 +33,12 @@ def main(victim: int, place: str) -> None:
         raise MPI.Exception(MPI.ERR_OTHER)
 
     if comm.rank == victim:
-        trials = {"before": dying, "within": arrived_in_silence, "leaves": leaving}
-        single_copy._arrived_in_silence = trials[place]  # type: ignore[assignment]
+        trials = {"before": dying, "leaves": leaving}
+        single_copy._arrived_in_silence = trials.get(place, arrived_in_silence)  # type: ignore[assignment]
+        tried = Dying(tried) if place == "split" else tried
         time.sleep = dying if place == "within" else sleep  # type: ignore[assignment]
     try:
-        single_copy.single_copy_peers(comm)
+        single_copy.single_copy_peers(tried)
         told = "went on"
     except MPI.Exception:
         told = "heard"

@@ -30,7 +30,9 @@ def test_large_messages_come_while_their_sender_computes(where: dict[str, str]) 
     assert said["looks"] < SELDOM or not said["ours"], said
 
 
-@pytest.mark.parametrize(("place", "left"), [("before", 3), ("within", 3), ("leaves", 4)])
+@pytest.mark.parametrize(
+    ("place", "left"), [("split", 3), ("before", 3), ("within", 3), ("leaves", 4)]
+)
 def test_a_rank_that_is_lost_in_the_trial_holds_nobody_up(place: str, left: int) -> None:
     """Rank 0, whose partner waits for its messages."""
     if not is_open_mpi():
