@@ -6,6 +6,7 @@ policy "auto" and plans read it.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
@@ -16,6 +17,7 @@ from .simulator import Edge
 
 FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
 _UNITS = {"time": "s", "size": "bytes"}
+_MOST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,11 @@ class CostTable:
             return _table(found)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers of the model."""
+        return len(next(iter(self.layers.values())))
 
     def to_json(self) -> str:
         """The table as text."""
@@ -162,8 +169,11 @@ def _table(found: Any) -> CostTable:
         )
         for size in sizes
     }
-    if not layers or not all(layers.values()):
+    counts = {size: len(of) for size, of in layers.items()}
+    if not layers or not all(counts.values()):
         raise ValueError("microbatches has no layers; expected the costs of each layer")
+    if len(set(counts.values())) > 1:
+        raise ValueError(f"numbers of layers by samples are {counts}; expected one model")
     task_s, lengths = (_number(found, name, "") for name in ("task", "lengths"))
     return CostTable(layers, _edge(links, "any"), edges, task_s, lengths)
 
@@ -226,6 +236,6 @@ def _number(found: Mapping[str, Any], key: str, where: str) -> Any:
         raise ValueError(f"{where}{key} is missing; expected a number of 0 or more")
     value = found[key]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not isfinite(value) or value < 0:
+    if not is_number or not 0 <= value <= _MOST:
         raise ValueError(f"{where}{key} = {value!r}; expected a number of 0 or more")
     return value

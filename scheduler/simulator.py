@@ -108,7 +108,7 @@ class Costs:
         pieces: number of pieces of a weight gradient.
         linger: longest wait before an early weight gradient (anticipation), as a share of its
             duration; 0: nobody waits. A weight gradient in several pieces never waits.
-        seed: seed of jitter and hiccups.
+        seed: seed of jitter, lengths and hiccups.
     """
 
     work: Work | tuple[Work, ...] = _UNIT

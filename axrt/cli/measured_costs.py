@@ -1,6 +1,7 @@
 """Costs of a simulation that a file has, see `axrt profile`."""
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
         table: costs of its layers.
         options: options of the command; those that the table has are not taken.
     Raises:
-        ValueError: the model has fewer layers than stages, or an option says what the table says.
+        ValueError: the model has fewer layers than stages, or an option says what the table says,
+            or rests on what it leaves out.
     """
     for name in ("latency", "transfer", "task_cost", "pieces"):
         if options[name]:
@@ -45,15 +47,21 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
                 f"--{name.replace('_', '-')} and --costs with a file, which says that; expected "
                 "one of them"
             )
-    size = min(table.layers)
-    layers = table.layers[size]
-    if len(layers) < placement.stages:
+    for name in ("node", "reduce_transfer"):
+        if options[name] and table.edge.bandwidth == inf:
+            raise ValueError(
+                f"--{name.replace('_', '-')} counts on the bandwidth of links, which the table "
+                "does not limit; expected one of a job of two ranks or more: mpirun -n 2 axrt "
+                "profile"
+            )
+    if table.num_layers < placement.stages:
         raise ValueError(
-            f"the table has {len(layers)} layers, which cannot fill {placement.stages} stages"
+            f"the table has {table.num_layers} layers, which cannot fill {placement.stages} stages"
         )
+    layers = table.layers[min(table.layers)]
     seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
     cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
     known = ModelCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
     world = world_of(placement, cuts, known)
-    varying = {name: options[name] or getattr(world.costs, name) for name in ("jitter", "lengths")}
-    return world._replace(costs=replace(world.costs, **varying))
+    asked = {name: options[name] for name in ("jitter", "lengths") if options[name] is not None}
+    return world._replace(costs=replace(world.costs, **asked))

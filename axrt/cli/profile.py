@@ -51,7 +51,11 @@ def profile(
     from axrt.errors import AxrtError
     from axrt.exit_codes import exit_code_of
 
+    from .refusal import errors_as_lines
+
     try:
+        if out.is_dir() or not out.absolute().parent.is_dir():
+            raise ValueError(f"--out {out}: expected a file in a directory that is there")
         if like and samples:
             raise ValueError(
                 f"--samples {samples[0]}: costs like a run's are of its microbatches; expected "
@@ -63,7 +67,8 @@ def profile(
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
     if table is not None:
-        out.write_text(table.to_json() + "\n", encoding="utf-8")
+        with errors_as_lines():
+            out.write_text(table.to_json() + "\n", encoding="utf-8")
         click.echo(_told(table, out))
 
 

@@ -136,8 +136,8 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     "--plan",
     "plans",
     is_flag=True,
-    help="an order made for these costs, on linear or vee placement; --write-order keeps it for "
-    "policy fixed",
+    help="an order made for these costs, on linear, vee or looped placement; --write-order keeps "
+    "it for policy fixed",
 )
 @click.option(
     "--memory",
@@ -312,13 +312,15 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 )
 @click.option(
     "--jitter",
-    default=0.0,
+    default=None,
+    show_default="0, or what a file of --costs says",
     type=click.FloatRange(0, 3, clamp=False),
     help="sigma of a lognormal factor on the duration of every forward and backward",
 )
 @click.option(
     "--lengths",
-    default=0.0,
+    default=None,
+    show_default="0, or what a file of --costs says",
     type=click.FloatRange(0, 3, clamp=False),
     help="sigma of a lognormal factor on what a microbatch takes, the same on all stages",
 )
@@ -517,9 +519,9 @@ def _worlds(where: Sequence[str], options: dict[str, Any]) -> tuple[list[World],
     if not isinstance(options["costs"], CostTable):
         any_job = build_schedule("gpipe", ranks, options["microbatches"])
         return worlds(ranks, costs_of(any_job, options), where), 1.0
-    found = [
-        world_on(placement_by_name(name, ranks, 0), options["costs"], options) for name in where
-    ]
+    placements = [placement_by_name(name, ranks, 0) for name in where]
+    enough = [one for one in placements if one.stages <= options["costs"].num_layers]
+    found = [world_on(one, options["costs"], options) for one in enough or placements]
     return found, min(world.least for world in found)
 
 

@@ -37,20 +37,20 @@ def costs_of(job: Job, options: dict[str, Any]) -> Costs:
     """The costs of a schedule: those of the options, or of a table for the model."""
     if isinstance(options["costs"], CostTable):
         of = world_on(job.placement, options["costs"], options).costs
-        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)})
+        costs = _of_options(job, {**options, "costs": (1.0, 1.0, 1.0)}, of.edge)
         costs = replace(costs, jitter=of.jitter, lengths=of.lengths, pieces=of.pieces)
-        return replace(costs, work=of.work, edge=of.edge, edges=of.edges, task=of.task)
-    return _of_options(job, options)
+        return replace(costs, work=of.work, edges=of.edges, task=of.task)
+    return _of_options(job, options, Edge(options["latency"], 1.0))  # sizes are durations
 
 
-def _of_options(job: Job, options: dict[str, Any]) -> Costs:
+def _of_options(job: Job, options: dict[str, Any], edge: Edge) -> Costs:
     fetch, store = options["copy_costs"]
     ranks, factor = options["node"] or (0, 1.0)
     bring, take = options["stash_costs"]
     return Costs(
         _work(job, options),
         reduce=options["reduce_cost"],
-        bucket=options["reduce_transfer"],
+        bucket=options["reduce_transfer"] * edge.bandwidth if options["reduce_transfer"] else 0.0,
         step=options["step_cost"],
         state=1.0,
         others={
@@ -64,12 +64,12 @@ def _of_options(job: Job, options: dict[str, Any]) -> Costs:
         offload=take,
         reload=bring,
         task=options["task_cost"],
-        edge=Edge(options["latency"], 1.0),  # sizes are given as durations
+        edge=edge,
         message=options["message_cost"],
         node=int(ranks),
-        between_nodes=Edge(options["latency"], 1.0 / factor),
-        jitter=options["jitter"],
-        lengths=options["lengths"],
+        between_nodes=edge._replace(bandwidth=edge.bandwidth / factor),
+        jitter=options["jitter"] or 0.0,
+        lengths=options["lengths"] or 0.0,
         hiccups=options["hiccups"],
         stragglers={int(rank): factor for rank, factor in options["straggler"]},
         recomputed=_recomputed(job, options),

@@ -165,7 +165,8 @@ def _costs(fitted: dict[str, Any]) -> str:
     ]
     between = (
         f"<p>A message takes {1e3 * fitted['latency']:.3g} ms from a stage to the next, and the "
-        f"loop {1e6 * fitted['task']:.3g} µs a task; durations vary by {fitted['jitter']:.1%}.</p>"
+        f"loop {1e6 * fitted['task']:.3g} µs a task; durations vary by {fitted['jitter']:.1%}, "
+        f"and microbatches in length by {fitted['lengths']:.1%}.</p>"
     )
     return between + _table(head, rows)
 

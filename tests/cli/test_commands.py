@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from axrt.cli import main
+from axrt.scheduler.cost_table import CostTable, LayerCosts
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREEN = 50
@@ -71,6 +72,13 @@ def test_a_shell_completes_commands(shell: str) -> None:
     assert "axrt" in said
     words = {"_AXRT_COMPLETE": "bash_complete", "COMP_WORDS": "axrt pre", "COMP_CWORD": "1"}
     assert "prepare" in CliRunner().invoke(main, [], prog_name="axrt", env=words).output
+
+
+def test_a_simulation_along_a_table_needs_no_torch(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(CostTable({1: (LayerCosts(1, 1, 1, 1, 1, 0.0),) * 4}).to_json())
+    asked = ("simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", "--plan")
+    test_what_computes_nothing_starts_without_torch(asked)
 
 
 @pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)

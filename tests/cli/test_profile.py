@@ -1,16 +1,20 @@
 """`axrt profile` writes what `axrt simulate` and `schedule.costs` read."""
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.cli.task_cost import measured_task_s
+from axrt.loop import Loop
 from axrt.scheduler.comparison import Run
-from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.fit import fit_costs
-from axrt.scheduler.simulator import Work
+from axrt.scheduler.simulator import Edge, Work
 
 from .test_train import TINY
 
@@ -20,6 +24,7 @@ def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    monkeypatch.setattr("axrt.cli.task_cost.measured_task_s", lambda: 0.25)
     asked = ["profile", "tiny.toml", "model.layers=4", "--samples", "1", "--samples", "3"]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
@@ -30,7 +35,7 @@ def costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_has_what_every_layer_takes_sends_and_keeps(costs: Path) -> None:
     table = CostTable.read(costs)
     assert sorted(table.layers) == [1, 3]
-    assert 0 <= table.task_s < 1
+    assert table.task_s == 0.25
     for samples, layers in table.layers.items():
         assert [layer.name for layer in layers] == ["Embedding", *["Block"] * 4, "Head"]
         assert all(layer.forward_s > 0 and layer.input_s > 0 for layer in layers)
@@ -59,6 +64,63 @@ def test_a_simulation_takes_the_table(costs: Path) -> None:
     done = CliRunner().invoke(main, [*many, "--policy", "adaptive"])
     assert done.exit_code == 2
     assert "6 layers, which cannot fill 8 stages" in done.output
+
+
+def _step_s(costs: Path, *more: str) -> float:
+    asked = ["simulate", "--costs", str(costs), "--ranks", "4", "--microbatches", "8", "--json"]
+    policy = [] if "--plan" in more else ["--policy", "zb-h1"]
+    done = CliRunner().invoke(main, [*asked, *policy, *more])
+    assert done.exit_code == 0, done.output
+    took: float = json.loads(done.output)["makespan"]
+    return took
+
+
+def test_options_beside_a_table_count_in_its_units(tmp_path: Path) -> None:
+    """Layers of a second, and activations that take a tenth on a link."""
+    layer = LayerCosts(1.0, 1.0, 1.0, 10**8, 10**6, 0.3, pieces=1)
+    table = CostTable({1: (layer,) * 4}, Edge(0.01, 1e9), lengths=0.3)
+    costs = tmp_path / "costs.json"
+    costs.write_text(table.to_json())
+    even = _step_s(costs, "--jitter", "0", "--lengths", "0")
+    assert even != _step_s(costs, "--jitter", "0") != _step_s(costs)
+    steady = ("--jitter", "0", "--lengths", "0")
+    slower = _step_s(costs, *steady, "--node", "2:5") - even
+    assert 0.4 <= slower < 4, "on the way there and back at the beginning and the end, 0.4 longer"
+    replicas = (*steady, "--steps", "2", "--replicas", "2")
+    summed = _step_s(costs, *replicas, "--reduce-transfer", "5") - _step_s(costs, *replicas)
+    assert 4 < summed <= 5, "half of it there and half of it back, between two replicas"
+    assert 24 < _step_s(costs, *steady, "--plan") <= even, "on linear placement: four layers"
+
+
+@pytest.mark.parametrize("option", [("--node", "2:5"), ("--reduce-transfer", "5")])
+def test_options_that_need_a_bandwidth_are_refused_without_one(
+    costs: Path, option: tuple[str, str]
+) -> None:
+    asked = ["simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", *option]
+    done = CliRunner().invoke(main, [*asked, "--policy", "1f1b"])
+    assert done.exit_code == 2
+    assert f"{option[0]} counts on the bandwidth of links" in done.output
+
+
+def test_what_the_loop_takes_for_a_task_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Loop._run
+
+    def slowly(*given: Any) -> None:
+        time.sleep(4e-3)
+        run(*given)
+
+    monkeypatch.setattr(Loop, "_run", slowly)
+    assert 4e-3 < measured_task_s() < 40e-3
+
+
+@pytest.mark.parametrize("out", ["nowhere/costs.json", "."])
+def test_a_table_that_cannot_be_written_is_refused_before_it_is_made(
+    costs: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    monkeypatch.setattr("axrt.model.costs.measure", lambda *_: pytest.fail("it measures"))
+    refused = _profiled("--out", out)
+    assert refused.exit_code == 2, refused.output
+    assert f"--out {out}: expected a file in a directory that is there" in refused.output
 
 
 def _profiled(*arguments: str) -> Result:

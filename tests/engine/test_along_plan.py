@@ -170,6 +170,11 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
         (lambda of: of.pop("lengths"), "lengths is missing; expected a number of 0 or more"),
         (lambda of: of["microbatches"]["1"][2].update(input_s=-1), r"1\[2\].input_s = -1; exp"),
         (lambda of: of["microbatches"]["1"][0].update(forward_s=1e999), "forward_s = inf; exp"),
+        (lambda of: of["microbatches"]["1"][0].update(forward_s=10**400), "forward_s = 1000000"),
+        (
+            lambda of: of["microbatches"].update({"2": of["microbatches"]["1"][1:]}),
+            r"numbers of layers by samples are \{1: 8, 2: 7\}; expected one model",
+        ),
         (lambda of: of["microbatches"]["1"][1].update(parameters=7), "its layer 1 is Block with 7"),
         (lambda of: of.update(units={"time": "ms", "size": "bytes"}), "units = {'time': 'ms', "),
         (lambda of: of.pop("units"), "units = None; expected {'time': 's'"),

@@ -1,5 +1,6 @@
 """Costs taken from a timeline are those that it was made with; and what no schedule can beat."""
 
+from dataclasses import astuple, replace
 from math import exp
 
 import pytest
@@ -7,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from axrt.scheduler.bound import least_makespan
+from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.fit import buckets_of, fit_costs, recut
+from axrt.scheduler.fit_layers import fitted
 from axrt.scheduler.job import Job
 from axrt.scheduler.placement import Bidirectional, Linear, Vee
 from axrt.scheduler.policies import NAMES, policy_by_name
@@ -68,6 +71,33 @@ def test_a_slow_replica_is_no_length(name: str) -> None:
     line = simulate(Job(placement, policy, microbatches, replicas=2), slow, steps=5)
     found = fit_costs(line, placement)
     assert (found.jitter, found.lengths) == pytest.approx((0.05, 0.0), abs=0.02)
+
+
+def test_a_slow_step_is_no_length() -> None:
+    job = Job(Linear(3), policy_by_name("zb-h1"), 6)
+    line = simulate(job, Costs(jitter=0.05), steps=5)
+    line.spans = [
+        span._replace(end=span.end + 0.5 * (span.end - span.start))
+        if line.step_of(span.task) == 2
+        else span
+        for span in line.spans
+    ]
+    assert fit_costs(line, Linear(3)).lengths < 0.02
+
+
+def test_layers_of_a_stage_share_what_it_took() -> None:
+    one = LayerCosts(1.0, 2.0, 0.0, 8, 0, 0.5, name="one")
+    alone = CostTable({2: (one, replace(one, forward_s=3.0), one)}, task_s=9.0)
+    costs = Costs((Work(8, 6, 4), Work(5, 5, 5)), task=0.5, jitter=0.2, lengths=0.3, edge=Edge(7))
+    table = fitted(alone, 2, costs, [0, 2, 3])
+    first, second, third = table.layers[2]
+    assert [of[:3] for of in map(astuple, (first, second, third))] == [
+        (2.0, 3.0, 2.0),
+        (6.0, 3.0, 2.0),
+        (5.0, 5.0, 5.0),
+    ]
+    assert {of.spread for of in table.layers[2]} == {0.2}
+    assert (table.lengths, table.task_s, table.edge.latency) == (0.3, 0.5, 7)
 
 
 def test_chance_is_no_length() -> None:

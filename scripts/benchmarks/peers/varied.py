@@ -2,8 +2,9 @@
 gradients, a slow rank, microbatches of different lengths.
 
 axrt's `adaptive` follows a plan from the world's costs (`schedule.costs`), as `axrt profile` would
-have measured them: they know neither the slow rank nor which microbatch is long. "Replanned" means
-`schedule.replan`, which measures ranks while they train.
+have measured them, with the sigma of its lengths, which `--like` finds. They know neither the slow
+rank nor which microbatch is long. "Replanned" means `schedule.replan`, which measures ranks while
+they train.
 """
 
 import os
