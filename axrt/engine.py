@@ -64,7 +64,7 @@ from axrt.preflight import (
 )
 from axrt.rank import Rank
 from axrt.recompute_choice import Choice, layers_chosen, with_layers
-from axrt.replanning import Replanning, TaskTimes
+from axrt.replanning import Replanning
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
 from axrt.scheduler.policies import FIXED, AlongPlan
@@ -78,6 +78,7 @@ from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
 from axrt.store.saved_piece import wholes_of
 from axrt.store.scratch import scratch_tier
+from axrt.task_times import TaskTimes
 from axrt.trainer import Trainer
 from axrt.transport import Transport
 

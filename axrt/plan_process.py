@@ -1,16 +1,19 @@
-"""A process that makes one plan. It reads costs, and prints the plan: null where none is faster
-than what is followed.
+"""A process that makes one plan, and what asks it. It reads costs, and prints the plan: null where
+none is faster than what is followed.
 
 A thread would hold up the rank that asks, since Python runs one at a time.
 """
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from tempfile import TemporaryFile
 from typing import Any
 
 from axrt.exit_codes import Exit
@@ -56,6 +59,54 @@ def _followed(asked: dict[str, Any]) -> Job:
     return build_schedule(
         name, asked["ranks"], asked["microbatches"], placement=where, max_held=asked["cap"]
     )
+
+
+class PlanProcess:
+    """A process beside the main rank that makes one plan, and ends when this one does.
+
+    Args:
+        asked: what the plan is made from, see `planned`.
+    """
+
+    def __init__(self, asked: Mapping[str, Any]) -> None:
+        # Files, since a pipe has no room for the order of a large schedule.
+        self._plan = TemporaryFile("w+")  # noqa: SIM115
+        with TemporaryFile("w+") as given:
+            json.dump(asked, given)
+            given.seek(0)
+            command = [sys.executable, "-m", "axrt.plan_process", str(os.getpid())]
+            try:  # signals to a whole group, such as Ctrl-C, are the ranks' own
+                self._process = subprocess.Popen(
+                    command, stdin=given, stdout=self._plan, start_new_session=True
+                )
+            except OSError:
+                self._plan.close()
+                raise
+
+    def has_ended(self) -> bool:
+        """The plan is there, or has failed."""
+        return self._process.poll() is not None
+
+    def plan(self) -> list[Any] | None:
+        """The plan as `SentPlan` has it; None if none is faster than what is followed.
+
+        Raises:
+            ValueError: the process has failed.
+        """
+        self._plan.seek(0)
+        text = self._plan.read()
+        self._plan.close()
+        if self._process.returncode or not text:
+            code = self._process.returncode
+            raise ValueError(f"the process that makes plans has ended with code {code}")
+        made: list[Any] | None = json.loads(text)
+        return made
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._plan.close()
 
 
 def _end_with(parent: int) -> None:

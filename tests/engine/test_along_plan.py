@@ -21,9 +21,9 @@ from axrt.known_costs import costs_in_file
 from axrt.model.costs import kinds_of
 from axrt.observe.observer import Observer
 from axrt.plan_from_costs import AT_START, BRIEF, SentPlan, plan_for
-from axrt.plan_process import planned
+from axrt.plan_process import PlanProcess, planned
 from axrt.rank import Rank
-from axrt.replanning import Replanning, StageTimes, TaskTimes, _PlanProcess, shares_of_room
+from axrt.replanning import Replanning
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.job import Job
@@ -32,11 +32,13 @@ from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Linear, placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
+from axrt.scheduler.plan_room import shares_of_room
 from axrt.scheduler.planner import World
 from axrt.scheduler.policies import AlongPlan, policy_by_name
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import constant
+from axrt.task_times import StageTimes, TaskTimes
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -270,7 +272,7 @@ def test_a_plan_made_anew_is_what_ranks_run_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From step 4 on: it is asked for after two steps, and told after two more."""
-    monkeypatch.setattr("axrt.replanning._PlanProcess", GivenPlan)
+    monkeypatch.setattr("axrt.replanning.PlanProcess", GivenPlan)
     steps = 6
     config = configured(MICROBATCHES, schedule={"policy": "zb-h1", "replan": 2})
 
@@ -372,7 +374,7 @@ def test_a_plan_made_anew_keeps_no_more_bytes_than_the_first(strict: bool) -> No
 def test_a_limit_of_bytes_goes_with_plans_made_anew_where_costs_say_those_of_layers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("axrt.replanning._PlanProcess", GivenPlan)
+    monkeypatch.setattr("axrt.replanning.PlanProcess", GivenPlan)
     limit = {"memory": {"activations_mb": 0.2}}
     asked: list[dict[str, Any]] = []
     monkeypatch.setattr(GivenPlan, "asked", asked)
@@ -467,7 +469,7 @@ def ended(process: Any) -> Any:
 
 
 def test_a_process_makes_a_plan() -> None:
-    made = ended(_PlanProcess(asked(1.0, EVEN))).plan()
+    made = ended(PlanProcess(asked(1.0, EVEN))).plan()
     assert SentPlan(*made) == SentPlan(*json.loads(json.dumps(planned(asked(1.0, EVEN)))))
 
 
@@ -476,7 +478,7 @@ def test_a_large_plan_comes_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (tmp_path / "prints").write_text("#!/bin/sh\nexec head -c 200000 /dev/zero | tr '\\0' 1\n")
     (tmp_path / "prints").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "prints"))
-    process = ended(_PlanProcess({}))
+    process = ended(PlanProcess({}))
     process._plan.seek(0)
     assert len(process._plan.read()) == 200_000
     process.close()
@@ -496,10 +498,10 @@ def test_a_process_that_fails_is_told_once_and_nothing_hangs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ValueError, match="has ended with code 1"):
-        ended(_PlanProcess({})).plan()
+        ended(PlanProcess({})).plan()
     job = Job(Linear(2), policy_by_name("zb-h1"), 6)
     plans = replanning(job)
-    plans._process = ended(_PlanProcess({}))
+    plans._process = ended(PlanProcess({}))
     assert plans._made() is None
     assert "schedule.replan: the process that makes plans has ended" in capsys.readouterr().err
     plans._ask([[(0, *EVEN[0])], [(1, *EVEN[1])]])
