@@ -287,10 +287,11 @@ def _from_file(
             "microbatches a step; "
             f"expected {ranks} and {microbatches}, as the pipeline has"
         )
-    _check_cap(file, order, cap)
-    policy = Fixed(order, order.needs, cap)
-    if along:
-        policy = AlongPlan(order, order.needs, cap, strict=along == STRICTLY)
+    if along:  # its cap is the least of all ranks', and each has the room that its order needs
+        policy: Fixed = AlongPlan(order, order.needs, cap, strict=along == STRICTLY)
+    else:
+        _check_cap(file, order, cap)
+        policy = Fixed(order, order.needs, cap)
     job = Job(order.placement, policy, microbatches)
     try:
         simulate(job, Costs(pieces=1), steps=2)

@@ -35,6 +35,7 @@ from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.plan_room import shares_of_room
 from axrt.scheduler.planner import World
 from axrt.scheduler.policies import AlongPlan, policy_by_name
+from axrt.scheduler.schedules import build_schedule
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import constant
@@ -157,6 +158,17 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
     run = Run.read(tmp_path)
     assert run.job.placement == job.placement
     assert run.job.policy == job.policy
+
+
+def test_a_plan_whose_ranks_have_other_caps_is_read_again() -> None:
+    order = order_of(Job(Linear(3), policy_by_name("zb-h1"), 6))
+    assert order.needs == (3, 2, 1)
+    asked: dict[str, Any] = {"placement": "linear", "order": str(order), "max_held": 2}
+    job = build_schedule("fixed", 3, 6, along="loosely", **asked)
+    assert job.policy == AlongPlan(order, order.needs, 2, strict=False)
+    assert [job.policy.bounds(Linear(3), rank, 6).held for rank in range(3)] == [3, 2, 2]
+    with pytest.raises(ValueError, match="holds 3 chunks; set max_held = 3 or more"):
+        build_schedule("fixed", 3, 6, **asked)
 
 
 @pytest.mark.parametrize(
