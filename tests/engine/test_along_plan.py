@@ -30,6 +30,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Graph, Kept
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.model_costs import ModelCosts, world_of
+from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear, placement_by_name
 from axrt.scheduler.plan_choice import job_along_plan
 from axrt.scheduler.plan_room import shares_of_room
@@ -161,14 +162,16 @@ def test_the_timeline_of_a_run_tells_its_plan(tmp_path: Path) -> None:
 
 
 def test_a_plan_whose_ranks_have_other_caps_is_read_again() -> None:
-    order = order_of(Job(Linear(3), policy_by_name("zb-h1"), 6))
-    assert order.needs == (3, 2, 1)
+    order = Order.parse(
+        "F0.0,F0.1,F0.2,I0.0,W0.0,I0.1,W0.1,I0.2,W0.2\nF1.0,I1.0,W1.0,F1.1,I1.1,W1.1,F1.2,I1.2,W1.2"
+    )
+    assert order.needs == (3, 1)
     asked: dict[str, Any] = {"placement": "linear", "order": str(order), "max_held": 2}
-    job = build_schedule("fixed", 3, 6, along="loosely", **asked)
+    job = build_schedule("fixed", 2, 3, along="loosely", **asked)
     assert job.policy == AlongPlan(order, order.needs, 2, strict=False)
-    assert [job.policy.bounds(Linear(3), rank, 6).held for rank in range(3)] == [3, 2, 2]
+    assert [job.policy.bounds(Linear(2), rank, 3).held for rank in range(2)] == [3, 2]
     with pytest.raises(ValueError, match="holds 3 chunks; set max_held = 3 or more"):
-        build_schedule("fixed", 3, 6, **asked)
+        build_schedule("fixed", 2, 3, **asked)
 
 
 @pytest.mark.parametrize(
