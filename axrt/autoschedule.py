@@ -62,7 +62,9 @@ def resolve(
     """
     mesh, asked = rank.mesh, config.schedule
     if asked.costs:
-        return _on(costs_in_file(config, model, rank), config, model, rank, _decided)
+        found = _on(costs_in_file(config, model, rank), config, model, rank, _decided)
+        alone = "schedule.costs does nothing: a pipeline of one rank follows no plan"
+        return found._replace(notes=[alone] if mesh.pipe == 1 and asked.policy != AUTO else [])
     if asked.policy == AUTO:
         costs = measured_costs(config, model, rank, sample, compiler)
         return _on(costs, config, model, rank, _decided)

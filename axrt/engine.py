@@ -339,7 +339,7 @@ class Engine:
     def _plan_anew(self) -> None:
         if self.config.run.trace_steps and not self._rank.trace.whole:
             return  # a timeline tells one order
-        policy = self._replanning.between_steps() if self._replanning else None
+        policy = self._replanning.between_steps(self.step + 1) if self._replanning else None
         if policy:
             self._job = replace(self._job, policy=policy)
             self._trainer.follow(policy)
@@ -371,6 +371,16 @@ class Engine:
     def along_a_plan(self) -> bool:
         """The schedule follows a plan that was made from costs."""
         return isinstance(self._job.policy, AlongPlan)
+
+    @property
+    def placement(self) -> str:
+        """The name of the placement of stages on ranks."""
+        return self._job.placement.name
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The indices of the layers at which stages begin, then the number of layers."""
+        return tuple(self._job.cuts)
 
     @property
     def traced(self) -> bool:

@@ -5,6 +5,7 @@ between two ranks. The spread of durations is taken from the same measurements, 
 policies that look alike on a steady machine.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,35 @@ def costs_in_file(config: Config, model: PipelineModule, rank: Rank) -> ModelCos
 
     latency, bandwidth, task_s, lengths = rank.exchange.agreed(read)
     return ModelCosts(layers, Edge(latency, bandwidth), task_s, edges, lengths)
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """The settings of `axrt train` that the costs of layers depend on, by "section.key"."""
+    sections = {"model": asdict(config.model), "precision": asdict(config.precision)}
+    of_types = [f"precision.{key}" for key in ("compute", "weights", "keep")]
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for section, of in sections.items()
+        for key, value in of.items()
+        if (name := f"{section}.{key}").startswith("model.") or name in of_types
+    }
+
+
+def check_costs(config: Config) -> None:
+    """Check that a file of `schedule.costs` was measured with the settings of `axrt train`. One
+    that cannot be read is refused later, where all ranks hear of it.
+
+    Raises:
+        ConfigError: some were others.
+    """
+    if not config.schedule.costs:
+        return
+    try:
+        table = CostTable.read(Path(config.schedule.costs))
+    except ValueError:
+        return
+    if text := table.differs_from(settings_of(config)):
+        raise ConfigError(f"schedule.costs: {config.schedule.costs}: {text}")
 
 
 def measured_costs(

@@ -7,6 +7,7 @@ The main rank makes the plan. All ranks follow it, so it travels as text.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 from axrt.config import AUTO, Config
@@ -119,7 +120,12 @@ def plan_for(
     among = [world_of(where, of, costs.unsteady()) for where, of in cuts.items()]
     if not among:
         raise ValueError(f"policy {name} finds no placement that the model can be cut for")
-    limit = _limit(config, name, ranks, among)
+    limit, least = _limit(config, name, ranks, among), min(world.least for world in among)
+    if limit < least:  # only then is it that of the settings
+        raise ConfigError(
+            f"memory.activations_mb = {config.memory.activations_mb:g} is too little for any order "
+            f"of {name} on {ranks} ranks; expected {ceil(10 * least / 2**20) / 10:g} or more"
+        )
     of = config.schedule.microbatches
     clips = lambda job: replace(job, votes=config.votes)  # noqa: E731
     job = job_along_plan(among, of, limit, clips, effort=AT_START, trial=BRIEF)

@@ -6,7 +6,6 @@ policy "auto" and plans read it.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
@@ -17,7 +16,8 @@ from .simulator import Edge
 
 FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
 _UNITS = {"time": "s", "size": "bytes"}
-_MOST = sys.float_info.max
+_PARTS = ("format", "units", "task", "lengths", "settings", "links", "microbatches")
+_MOST = 1e18  # more is a slip, and sums of it are no numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class CostTable:
         task_s: seconds that the loop takes for a task.
         lengths: standard deviation of the logarithm of a factor that all layers of a microbatch
             share, since sequences differ in length; `LayerCosts.spread` is what comes on top.
+        settings: settings of the model that was measured, by "section.key"; those that are missing
+            are not known.
     """
 
     layers: Mapping[int, tuple[LayerCosts, ...]]
@@ -69,6 +71,7 @@ class CostTable:
     edges: Mapping[tuple[int, int], Edge] = field(default_factory=dict)
     task_s: float = 0.0
     lengths: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path) -> "CostTable":
@@ -104,6 +107,7 @@ class CostTable:
                 "units": _UNITS,
                 "task": self.task_s,
                 "lengths": self.lengths,
+                "settings": dict(self.settings),
                 "links": {name: _link(edge) for name, edge in {"any": self.edge, **links}.items()},
                 "microbatches": {
                     str(size): [asdict(layer) for layer in layers]
@@ -141,6 +145,17 @@ class CostTable:
                 )
         return layers
 
+    def differs_from(self, settings: Mapping[str, Any]) -> str:
+        """The first of the settings that were others when the table was made, as text; ""
+        if none was."""
+        for name, was in self.settings.items():
+            if settings.get(name, was) != was:
+                return (
+                    f"the table was measured with {name} = {was!r}, and it is {settings[name]!r} "
+                    "now; expected one of these settings: measure again, with axrt profile"
+                )
+        return ""
+
 
 def _link(edge: Edge) -> dict[str, float | None]:
     return {
@@ -156,7 +171,10 @@ def _table(found: Any) -> CostTable:
             "measure again, with axrt profile"
         )
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"expected a table with format = {FORMAT!r}")
+        what = repr(found.get("format")) if isinstance(found, dict) else "none"
+        raise ValueError(f"its format is {what}; expected {FORMAT!r}, as axrt profile writes it")
+    if strange := [name for name in found if name not in _PARTS]:
+        raise ValueError(f"{strange[0]} is no part of a table; expected {', '.join(_PARTS)}")
     if found.get("units") != _UNITS:
         raise ValueError(f"units = {found.get('units')!r}; expected {_UNITS}")
     links = _within(found, "links", "", dict)
@@ -175,7 +193,8 @@ def _table(found: Any) -> CostTable:
     if len(set(counts.values())) > 1:
         raise ValueError(f"numbers of layers by samples are {counts}; expected one model")
     task_s, lengths = (_number(found, name, "") for name in ("task", "lengths"))
-    return CostTable(layers, _edge(links, "any"), edges, task_s, lengths)
+    settings = _within({"settings": {}, **found}, "settings", "", dict)
+    return CostTable(layers, _edge(links, "any"), edges, task_s, lengths, settings)
 
 
 def _ends(name: str) -> tuple[int, int]:
@@ -237,5 +256,5 @@ def _number(found: Mapping[str, Any], key: str, where: str) -> Any:
     value = found[key]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= _MOST:
-        raise ValueError(f"{where}{key} = {value!r}; expected a number of 0 or more")
+        raise ValueError(f"{where}{key} = {value!r:.40}; expected a number from 0 to {_MOST:g}")
     return value

@@ -4,7 +4,9 @@ tell how to share that out."""
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 
+from .balance import Stages
 from .cost_table import CostTable, LayerCosts
 from .simulator import Costs, Work
 
@@ -31,6 +33,30 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
         layers += _shared_out(work, table.layers[samples][first:end], costs.jitter)
     of = {samples: tuple(layers)}
     return CostTable(of, costs.edge, task_s=costs.task, lengths=costs.lengths)
+
+
+def slowness(
+    table: CostTable, samples: int, costs: Costs, cuts: Sequence[int], held: Stages
+) -> list[float]:
+    """How long each rank has taken for its layers, as a multiple of what they take alone; that of
+    the middle rank counts as 1.
+
+    Args:
+        table, samples, costs, cuts: see `fitted`.
+        held: stages of each rank.
+    """
+    assert not isinstance(costs.work, Work)
+    layers, found = table.layers[samples], []
+    for stages in held:
+        took = sum(sum(costs.work[stage][:3]) for stage in stages)
+        alone = sum(
+            layer.forward_s + layer.input_s + layer.weight_s
+            for stage in stages
+            for layer in layers[cuts[stage] : cuts[stage + 1]]
+        )
+        found.append(took / alone if alone else 1.0)
+    middle = median(found) or 1.0
+    return [one / middle for one in found]
 
 
 def _shared_out(work: Work, layers: Sequence[LayerCosts], jitter: float) -> list[LayerCosts]:

@@ -1,5 +1,6 @@
 """Costs of a simulation that a file has, see `axrt profile`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from axrt.scheduler.balance import balanced, evened
-from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.model_costs import ModelCosts, world_of
 from axrt.scheduler.placement import Placement
 from axrt.scheduler.planner import World
@@ -58,10 +59,28 @@ def world_on(placement: Placement, table: CostTable, options: dict[str, Any]) ->
         raise ValueError(
             f"the table has {table.num_layers} layers, which cannot fill {placement.stages} stages"
         )
-    layers = table.layers[min(table.layers)]
-    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
-    cuts = evened(seconds, balanced(seconds, placement.stages), placement.held)
+    layers = table.layers[samples_of(table, options)]
+    cuts = cuts_on(placement, layers)
     known = ModelCosts(layers, table.edge, table.task_s, table.edges, table.lengths)
     world = world_of(placement, cuts, known)
     asked = {name: options[name] for name in ("jitter", "lengths") if options[name] is not None}
     return world._replace(costs=replace(world.costs, **asked))
+
+
+def cuts_on(placement: Placement, layers: Sequence[LayerCosts]) -> list[int]:
+    """The layers at which stages begin, and their number, so that ranks take equally long."""
+    seconds = [layer.forward_s + layer.input_s + layer.weight_s for layer in layers]
+    return evened(seconds, balanced(seconds, placement.stages), placement.held)
+
+
+def samples_of(table: CostTable, options: dict[str, Any]) -> int:
+    """The samples of a microbatch whose costs are taken; raises `ValueError` where the table has
+    none of those that are asked for."""
+    samples: int = options["samples"] or min(table.layers)
+    if samples not in table.layers:
+        sizes = ", ".join(map(str, sorted(table.layers)))
+        raise ValueError(
+            f"--samples {samples}: the table has costs of microbatches of {sizes} samples; "
+            "expected one of them"
+        )
+    return samples

@@ -1,6 +1,7 @@
 """`axrt profile`: what each layer costs, as a file."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ if TYPE_CHECKING:  # --help needs no torch
     from axrt.model.module import PipelineModule
     from axrt.scheduler.comparison import Run
     from axrt.scheduler.cost_table import CostTable
+
+
+_SLOW = 1.25
 
 
 @click.command(short_help="Measure what each layer costs, for plans and simulations.")
@@ -75,7 +79,7 @@ def profile(
 def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
     """The table, on the first rank; None on all others."""
     from axrt.cli.task_cost import measured_task_s
-    from axrt.known_costs import measured_edge
+    from axrt.known_costs import measured_edge, settings_of
     from axrt.launch import join
     from axrt.model.costs import measure
     from axrt.model.precision import types_of
@@ -105,8 +109,10 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
     if not rank.is_main:
         return None
     if run:
-        return _fitted(config, model, CostTable(layers, edge), run)
-    return CostTable(layers, edge, task_s=measured_task_s())
+        table = _fitted(config, model, CostTable(layers, edge), run)
+    else:
+        table = CostTable(layers, edge, task_s=measured_task_s())
+    return replace(table, settings=settings_of(config))
 
 
 def _run_like(config: "Config", like: Path) -> "Run":
@@ -134,11 +140,24 @@ def _fitted(
     config: "Config", model: "PipelineModule", table: "CostTable", run: "Run"
 ) -> "CostTable":
     from axrt.scheduler.fit import fit_costs
-    from axrt.scheduler.fit_layers import fitted
+    from axrt.scheduler.fit_layers import fitted, slowness
 
     samples, where = config.schedule.microbatch_size, run.job.placement
     cuts = run.job.cuts or model.boundaries(where.stages, config.parallel.partition, where.held)
-    return fitted(table, samples, fit_costs(run.line, where), cuts)
+    costs = fit_costs(run.line, where)
+    like = fitted(table, samples, costs, cuts)
+    slow = slowness(table, samples, costs, cuts, where.held)
+    if max(slow) > _SLOW:
+        click.echo(_told_slow(slow.index(max(slow)), max(slow), cuts), err=True)
+    return like
+
+
+def _told_slow(rank: int, times: float, cuts: Sequence[int]) -> str:
+    return (
+        f"axrt: beside the other ranks, rank {rank} took {times:.1f} times what its layers take "
+        "alone, and the table has that as costs of these layers. If the rank is slow, keep its "
+        f"layers where they are: parallel.partition={list(cuts)} with schedule.costs"
+    )
 
 
 def _told(table: "CostTable", out: Path) -> str:

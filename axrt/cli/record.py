@@ -76,7 +76,11 @@ class Record:
         self._told = False  # that lines of metrics cannot be written
         self.failed = False
         self._launch = engine.launch_command
-        self._schedule = asdict(engine.schedule)
+        self._schedule = {
+            **asdict(engine.schedule),
+            "placement": engine.placement,
+            "cuts": list(engine.cuts),
+        }
         self._not_written: dict[str, Any] | None = self._schedule
         self._last_s, self._last_step = time.perf_counter(), engine.step
         self._unwritten: StepResult | None = None
@@ -415,7 +419,10 @@ def _describe(engine: Engine) -> str:
     layout = f"ranks in the pipeline: {engine.pipe_size}" + (
         f", replicas: {engine.data_size}" if engine.data_size > 1 else ""
     )
-    policy = engine.schedule.policy + " along a plan" * engine.along_a_plan
+    policy = engine.schedule.policy
+    if engine.along_a_plan:
+        begins = ", ".join(map(str, engine.cuts[:-1]))
+        policy += f" along a plan ({engine.placement} placement, stages from layers {begins} on)"
     return (
         f"axrt: {layout}, policy {policy}, {batch}, {config.run.steps} steps "
         f"on {engine.device}{_by_library(engine)}{_shared(engine)}"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from axrt.cli.measured_costs import CostsOrFile, world_on
+from axrt.cli.measured_costs import CostsOrFile, samples_of, world_on
 from axrt.cli.option_types import Numbers, OwnPolicy, PolicyName, StageCosts
 from axrt.cli.simulated import costs_of, figures_of, line_of, simulated
 from axrt.exit_codes import Exit
@@ -40,6 +40,7 @@ _COSTS = (
         "--also",
         "--csv",
         "--costs",
+        "--samples",
         "--stage-costs",
         "--latency",
         "--transfer",
@@ -141,10 +142,11 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
 )
 @click.option(
     "--memory",
-    default=0.0,
-    type=click.FloatRange(0),
+    default=None,
+    type=click.FloatRange(0, min_open=True),
     help="with --search: microbatches of all its layers that a rank may hold, recomputed or not; "
-    "with --plan: until their weight gradient, by default as many as ranks",
+    "with --plan: until their weight gradient, by default as many as ranks; with a file of costs, "
+    "in bytes, so many as on the placement whose largest rank keeps least",
 )
 @click.option("--what-if", is_flag=True, help="with --like: every other schedule on the same costs")
 @click.option(
@@ -176,6 +178,12 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     type=CostsOrFile(Numbers(3, ",")),
     help="forward, input and weight gradient of a rank; a chunk's is 1/v. Or a file of axrt "
     "profile: its layers, in seconds",
+)
+@click.option(
+    "--samples",
+    default=None,
+    type=click.IntRange(1),
+    help="in a microbatch, of those that a file of --costs has; the fewest by default",
 )
 @click.option(
     "--stage-costs",
@@ -422,7 +430,7 @@ def simulate_command(
     axrt simulate --search --ranks 8 --microbatches 16 --latency 0.1 --memory 8
     axrt simulate --like runs/traced --what-if      after axrt train ... run.trace_steps=5
     """
-    memory = options.pop("memory")
+    memory = options.pop("memory") or 0.0
     _check_picture(options["picture"])
     if like or what_if:
         _refuse_besides("--like", ("--what-if", "--picture", "--json", "--csv"), context)
@@ -433,6 +441,8 @@ def simulate_command(
     _check(options)
     if options["stage_costs"] and "--costs" in _given(context):
         _refuse("--costs and --stage-costs both say what stages take; expected one of them")
+    if options["samples"] and not isinstance(options["costs"], CostTable):
+        _refuse("--samples is of a file of costs; expected --costs FILE.json with it")
     if options["also"] and not (searches or policy == "all"):
         _refuse(
             "--also adds policies to those that are compared; expected --policy all, or --search"
@@ -442,6 +452,8 @@ def simulate_command(
         _refuse_besides("--search", _COSTS, context)
         _search(options, memory, form)
     elif plans:
+        for name in sorted(_given(context) & {"--max-held", "--order", "--chunks"}):
+            _refuse(f"--plan takes no {name}; expected --memory, or --policy in place of --plan")
         _plan(options, memory, form, held_mib)
     elif policy:
         _simulate(policy, form, held_mib, options)
@@ -498,6 +510,11 @@ def _plan(options: dict[str, Any], memory: float, form: str, held_mib: float) ->
         _refuse("--plan chooses the stages; expected --placement linear with --stage-costs")
     try:
         among, unit = _worlds(where, options)
+        if 0 < memory < 1:
+            _refuse(
+                f"--memory {memory:g}: a rank holds a microbatch of its layers at least; expected "
+                "1 or more"
+            )
         limit = (memory or ranks) * unit
         plan = planned(among, microbatches, limit, options["steps"], options["seed"])
         order = plan.order
@@ -536,7 +553,7 @@ def _show(
     if form == "table":
         from axrt.cli.tables import show_schedules
 
-        show_schedules(found, misfits, _taken(options))
+        show_schedules(found, misfits, _taken(options), _shown(options))
         return
     if form == "csv":
         _print_csv([_in_columns(one) for one in found])
@@ -546,13 +563,18 @@ def _show(
         click.echo(f"axrt: left out: {misfit}", err=True)
 
 
+def _shown(options: dict[str, Any]) -> float:
+    """The factor of times in a table for a person: ms of costs that are in seconds."""
+    return 1e3 if isinstance(options["costs"], CostTable) else 1.0
+
+
 def _taken(options: dict[str, Any]) -> str:
     """A line about the costs that were taken, and their unit."""
     if isinstance(options["costs"], CostTable):
-        samples = min(options["costs"].layers)
+        samples = samples_of(options["costs"], options)
         return (
             f"costs: those of the table's layers with {samples} samples in a microbatch, cut by "
-            "their times. Times are in seconds."
+            "their times (--json says where). Times are in ms."
         )
     if options["stage_costs"]:
         work = f"costs of {len(options['stage_costs'])} stages by --stage-costs"
@@ -693,7 +715,7 @@ def _search(options: dict[str, Any], memory: float, form: str) -> None:
     else:
         from axrt.cli.tables import show_search
 
-        show_search(found, least)
+        show_search(found, least, _shown(options))
     if misfits:
         click.echo(f"axrt: left out: {len(misfits)} schedules, such as {misfits[0]}", err=True)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from axrt.cli.measured_costs import world_on
+from axrt.cli.measured_costs import cuts_on, samples_of, world_on
 from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.recompute import most_recomputed, recomputed_shares
@@ -145,7 +145,15 @@ def figures_of(
         "idle_by_cause": {cause: line.idle(cause) for cause in CAUSES},
         "utilisation": line.utilisation,
         "tasks": line.tasks,
+        **_cut(job, options),
     }
+
+
+def _cut(job: Job, options: dict[str, Any]) -> dict[str, Any]:
+    table = options["costs"]
+    if not isinstance(table, CostTable):
+        return {}
+    return {"cuts": cuts_on(job.placement, table.layers[samples_of(table, options)])}
 
 
 def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -> list[float]:
@@ -154,10 +162,13 @@ def _stash(job: Job, line: Timeline, options: dict[str, Any], held_mib: float) -
     Recomputed activations count from their recomputation on, and inputs of stages are not counted.
     """
     again = _recomputed(job, options)
-    whole = held_mib * job.placement.share
+    whole = [held_mib * job.placement.share] * job.stages
+    if isinstance(options["costs"], CostTable):
+        kept = world_on(job.placement, options["costs"], options).kept
+        whole = [sum(of) / 2**20 for of in kept or ()]
     return line.stash(
-        lambda stage: whole * (1 - again.get(stage, 0.0)),
-        lambda stage: whole * again.get(stage, 0.0),
+        lambda stage: whole[stage] * (1 - again.get(stage, 0.0)),
+        lambda stage: whole[stage] * again.get(stage, 0.0),
     )
 
 

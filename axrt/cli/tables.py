@@ -23,13 +23,16 @@ _CAUSES = {
 }
 
 
-def show_schedules(found: list[dict[str, Any]], misfits: list[str], taken: str) -> None:
+def show_schedules(
+    found: list[dict[str, Any]], misfits: list[str], taken: str, times: float = 1.0
+) -> None:
     """Print the figures of simulated schedules, the fastest first.
 
     Args:
         found: figures of each schedule.
         misfits: texts about policies that do not fit.
         taken: a line about the costs.
+        times: factor of times that are shown.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("policy", "placement"):
@@ -48,13 +51,13 @@ def show_schedules(found: list[dict[str, Any]], misfits: list[str], taken: str) 
         table.add_row(
             of["policy"],
             f"{of['placement']} x{of['chunks']}",
-            f"{of['makespan']:.2f}",
-            f"{max(of['span']):.2f}",
+            f"{times * of['makespan']:.2f}",
+            f"{times * max(of['span']):.2f}",
             f"{of['utilisation']:.3f}",
             str(max(of["in_flight"])),
             str(max(of["held"])),
             *[str(max(of["held_on_device"]))] * offloads,
-            *[f"{on_average:.2f}" for on_average in idle],
+            *[f"{times * on_average:.2f}" for on_average in idle],
             *[f"{max(of['held_mib']):.1f}"] * in_mib,
         )
     _print(table, 140)
@@ -75,12 +78,13 @@ def _causes_in(*idle_by_cause: dict[str, list[float]]) -> list[str]:
     return [cause for cause in CAUSES if waited or cause != COPIES]
 
 
-def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
+def show_search(found: list[Outcome], least: float, times: float = 1.0, rows: int = 12) -> None:
     """Print the fastest schedules, and how far they are from the bound.
 
     Args:
         found: schedules, the fastest first, at least one.
         least: makespan that no schedule on any of the tried placements can beat.
+        times: factor of times that are shown.
         rows: largest number of schedules to print.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -99,7 +103,7 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
         of = one.option
         counts = (
             str(of.max_held or ""),
-            f"{one.makespan:.2f}",
+            f"{times * one.makespan:.2f}",
             f"{one.utilisation:.3f}",
             f"{one.held:g}",
             str(of.job.placement.pipes),
@@ -114,10 +118,10 @@ def show_search(found: list[Outcome], least: float, rows: int = 12) -> None:
     best = found[0]
     shown = f", of which the first {rows} are shown" if len(found) > rows else ""
     click.echo(
-        f"The best of {len(found)}{shown}: {best.option.name}, {best.makespan:.2f}.\n"
-        f"On its placement no schedule can take less than {best.least:.2f}, and on any placement "
-        f"that was tried none less than {least:.2f}. These bounds know no limit of memory and "
-        "nothing that varies.\n"
+        f"The best of {len(found)}{shown}: {best.option.name}, {times * best.makespan:.2f}.\n"
+        f"On its placement no schedule can take less than {times * best.least:.2f}, and on any "
+        f"placement that was tried none less than {times * least:.2f}. These bounds know no limit "
+        "of memory and nothing that varies.\n"
         "held: the most microbatches that a rank holds, in those of all its layers; above the "
         "bound: that of the row's own placement"
     )

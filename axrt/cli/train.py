@@ -31,6 +31,7 @@ from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, S
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.flops import peak_flops, training_flops
 from axrt.hugging_face.text_files import carry_text_files
+from axrt.known_costs import check_costs
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
 from axrt.model import PipelineModule
@@ -139,6 +140,7 @@ def _train(attempt: Attempt) -> Exit:
         model = model_of(config)
         check_prepared(config.data, config.model.vocab)
         check_trackers(config)
+        check_costs(config)
     except (ConfigError, DataError) as error:
         (attempt.world or join()).fail(error)
     _settle_allocator(config)

@@ -9,12 +9,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.cli.profile import _told_slow
 from axrt.cli.task_cost import measured_task_s
 from axrt.loop import Loop
 from axrt.scheduler.comparison import Run
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 from axrt.scheduler.fit import fit_costs
-from axrt.scheduler.simulator import Edge, Work
+from axrt.scheduler.fit_layers import slowness
+from axrt.scheduler.placement import Linear
+from axrt.scheduler.simulator import Costs, Edge, Work
 
 from .test_train import TINY
 
@@ -100,6 +103,49 @@ def test_options_that_need_a_bandwidth_are_refused_without_one(
     done = CliRunner().invoke(main, [*asked, "--policy", "1f1b"])
     assert done.exit_code == 2
     assert f"{option[0]} counts on the bandwidth of links" in done.output
+
+
+def test_a_table_of_several_sizes_is_simulated_for_one(costs: Path) -> None:
+    asked = ["simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", "--json"]
+    asked += ["--policy", "zb-h1", "--jitter", "0"]
+    table = CostTable.read(costs)
+    for samples in (1, 3):
+        done = CliRunner().invoke(main, [*asked, "--samples", str(samples)])
+        told = json.loads(done.output)
+        first, middle, end = told["cuts"]
+        assert (first, end) == (0, 6)
+        layers = table.layers[samples]
+        kept = [sum(of.stash_bytes for of in part) for part in (layers[:middle], layers[middle:])]
+        held = [chunks * of / 2**20 for chunks, of in zip(told["held"], kept, strict=True)]
+        assert told["held_mib"] == pytest.approx(held)
+    refused = CliRunner().invoke(main, [*asked, "--samples", "2"])
+    assert refused.exit_code == 2
+    assert "microbatches of 1, 3 samples; expected one of them" in refused.output
+
+
+@pytest.mark.parametrize(
+    "other", ["model.context=4", "model.heads=2", "precision.compute=bfloat16"]
+)
+def test_a_table_that_was_measured_with_other_settings_is_refused(costs: Path, other: str) -> None:
+    asked = ["train", "tiny.toml", "model.layers=4", f"schedule.costs={costs}"]
+    refused = CliRunner().invoke(main, [*asked, other])
+    assert refused.exit_code == 2, refused.output
+    assert f"measured with {other.partition('=')[0]} = " in refused.output
+    assert not Path("out").exists()
+    taken = CliRunner().invoke(main, asked)
+    assert taken.exit_code == 0, taken.output
+    assert "schedule.costs does nothing: a pipeline of one rank follows no plan" in taken.output
+
+
+def test_a_slow_rank_is_told_where_costs_are_fitted() -> None:
+    layer = LayerCosts(1.0, 1.0, 1.0, 8, 0, 0.0)
+    alone, work = CostTable({1: (layer,) * 6}), [Work(2, 2, 2), Work(4, 4, 4), Work(2.2, 2, 2)]
+    costs = Costs(tuple(work))
+    slow = slowness(alone, 1, costs, [0, 2, 4, 6], Linear(3).held)
+    assert slow == pytest.approx([6 / 6.2, 12 / 6.2, 1.0])
+    told = _told_slow(1, slow[1], [0, 2, 4, 6])
+    assert "rank 1 took 1.9 times what its layers take alone" in told
+    assert "parallel.partition=[0, 2, 4, 6] with schedule.costs" in told
 
 
 def test_what_the_loop_takes_for_a_task_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

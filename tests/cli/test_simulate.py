@@ -832,7 +832,11 @@ def test_a_plan_is_made_for_the_costs_and_can_be_followed(tmp_path: Path) -> Non
     assert (found["makespan"], found["placement"], max(found["held"])) == (33, "linear", 6)
     fixed = ("--policy", "fixed", "--order", order, *SMALL, "--latency", "1", "--pieces", "1")
     assert json.loads(simulate(*fixed, "--json").output)["makespan"] == 33
-    assert "is too little for any order" in simulate("--plan", *SMALL, "--memory", "0.1").output
+    less = simulate("--plan", *SMALL, "--memory", "0.1").output
+    assert "--memory 0.1: a rank holds a microbatch of its layers at least" in less
+    capped = simulate("--plan", *SMALL, "--max-held", "6").output
+    assert "--plan takes no --max-held; expected --memory" in capped
+    assert "--samples is of a file of costs" in simulate("--plan", *SMALL, "--samples", "1").output
     assert "--search and --plan do not go" in simulate("--plan", "--search", *SMALL).output
     stages = ("--stage-costs", "1,1,1/1,1,1/1,1,1/2,2,2")
     assert "expected --placement linear" in simulate("--plan", *SMALL, *stages).output
