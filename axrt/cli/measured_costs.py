@@ -24,7 +24,10 @@ class CostsOrFile(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not str(value).endswith(".json"):
-            return self._numbers.convert(value, param, ctx)
+            try:
+                return self._numbers.convert(value, param, ctx)
+            except click.BadParameter as error:
+                self.fail(f"{error.message}; or a file whose name ends with .json", param, ctx)
         try:
             return CostTable.read(Path(value))
         except ValueError as error:

@@ -63,6 +63,9 @@ def test_a_simulation_takes_the_table(costs: Path) -> None:
         done = CliRunner().invoke(main, [*asked, "--policy", "1f1b", f"--{said}", "1"])
         assert done.exit_code == 2
         assert f"--{said} and --costs with a file, which says that" in done.output
+    other = [*asked[:2], "costs", *asked[3:], "--policy", "1f1b"]
+    said = CliRunner().invoke(main, other).output
+    assert "none below 0; or a file whose name ends with .json" in " ".join(said.split())
     many = ["simulate", "--costs", str(costs), "--ranks", "4", "--microbatches", "4"]
     done = CliRunner().invoke(main, [*many, "--policy", "adaptive"])
     assert done.exit_code == 2
