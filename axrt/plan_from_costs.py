@@ -7,6 +7,7 @@ The main rank makes the plan. All ranks follow it, so it travels as text.
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
@@ -127,8 +128,9 @@ def plan_for(
             f"of {name} on {ranks} ranks; expected {ceil(10 * least / 2**20) / 10:g} or more"
         )
     of = config.schedule.microbatches
-    clips = lambda job: replace(job, votes=config.votes)  # noqa: E731
-    job = job_along_plan(among, of, limit, clips, effort=AT_START, trial=BRIEF)
+    on_device = config.memory.offload_activations
+    as_in_run = partial(replace, votes=config.votes, held_on_device=on_device)
+    job = job_along_plan(among, of, limit, as_in_run, effort=AT_START, trial=BRIEF)
     return SentPlan.of(job, name, cuts[job.placement])
 
 

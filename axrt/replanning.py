@@ -182,6 +182,8 @@ def _why_not(job: Job, config: Config) -> str:
         return "the order of gathers rests on the order of tasks (memory.zero = 3 or offloads)"
     if config.memory.activations_mb and not config.schedule.costs:
         return "memory.activations_mb limits bytes, and only schedule.costs says those of layers"
+    if job.held_on_device:
+        return "which activations leave the device rests on the order (memory.offload_activations)"
     if job.recomputed:
         return "new plans leave out forwards that run again (memory.recompute)"
     return ""

@@ -124,7 +124,16 @@ class Job:
 
     def _check_held_on_device(self) -> None:
         least = least_rooms(self.placement.chunks)
-        if 0 < self.held_on_device < least and any(map(self.offloads_stash, range(self.ranks))):
+        offloads = [rank for rank in range(self.ranks) if self.offloads_stash(rank)]
+        late = [rank for rank in offloads if not self.policy.weights_in_turn(rank)]
+        if late:
+            raise ValueError(
+                f"offload_activations = {self.held_on_device} with an order in which a weight "
+                f"gradient of rank {late[0]} comes behind the next input gradient of its stage, "
+                "whose stash may find no room then; expected an order that names none, or more "
+                f"than {self.held_on_device}"
+            )
+        if 0 < self.held_on_device < least and offloads:
             raise ValueError(
                 f"offload_activations = {self.held_on_device} with {self.placement.chunks} stages "
                 f"a rank; expected at least {least}: one stash that is made, one on its way down, "

@@ -62,6 +62,12 @@ class Order:
         """
         return tuple(map(_most_held, self.rows))
 
+    @cached_property
+    def weights_in_turn(self) -> tuple[bool, ...]:
+        """By rank, whether each weight gradient comes before the next input gradient of its
+        stage."""
+        return tuple(map(_has_weights_in_turn, self.rows))
+
     def without_weights(self) -> "Order":
         """The same order without weight gradients, which then go wherever there is time."""
         rows = tuple(
@@ -221,3 +227,16 @@ def _parts(task: Task) -> tuple[Task, ...]:
 def _most_held(row: tuple[Task, ...]) -> int:
     frees = {Kind.WEIGHT} & {task.kind for task in row} or {Kind.INPUT, Kind.BACKWARD}
     return max(accumulate((task.kind is Kind.FORWARD) - (task.kind in frees) for task in row))
+
+
+def _has_weights_in_turn(row: tuple[Task, ...]) -> bool:
+    named = any(task.kind is Kind.WEIGHT for task in row)
+    waiting: set[int] = set()  # stages with a weight gradient that is to run
+    for kind, stage, _, _ in row:
+        if kind is Kind.WEIGHT:
+            waiting.discard(stage)
+        elif kind is Kind.INPUT and named:
+            if stage in waiting:
+                return False
+            waiting.add(stage)
+    return True

@@ -5,7 +5,7 @@ and as a plan: weight gradients go wherever there is time, and tasks may run ahe
 is room. All of them are simulated in the world that is to come, with what varies in it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from statistics import median
@@ -53,21 +53,25 @@ def job_along_plan(
         among: the placements to choose among, with what they cost.
         microbatches: number of microbatches of a step and replica.
         limit: the most that a rank may keep, in the unit of `World.kept`.
-        of: function that gives a schedule what else the run will have, such as votes.
+        of: function that gives a schedule what else the run will have, such as votes; it raises
+            `ValueError` where the two do not go together.
         seed: seed of the search and of what varies. The same seed gives the same schedule.
         effort: how long the search for a plan may take.
         trial: how candidates are tried.
     Returns:
         A job of one replica.
     Raises:
-        ValueError: no order keeps so little; the text says what is enough.
+        ValueError: no order keeps so little, and the text says what is enough; or none goes with
+            what else the run will have.
     """
     check_limit(among, limit)
     found = [
-        (of(job), world)
+        (job, world)
         for world in among
-        for job in _candidates(world, microbatches, limit, seed, effort, trial)
+        for job in _possible(_candidates(world, microbatches, limit, seed, effort, trial), of)
     ]
+    if not found:
+        raise ValueError("no order goes with what else the run has; expected another policy")
     varies = any(
         of.jitter or of.lengths or of.hiccups[0] for of in (world.costs for world in among)
     )
@@ -76,6 +80,16 @@ def job_along_plan(
         seeds = range(seed, seed + trial.seeds)
         found = sorted(found[:_LAST], key=lambda one: takes(one[0], one[1], trial.steps, seeds))
     return found[0][0]
+
+
+def _possible(jobs: Iterable[Job], of: Callable[[Job], Job]) -> Iterator[Job]:
+    """The schedules with what else the run will have, without those that do not go with it."""
+    for job in jobs:
+        try:
+            possible = of(job)
+        except ValueError:
+            continue
+        yield possible
 
 
 def takes(job: Job, world: World, steps: int, seeds: Sequence[int]) -> float:

@@ -207,6 +207,9 @@ class Fixed(Policy):
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(rank), self._cap(rank))
 
+    def weights_in_turn(self, rank: int) -> bool:
+        return self.order.weights_in_turn[rank]
+
     def _cap(self, rank: int) -> int:
         return max(self.cap, self.needs[rank])
 
@@ -239,6 +242,9 @@ class AlongPlan(Fixed):
 
     def is_early(self, task: Task, view: View) -> bool:
         return not self.strict and _is_early(self._plan(view), task, view, self._cap(view.rank))
+
+    def weights_in_turn(self, rank: int) -> bool:
+        return not self.strict or self.order.weights_in_turn[rank]
 
     def _plan(self, view: View) -> Plan:
         return (self.order.plans if self.strict else self.order.floating_plans)[view.rank]

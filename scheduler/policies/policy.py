@@ -207,6 +207,11 @@ class Policy(Protocol):
         """
         return False
 
+    def weights_in_turn(self, rank: int) -> bool:
+        """On a rank each weight gradient may run before the next input gradient of its stage: the
+        room of its stash may be the only one for the next (`offload_activations`)."""
+        return True
+
     @abstractmethod
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         """The most that a rank of the placement has under way under this policy.

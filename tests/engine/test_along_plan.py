@@ -540,6 +540,7 @@ def test_a_process_ends_with_the_one_that_has_asked() -> None:
         ({}, {"parallel": {"data": 2}, "memory": {"zero": 3}}, "rests on the order of tasks"),
         ({}, {"memory": {"activations_mb": 9.0}}, "limits bytes, and only schedule.costs says"),
         ({}, {"memory": {"recompute": "full"}}, "leave out forwards that run again"),
+        ({}, {"memory": {"offload_activations": 4}}, "which activations leave the device rests"),
     ],
 )
 def test_plans_that_cannot_be_made_anew_are_refused(

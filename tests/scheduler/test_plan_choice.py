@@ -1,6 +1,7 @@
 """`adaptive` along a plan, against every policy with one pipe, and published figures."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -8,8 +9,8 @@ from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
-from axrt.scheduler.placement import placement_by_name
-from axrt.scheduler.plan_choice import job_along_plan
+from axrt.scheduler.placement import Linear, placement_by_name
+from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World, worlds
 from axrt.scheduler.policies import AlongPlan, policy_by_name
 from axrt.scheduler.schedules import build_schedule, options
@@ -40,6 +41,35 @@ def test_no_policy_that_holds_no_more_is_ahead(costs: Costs) -> None:
         line = simulate(option.job, costs, steps=STEPS)
         if option.job.pipes == 1 and max(line.held) * option.job.placement.share <= 3:
             assert simulate(job, costs, steps=STEPS).makespan <= 1.003 * line.makespan
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from([0.1, 1, 2, 5])] * 3), min_size=3, max_size=3),
+    st.sampled_from([0.0, 1.0, 4.0]),
+    st.integers(3, 5),
+    st.integers(0, 99),
+)
+@examples(12, quick=6)
+def test_plans_end_where_activations_leave_the_device(
+    work: list[tuple[float, float, float]], latency: float, rooms: int, seed: int
+) -> None:
+    """A weight gradient that comes late in an order keeps the room of the next stash."""
+    costs = Costs(tuple(Work(*of) for of in work), edge=Edge(latency), pieces=1, jitter=0.5)
+    world, as_in_run = World(Linear(3), costs), partial(replace, held_on_device=rooms)
+    job = job_along_plan([world], 9, 6, as_in_run, effort=Effort(moves=2), trial=Trial(2, 1, 3))
+    assert any(map(job.offloads_stash, range(3))) or all(job.held_on(n) <= rooms for n in range(3))
+    for copies in (0.0, 3.0):
+        slow = replace(costs, offload=copies, reload=copies, seed=seed)
+        line = simulate(job, slow, steps=2)
+        assert max(line.held_on_device) <= rooms or not any(map(job.offloads_stash, range(3)))
+
+
+def test_no_order_that_goes_with_the_run_is_told() -> None:
+    def refused(job: Job) -> Job:
+        raise ValueError("it does not")
+
+    with pytest.raises(ValueError, match="no order goes with what else the run has"):
+        job_along_plan(worlds(2, Costs(), ("linear",)), 4, 2, refused, effort=Effort(moves=1))
 
 
 @pytest.mark.parametrize(("held", "least"), [(4, 0.615), (6, 0.727), (8, 0.785)])

@@ -6,8 +6,9 @@ import pytest
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear
-from axrt.scheduler.policies import policy_by_name
+from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
 from axrt.scheduler.reader_messages import has_read
 from axrt.scheduler.rules import OnDevice
 from axrt.scheduler.schedules import build_schedule
@@ -106,6 +107,24 @@ def time_of(held: int, on_device: int, copy: float, seed: int) -> tuple[float, i
     costs = Costs(jitter=0.5, offload=copy, reload=copy, seed=seed)
     line = simulate(job, costs, steps=4)
     return line.makespan, max(line.held_on_device)
+
+
+def test_an_order_whose_weight_gradient_keeps_the_next_stash_out_is_refused() -> None:
+    late = "F0.0,F0.1,F0.2,F0.3,I0.0,I0.1,W0.0,W0.1,I0.2,W0.2,I0.3,W0.3\n"
+    order = Order.parse(late)
+    assert order.weights_in_turn == (False,)
+    job = Job(Linear(1), Fixed(order, order.needs), 4)
+    with pytest.raises(ValueError, match="weight gradient of rank 0 comes behind the next"):
+        replace(job, held_on_device=3)
+    in_turn = Order.parse(late.replace("I0.1,W0.0", "W0.0,I0.1"))
+    for of in (
+        Fixed(in_turn, in_turn.needs),
+        Fixed(order.without_weights(), order.needs),
+        AlongPlan(order, order.needs, strict=False),
+    ):
+        simulate(replace(job, policy=of, held_on_device=3), Costs(offload=1, reload=1), steps=2)
+    with pytest.raises(ValueError, match="weight gradient of rank 0"):
+        replace(job, policy=AlongPlan(order, order.needs), held_on_device=3)
 
 
 def test_slack_of_three_p_in_the_device_memory_of_two_p_is_most_of_its_gain() -> None:
