@@ -67,6 +67,7 @@ from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.replanning import Replanning
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
+from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.policies import FIXED, AlongPlan
 from axrt.scheduler.routes import Route
 from axrt.scheduler.schedules import LOOSELY, STRICTLY
@@ -167,7 +168,7 @@ class Engine:
         self._trainer = Trainer(
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
-        self._replanning = self._with_plans()
+        self._replanning = self._with_plans(resolved.costs)
         # Not before: another rank may be training, and while this one listens it hears of that.
         choices = [told(self._route)] if self._route else []
         choices += [*([str(again)] if again else []), *resolved.notes]
@@ -331,10 +332,10 @@ class Engine:
         self._samples += self.config.global_batch
         return self._trainer.step_result(self.step - 1)
 
-    def _with_plans(self) -> Replanning | None:
+    def _with_plans(self, known: ModelCosts | None) -> Replanning | None:
         if not self.config.schedule.replan:
             return None
-        return Replanning(self._rank, self._job, self.config, self._task_times)
+        return Replanning(self._rank, self._job, self.config, self._task_times, known)
 
     def _plan_anew(self) -> None:
         if self.config.run.trace_steps and not self._rank.trace.whole:

@@ -70,10 +70,11 @@ def check_costs(config: Config) -> None:
     Raises:
         ConfigError: some were others.
     """
-    if not config.schedule.costs:
+    file = Path(config.schedule.costs)
+    if not file.is_file():  # a pipe can be read once
         return
     try:
-        table = CostTable.read(Path(config.schedule.costs))
+        table = CostTable.read(file)
     except ValueError:
         return
     if text := table.differs_from(settings_of(config)):

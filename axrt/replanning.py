@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from math import inf
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -24,10 +23,9 @@ from axrt.known_costs import measured_edge
 from axrt.plan_from_costs import PLANNED, SentPlan
 from axrt.plan_process import PlanProcess
 from axrt.rank import Rank
-from axrt.scheduler.cost_table import CostTable
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
-from axrt.scheduler.model_costs import TASK_S, kept_by, pieces_of
+from axrt.scheduler.model_costs import ModelCosts, kept_by, pieces_of
 from axrt.scheduler.plan_room import shares_of_room
 from axrt.scheduler.policies import AlongPlan, Policy
 from axrt.task_times import StageTimes, TaskTimes
@@ -44,6 +42,7 @@ class Replanning:
         job: schedule of the run.
         config: settings of the run.
         times: observer of this rank's loop.
+        known: costs that the run was planned for, in `schedule.costs`; None: links are measured.
     Raises:
         ConfigError: a policy that was named follows no plan, or something else rests on the order
             of tasks.
@@ -51,15 +50,17 @@ class Replanning:
         note: a line for a person where the run keeps its order; "" elsewhere.
     """
 
-    def __init__(self, rank: Rank, job: Job, config: Config, times: TaskTimes) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        job: Job,
+        config: Config,
+        times: TaskTimes,
+        known: ModelCosts | None = None,
+    ) -> None:
         self._rank, self._job, self._times = rank, job, times
         self._every = config.schedule.replan
-        # What is known of links and of the loop: the main rank has read the table of the run just
-        # before, and may not find it later.
-        costs = config.schedule.costs
-        self._known: CostTable | None = None
-        if costs:
-            self._known = CostTable.read(Path(costs)) if rank.is_main else CostTable({})
+        self._known = known
         self._planned_for: Sequence[StageTimes] = ()
         self._process: PlanProcess | None = None
         self._has_failed = False
@@ -75,7 +76,7 @@ class Replanning:
             name = f"{job.policy.name} in a pipeline of {job.ranks} rank{'s' * (job.ranks > 1)}"
             self.note = f"schedule.replan = {self._every} does nothing: {name} follows no plan"
         # A rank may always keep what it might at first, whatever it follows meanwhile.
-        sizes, limit = _sizes(job, self._known, config), config.memory.activations_mb * _MIB or inf
+        sizes, limit = _sizes(job, known), config.memory.activations_mb * _MIB or inf
         self._kept = shares_of_room(job, sizes, limit) if self._plans else []
 
     def between_steps(self, step: int) -> Policy | None:
@@ -94,7 +95,7 @@ class Replanning:
         took = self._rank.exchange.gathered([(stage, *of) for stage, of in mine.items()])
         if self._known is None:
             edge = measured_edge(self._rank.exchange, self._rank.device)
-            self._known = CostTable({}, edge, task_s=TASK_S)
+            self._known = ModelCosts((), edge)
         made = self._rank.exchange.agreed(self._made)
         if made:
             self._job = replace(self._job, policy=_policy(made))
@@ -136,7 +137,7 @@ class Replanning:
         if not _are_alike(stages, self._planned_for):
             self._planned_for = stages
             try:
-                self._process = PlanProcess(self._asked(stages, self._known or CostTable({})))
+                self._process = PlanProcess(self._asked(stages, self._known or ModelCosts(())))
             except OSError as error:
                 self._give_up(f"the process that makes plans cannot start: {error.strerror}")
 
@@ -145,7 +146,7 @@ class Replanning:
         self._has_failed = True
         _tell(f"{why}. The run keeps the order that it has")
 
-    def _asked(self, stages: Sequence[StageTimes], known: CostTable) -> dict[str, Any]:
+    def _asked(self, stages: Sequence[StageTimes], known: ModelCosts) -> dict[str, Any]:
         """What a plan is made from. The most that a rank may keep is 1."""
         where, policy = self._job.placement, self._job.policy
         along = isinstance(policy, AlongPlan)
@@ -189,12 +190,11 @@ def _why_not(job: Job, config: Config) -> str:
     return ""
 
 
-def _sizes(job: Job, known: CostTable | None, config: Config) -> Sequence[Kept]:
+def _sizes(job: Job, known: ModelCosts | None) -> Sequence[Kept]:
     """What a microbatch keeps on each stage: bytes, or 1 where no table says them."""
-    layers = known and known.layers.get(config.schedule.microbatch_size)
-    if not layers:
+    if not known or not known.layers:
         return [Kept(0, 1)] * job.stages
-    return [kept_by(layers[first:end]) for first, end in pairwise(job.cuts)]
+    return [kept_by(known.layers[first:end]) for first, end in pairwise(job.cuts)]
 
 
 def _tell(text: str) -> None:

@@ -16,15 +16,15 @@ Only microbatches whose stash goes down have an offload and a reload. Rooms are 
 Reloads come in the order of their backwards, as early as there is room. A rank whose policy holds
 no more than it has rooms has none of these rows.
 
-Nobody waits in a circle, under any policy that refuses no weight gradient. An offload wants nothing but its forward, and ends.
-So a passing room becomes free again, and a forward waits for no more than copies. A reload needs at
-most the returning room of its own stage. Say that nothing runs, and that the head s.n of the
-backwards lacks nothing but its reload. The room is taken by an earlier microbatch of s, whose
-backward has started, since s.n is the head, and has ended, since nothing runs. So only its weight
-gradient can be left, which is never refused and would run. An order that names weight gradients
-refuses those that come later; there each must come before the next input gradient of its stage
-(`weights_in_turn`), or `Job` refuses the order. Hence forwards and backwards are kept
-back by their policy and by each other alone, and `policies/policy.py` holds.
+Nobody waits in a circle, under any policy that refuses no weight gradient. An offload wants nothing
+but its forward, and ends. So a passing room becomes free again, and a forward waits for no more
+than copies. A reload needs at most the returning room of its own stage. Say that nothing runs, and
+that the head s.n of the backwards lacks nothing but its reload. The room is taken by an earlier
+microbatch of s, whose backward has started, since s.n is the head, and has ended, since nothing
+runs. So only its weight gradient can be left, which is never refused and would run. An order that
+names weight gradients refuses those that come later; there each must come before the next input
+gradient of its stage (`weights_in_turn`), or `Job` refuses the order. Hence forwards and backwards
+are kept back by their policy and by each other alone, and `policies/policy.py` holds.
 
 The device has at most as many stashes as rooms: each room is taken before memory is, and freed when
 what has used it has ended.

@@ -337,7 +337,7 @@ def asked(
     """What a process would be given by ranks that have these times."""
     job = Job(Linear(len(of)), policy_by_name(policy), 8, cuts=tuple(range(len(of) + 1)))
     given: dict[str, Any] = replanning(job)._asked(
-        of, CostTable({}, Edge(edge, 1e9), lengths=lengths)
+        of, ModelCosts((), Edge(edge, 1e9), lengths=lengths)
     )
     told: dict[str, Any] = json.loads(json.dumps(given))
     return told
@@ -363,7 +363,7 @@ def test_the_cap_of_each_rank_is_its_own() -> None:
     along = AlongPlan(order, order.needs)
     assert len(set(order.needs)) > 1
     job = Job(Linear(4), along, 8, cuts=(0, 1, 2, 3, 4))
-    given = replanning(job)._asked(EVEN, CostTable({}, Edge(1.0)))
+    given = replanning(job)._asked(EVEN, ModelCosts((), Edge(1.0)))
     assert given["kept"] == [Kept(0, 1 / held) for held in order.needs]
 
 
