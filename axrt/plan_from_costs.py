@@ -26,6 +26,7 @@ from axrt.scheduler.placement import Placement, placement_by_name
 from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World
 from axrt.scheduler.policies import AlongPlan
+from axrt.scheduler.stay_planner import plan_stays
 
 
 class _Own(NamedTuple):
@@ -128,10 +129,19 @@ def plan_for(
             f"of {name} on {ranks} ranks; expected {ceil(10 * least / 2**20) / 10:g} or more"
         )
     of = config.schedule.microbatches
-    on_device = config.memory.offload_activations
-    as_in_run = partial(replace, votes=config.votes, held_on_device=on_device)
-    job = job_along_plan(among, of, limit, as_in_run, effort=AT_START, trial=BRIEF)
+    job = job_along_plan(
+        among, of, limit, partial(_as_in_run, config), effort=AT_START, trial=BRIEF
+    )
     return SentPlan.of(job, name, cuts[job.placement])
+
+
+def _as_in_run(config: Config, job: Job) -> Job:
+    """A schedule with what else the run has that an order may not go with; raises `ValueError`
+    where it does not."""
+    of = config.memory
+    if (of.zero > 2 or of.offload_parameters) and of.gathered < job.placement.chunks:
+        plan_stays(job, of.gathered)
+    return replace(job, votes=config.votes, held_on_device=of.offload_activations)
 
 
 def _cuts(

@@ -68,6 +68,12 @@ class Order:
         stage."""
         return tuple(map(_has_weights_in_turn, self.rows))
 
+    @cached_property
+    def weights_in_stays(self) -> tuple[bool, ...]:
+        """By rank, whether each weight gradient comes before any forward or input gradient of
+        another stage."""
+        return tuple(map(_has_weights_in_stays, self.rows))
+
     def without_weights(self) -> "Order":
         """The same order without weight gradients, which then go wherever there is time."""
         rows = tuple(
@@ -239,4 +245,17 @@ def _has_weights_in_turn(row: tuple[Task, ...]) -> bool:
             if stage in waiting:
                 return False
             waiting.add(stage)
+    return True
+
+
+def _has_weights_in_stays(row: tuple[Task, ...]) -> bool:
+    named = any(task.kind is Kind.WEIGHT for task in row)
+    waiting: set[tuple[int, int]] = set()  # weight gradients that are to run
+    for kind, stage, number, _ in row:
+        if kind is Kind.WEIGHT:
+            waiting.discard((stage, number))
+        elif any(other != stage for other, _ in waiting):
+            return False
+        elif kind is Kind.INPUT and named:
+            waiting.add((stage, number))
     return True

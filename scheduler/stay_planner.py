@@ -24,7 +24,8 @@ def plan_stays(job: Job, room: int) -> Stays:
         room: number of stages whose weights a rank may have whole at a time, at least 1.
     Raises:
         ValueError: a rank has no room for all of its stages, and the schedule has two pipes, so
-            that copies of a stage come to it at different times, or is an order from a file.
+            that copies of a stage come to it at different times, or is an order from a file that
+            runs ahead, or one in which weight gradients come late.
         StuckError: the schedule is stuck.
     """
     chunks = job.placement.chunks
@@ -33,6 +34,14 @@ def plan_stays(job: Job, room: int) -> Stays:
             f"gathered = {room} under policy {job.policy.name!r} along an order, whose forwards "
             "may run ahead into stages that come later; expected 1, or "
             f"{chunks}, all stages of a rank"
+        )
+    late = [rank for rank in range(job.ranks) if not job.policy.weights_in_stays(rank)]
+    if late and room < chunks:
+        raise ValueError(
+            f"gathered = {room} under policy {job.policy.name!r} along an order in which a weight "
+            f"gradient of rank {late[0]} comes behind work of another stage, whose weights may "
+            f"find no room then; expected an order that names none, or {chunks}, all stages of a "
+            "rank"
         )
     if job.placement.pipes > 1 and room < chunks:
         raise ValueError(

@@ -212,6 +212,11 @@ class Policy(Protocol):
         room of its stash may be the only one for the next (`offload_activations`)."""
         return True
 
+    def weights_in_stays(self, rank: int) -> bool:
+        """On a rank each weight gradient may run before any forward or input gradient of another
+        stage: until it has, its gradient may have the only room for whole weights (`gathered`)."""
+        return True
+
     @abstractmethod
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         """The most that a rank of the placement has under way under this policy.

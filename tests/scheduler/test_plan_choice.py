@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from axrt.scheduler.job import Job
 from axrt.scheduler.longest import Kept
+from axrt.scheduler.order import Order
 from axrt.scheduler.placement import Linear, placement_by_name
 from axrt.scheduler.plan_choice import Trial, job_along_plan
 from axrt.scheduler.planner import Effort, World, worlds
-from axrt.scheduler.policies import AlongPlan, policy_by_name
+from axrt.scheduler.policies import AlongPlan, Fixed, policy_by_name
 from axrt.scheduler.schedules import build_schedule, options
+from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
+from axrt.scheduler.task import Kind
 
 from ..sweeps import examples, swept
 
@@ -62,6 +65,47 @@ def test_plans_end_where_activations_leave_the_device(
         slow = replace(costs, offload=copies, reload=copies, seed=seed)
         line = simulate(job, slow, steps=2)
         assert max(line.held_on_device) <= rooms or not any(map(job.offloads_stash, range(3)))
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from([0.1, 1, 2, 5])] * 3), min_size=4, max_size=4),
+    st.sampled_from([0.0, 1.0, 4.0]),
+    st.integers(0, 99),
+)
+@examples(12, quick=6)
+def test_plans_end_where_weights_come_and_go(
+    work: list[tuple[float, float, float]], latency: float, seed: int
+) -> None:
+    """A weight gradient that comes late in an order keeps the room of another stage's weights."""
+    costs = Costs(tuple(Work(*of) for of in work), edge=Edge(latency), pieces=1, jitter=0.5)
+
+    def in_scratch(job: Job) -> Job:
+        return with_shards(replace(job, slots=3), 0, gathered=1, offloads_weights=True)
+
+    world = World(placement_by_name("vee", 2, 0), costs)
+    job = job_along_plan([world], 6, 4, in_scratch, effort=Effort(moves=2), trial=Trial(2, 1, 3))
+    assert job.stays
+    assert job.stays.room == 1
+    for bring in (0.0, 3.0):
+        simulate(job, replace(costs, others={Kind.BRING: bring}, seed=seed), steps=3)
+
+
+def test_a_weight_gradient_behind_work_of_another_stage_is_refused_where_weights_come() -> None:
+    late = "F0.0,F3.0,I3.0,I0.0,W3.0,W0.0\nF1.0,F2.0,I2.0,W2.0,I1.0,W1.0\n"
+    order = Order.parse(late, "vee")
+    assert order.weights_in_stays == (False, True)
+    job = Job(order.placement, Fixed(order, order.needs), 1, slots=3)
+    with pytest.raises(ValueError, match="gradient of rank 0 comes behind work of another stage"):
+        with_shards(job, 0, gathered=1, offloads_weights=True)
+    assert with_shards(job, 0, gathered=2, offloads_weights=True).stays
+    free = Order.parse(late.replace("I0.0,W3.0", "W3.0,I0.0"), "vee")
+    for of in (
+        Fixed(free, free.needs),
+        Fixed(order.without_weights(), order.needs),
+        AlongPlan(order, order.needs, strict=False),
+    ):
+        weights = with_shards(replace(job, policy=of), 0, gathered=1, offloads_weights=True)
+        simulate(weights, Costs(), steps=3)
 
 
 def test_no_order_that_goes_with_the_run_is_told() -> None:
