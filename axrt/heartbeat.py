@@ -91,6 +91,7 @@ class Heartbeat(Silence):
         now = time.monotonic()
         if self._waits_since is None:
             self._waits_since = now
+            self._work.looks_for_messages = _clock_of_this_thread()
         elif not self._waits_for and now - self._waits_since > self._asks_after_s:
             self._waits_for = tuple(sorted(set(owing())))
         verdict = self._verdict
@@ -106,6 +107,7 @@ class Heartbeat(Silence):
     def moves(self) -> None:
         if self._waits_since is not None:
             self._waits_since, self._waits_for, self._verdict = None, (), None
+            self._work.looks_for_messages = None
 
     def stop(self) -> None:
         self._stopped.set()
@@ -145,10 +147,11 @@ class Heartbeat(Silence):
             before = now
 
     def _beat(self, seconds: float) -> None:
-        waits_for = self._waits_for
-        self._liveness.pass_time(
-            seconds, waits_for, self._waits_since is not None or self._work.was_done(seconds)
-        )
+        waits_for, since = self._waits_for, self._waits_since
+        # One that has waited for long, for nobody else, waits for itself.
+        may_ask_soon = since is not None and time.monotonic() - since <= 2 * self._asks_after_s
+        has_worked = self._work.was_done(seconds) or may_ask_soon
+        self._liveness.pass_time(seconds, waits_for, has_worked)
         with suppress(
             self._mpi.Exception
         ):  # a rank that has died says nothing, which is what counts
@@ -192,23 +195,41 @@ class Heartbeat(Silence):
             return True
 
 
+def _clock_of_this_thread() -> int | None:
+    """The clock of its time on a core; None where the system has none, as macOS."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    return None if clock_of is None else clock_of(threading.get_ident())
+
+
 class _Work:
     """A meter of whether this process, its children included, has computed or used the disk.
 
     One thread asks it, and that thread's own time does not count.
+
+    Attributes:
+        looks_for_messages: clock of a thread that waits, whose looks are no work; None: none does.
     """
 
     def __init__(self) -> None:
+        self.looks_for_messages: int | None = None
+        self._looked_s = 0.0
         self._process = psutil.Process()
         self._own_s, self._others, self._disk = self._own(), 0.0, 0
 
     def was_done(self, seconds: float) -> bool:
         """Some work was done since the last call, `seconds` ago."""
         own_s, self._own_s = self._own_s, self._own()
-        return self._own_s - own_s > _WORKS * seconds or self._elsewhere(seconds)
+        looked_s, self._looked_s = self._looked_s, self._looked()
+        looks_s = max(0.0, self._looked_s - looked_s) if looked_s else 0.0
+        return self._own_s - own_s - looks_s > _WORKS * seconds or self._elsewhere(seconds)
 
     def _own(self) -> float:
         return time.process_time() - time.thread_time()
+
+    def _looked(self) -> float:
+        """Seconds of the thread that waits, all its life; 0 where none does."""
+        clock = self.looks_for_messages
+        return 0.0 if clock is None else time.clock_gettime(clock)
 
     def _elsewhere(self, seconds: float) -> bool:
         (before_s, bytes_before) = self._others, self._disk

@@ -213,6 +213,12 @@ def test_a_rank_that_is_stopped_while_a_large_tensor_comes_from_it_is_found() ->
     ), ended.err
 
 
+def test_a_rank_that_waits_for_itself_is_found_although_it_looks_for_messages() -> None:
+    ended = mpirun(2, ["-m", "tests.mpi.waits_for_itself"], timeout_s=60)
+    said = "for rank 1, which has shown no sign of life for 2 s (it answers, and does nothing"
+    assert said in ended.out, ended.out + ended.err
+
+
 def test_two_ranks_that_wait_for_each_other_are_found() -> None:
     ended = victim("two_ranks_wait_for_each_other")
     assert ended.code != 0
