@@ -22,7 +22,7 @@ from .mpirun import environment, launcher, mpirun
 from .test_launch import Launch, starts
 from .test_offload import told
 
-STEPS = 300
+STEPS = 600  # more than pass while this process is given no core
 TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", "model.layers=4")
 SETTINGS = ("run.log_every=1", "run.eval_every=0")
 
