@@ -100,8 +100,22 @@ def measured_costs(
     Raises:
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
+    layers = measured_layers(config, model, rank, sample, compiler, what or _policy(config))
+    several = rank.mesh.pipe * rank.mesh.data > 1
+    return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+
+
+def measured_layers(
+    config: Config,
+    model: PipelineModule,
+    rank: Rank,
+    sample: Any,
+    compiler: Compiler | None,
+    what: str,
+) -> list[LayerCosts]:
+    """The costs of each layer on the main rank, and none on others; see `measured_costs`."""
     layers: list[LayerCosts] = []
-    what, types = what or _policy(config), types_of(config.precision)
+    types = types_of(config.precision)
 
     def measured() -> None:
         given = checked_sample(sample, f"{what} measures the layers")
@@ -111,13 +125,12 @@ def measured_costs(
             said = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
             raise ConfigError(
                 f"{what} runs each layer by itself on the sample: {said}; expected a microbatch "
-                "like those of the training, or another value"
+                "like those of the training, or another setting"
             ) from error
 
     with rank.generator.borrowed():
         rank.exchange.agreed(measured)
-    several = rank.mesh.pipe * rank.mesh.data > 1
-    return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
+    return layers
 
 
 def _policy(config: Config) -> str:

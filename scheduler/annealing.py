@@ -66,7 +66,7 @@ def _heat(done: float) -> float:
 
 def _is_taken(there: Path, here: Path, heat: float, random: Random) -> bool:
     longer = there.takes - here.takes
-    return longer <= 0 or random.random() < exp(-longer / heat)
+    return longer <= 0 or (heat > 0 and random.random() < exp(-longer / heat))
 
 
 def _moved(graph: Graph, row: Row, task: int, random: Random) -> Row | None:

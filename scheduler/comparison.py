@@ -77,6 +77,11 @@ class Run:
             replicas, clips, recompute = of.pop("replicas"), of.pop("clips"), of.pop("recompute")
             slots, rooms = of.pop("slots", 0), of.pop("host_rooms", 0)
             shared = {key: of.pop(key, usual) for key, usual in _SHARED.items()}
+            if of["ranks"] * replicas != line.ranks:
+                raise ValueError(
+                    f"{file}: its schedule is of {of['ranks']} ranks and {replicas} replicas, and "
+                    f"it has rows of {line.ranks} ranks; expected the timeline of a whole run"
+                )
             cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
             on_device, share = of.pop("held_on_device", 0), of.pop("host_share", 1.0)
             job = replace(
@@ -84,7 +89,11 @@ class Run:
             )
             job = replace(job, host_rooms=rooms, host_share=share, held_on_device=on_device)
             job = with_shards(job, **shared)
-        except (KeyError, TypeError) as error:
+            if len(line.stays) not in (0, job.stages):
+                raise ValueError(
+                    f"{file}: it has stays of {len(line.stays)} stages; expected {job.stages}"
+                )
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{file}: its schedule is not as a run writes it ({error}); expected the timeline "
                 "of a run"

@@ -16,8 +16,10 @@ from .simulator import Edge
 
 FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
 _UNITS = {"time": "s", "size": "bytes"}
+_COUNTS = ("sent_bytes", "stash_bytes", "until_weight_bytes", "parameters", "operations", "pieces")
 _PARTS = ("format", "units", "task", "lengths", "settings", "links", "microbatches")
-_MOST = 1e18  # more is a slip, and sums of it are no numbers
+_LEAST, _MOST = 1e-18, 1e18  # beyond these is a slip, and sums and quotients are no numbers
+_WIDEST = 10.0  # of a spread: e to the power of it is a factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,32 @@ class CostTable:
             ValueError: it is none, or a number in it cannot be; the text names the place.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise ValueError(
                 f"{path}: {error.strerror}; expected a file that axrt profile has written"
             ) from None
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from None
+            raise ValueError(f"{path} is no text in UTF-8: {error}") from None
         try:
-            return _table(found)
+            return cls.from_json(text)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> "CostTable":
+        """Read the text of `to_json` back.
+
+        Raises:
+            ValueError: it is no table, or a number in it cannot be; the text names the place.
+        """
+        try:
+            found = json.loads(text, object_pairs_hook=_once)
+        except RecursionError:
+            raise ValueError("it is no table: its brackets are too deep") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"it is no JSON: {error}") from None
+        return _table(found)
 
     @property
     def num_layers(self) -> int:
@@ -157,6 +174,15 @@ class CostTable:
         return ""
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The keys and values of an object, none of them twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key in found if [one for one, _ in pairs].count(key) > 1)
+        raise ValueError(f"{twice} is there twice; expected one of them")
+    return found
+
+
 def _link(edge: Edge) -> dict[str, float | None]:
     return {
         "latency": edge.latency,
@@ -192,7 +218,7 @@ def _table(found: Any) -> CostTable:
         raise ValueError("microbatches has no layers; expected the costs of each layer")
     if len(set(counts.values())) > 1:
         raise ValueError(f"numbers of layers by samples are {counts}; expected one model")
-    task_s, lengths = (_number(found, name, "") for name in ("task", "lengths"))
+    task_s, lengths = _number(found, "task", ""), _number(found, "lengths", "", _WIDEST)
     settings = _within({"settings": {}, **found}, "settings", "", dict)
     return CostTable(layers, _edge(links, "any"), edges, task_s, lengths, settings)
 
@@ -206,7 +232,7 @@ def _ends(name: str) -> tuple[int, int]:
 
 
 def _samples(size: str) -> int:
-    if not size.isdecimal() or not int(size):
+    if not size.isdecimal() or size.startswith("0"):
         raise ValueError(f"microbatches.{size}: expected a number of samples, such as 4")
     return int(size)
 
@@ -228,12 +254,7 @@ def _layer(layer: Any, where: str) -> LayerCosts:
         raise ValueError(f"{where}.{strange[0]} is no cost; expected {', '.join(known)}")
     if not isinstance(layer.get("name"), str):
         raise ValueError(f"{where} has no name; expected that of its class")
-    costs = LayerCosts(
-        **{
-            name: layer[name] if name == "name" else _number(layer, name, f"{where}.")
-            for name in known
-        }
-    )
+    costs = LayerCosts(**{name: _cost(layer, name, f"{where}.") for name in known})
     if costs.until_weight_bytes > costs.stash_bytes:
         raise ValueError(
             f"{where}.until_weight_bytes = {costs.until_weight_bytes} is more than stash_bytes = "
@@ -249,12 +270,21 @@ def _within(found: Mapping[str, Any], key: str, where: str, kind: type) -> Any:
     return found[key]
 
 
-def _number(found: Mapping[str, Any], key: str, where: str) -> Any:
-    """A number of 0 or more."""
+def _cost(layer: Mapping[str, Any], name: str, where: str) -> Any:
+    if name == "name":
+        return layer[name]
+    found = _number(layer, name, where, _WIDEST if name == "spread" else _MOST)
+    if name in _COUNTS and int(found) != found:
+        raise ValueError(f"{where}{name} = {found!r}; expected a whole number")
+    return int(found) if name in _COUNTS else found
+
+
+def _number(found: Mapping[str, Any], key: str, where: str, most: float = _MOST) -> Any:
+    """A number of 0 or more, neither too small nor too large to reckon with."""
     if key not in found:
         raise ValueError(f"{where}{key} is missing; expected a number of 0 or more")
     value = found[key]
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= _MOST:
-        raise ValueError(f"{where}{key} = {value!r:.40}; expected a number from 0 to {_MOST:g}")
+    if not is_number or not (value == 0 or _LEAST <= value <= most):
+        raise ValueError(f"{where}{key} = {value!r:.40}; expected a number from 0 to {most:g}")
     return value

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Self
 
 from .task import Counts, Kind, Task
 
+_MOST = 1e15  # of a time; more is a slip
+
 
 class Span(NamedTuple):
     """One task on a rank, from its start to its end."""
@@ -318,12 +320,35 @@ class Timeline:
             pauses = [Pause(*pause) for pause in told.pop("pauses")]
             stays = tuple(told.pop("stays", ()))
             messages = [Delivery(*one) for one in told.pop("messages", ())]
-            return cls(spans=spans, pauses=pauses, stays=stays, messages=messages, **told)
+            line = cls(spans=spans, pauses=pauses, stays=stays, messages=messages, **told)
+            _check(line)
+            return line
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate "
                 "--timeline"
             ) from None
+
+
+def _check(line: Timeline) -> None:
+    """Check what a damaged file may have: rows that are not there, and times that cannot be.
+
+    Raises:
+        ValueError, TypeError: there is such a thing.
+    """
+    counts = (line.ranks, line.microbatches, line.reductions, *line.stays)
+    if not all(isinstance(count, int) and count > 0 for count in counts):
+        raise ValueError(f"numbers {counts} of ranks, microbatches, reductions and stays")
+    if not isinstance(line.schedule, dict):
+        raise ValueError(f"schedule is {line.schedule!r}")
+    for rank, what, start, end in (*line.spans, *line.pauses):
+        if rank not in range(line.ranks) or not -_MOST < start <= end < _MOST:
+            raise ValueError(f"{what} on rank {rank} is from {start} to {end}")
+    for one in line.messages:
+        known = [time for time in (one.sent, one.arrived) if time is not None]
+        places = one.source in range(line.ranks) and one.to in range(line.ranks)
+        if not places or not all(-_MOST < time < _MOST for time in known):
+            raise ValueError(f"message {one.what} of rank {one.source} to {one.to} at {known}")
 
 
 def _joined(halves: Sequence[Delivery], zero: float) -> list[Delivery]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # --help needs no torch
     from axrt.scheduler.cost_table import CostTable
 
 
-_SLOW = 1.25
+_SLOW = 1.5  # ranks of small layers differ by less on a busy machine
 
 
 @click.command(short_help="Measure what each layer costs, for plans and simulations.")
@@ -51,6 +51,7 @@ def profile(
     axrt simulate --costs costs.json --ranks 4 --microbatches 8 --policy all
     mpirun -n 4 axrt train my.toml schedule.costs=costs.json
     """
+    from axrt.checkpoint.durable import write_durably
     from axrt.config import Config
     from axrt.errors import AxrtError
     from axrt.exit_codes import exit_code_of
@@ -72,17 +73,17 @@ def profile(
         sys.exit(exit_code_of(error) if isinstance(error, AxrtError) else 2)
     if table is not None:
         with errors_as_lines():
-            out.write_text(table.to_json() + "\n", encoding="utf-8")
+            write_durably(out, (table.to_json() + "\n").encode())
         click.echo(_told(table, out))
 
 
 def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "CostTable | None":
     """The table, on the first rank; None on all others."""
     from axrt.cli.task_cost import measured_task_s
-    from axrt.known_costs import measured_edge, settings_of
+    from axrt.config import Parallel
+    from axrt.errors import ConfigError
+    from axrt.known_costs import measured_edge, measured_layers, settings_of
     from axrt.launch import join
-    from axrt.model.costs import measure
-    from axrt.model.precision import types_of
     from axrt.models.registry import model_of
     from axrt.rank import Rank
     from axrt.scheduler.cost_table import CostTable
@@ -92,17 +93,15 @@ def _measured(config: "Config", sizes: tuple[int, ...], like: Path | None) -> "C
 
     run = _run_like(config, like) if like else None
     model, world = model_of(config), join(config.run.transport, config.run.device)
-    rank = Rank(config, world, None, ())
+    # The layout of the run is of other ranks than these.
+    rank = Rank(replace(config, parallel=Parallel()), world, None, ())
     several, layers = rank.size > 1, {}
     edge = measured_edge(rank.exchange, rank.device) if several else Edge()
-    types = types_of(config.precision)
-    for size in sizes if rank.is_main else ():
-        schedule = replace(config.schedule, microbatch_size=size)
-        sample = sample_of(replace(config, schedule=schedule))
+    for size in sizes:
+        of = replace(config, schedule=replace(config.schedule, microbatch_size=size))
         try:
-            with rank.generator.borrowed():
-                found = measure(model, config.run.seed, sample, rank.generator, types)
-        except Exception as error:  # the others wait for this rank
+            found = measured_layers(of, model, rank, sample_of(of), None, "axrt profile")
+        except ConfigError as error:
             world.fail(error)
         layers[size] = tuple(found)
     rank.leave(0)
@@ -139,6 +138,7 @@ def _run_like(config: "Config", like: Path) -> "Run":
 def _fitted(
     config: "Config", model: "PipelineModule", table: "CostTable", run: "Run"
 ) -> "CostTable":
+    from axrt.scheduler.cost_table import CostTable
     from axrt.scheduler.fit import fit_costs
     from axrt.scheduler.fit_layers import fitted, slowness
 
@@ -146,6 +146,10 @@ def _fitted(
     cuts = run.job.cuts or model.boundaries(where.stages, config.parallel.partition, where.held)
     costs = fit_costs(run.line, where)
     like = fitted(table, samples, costs, cuts)
+    try:
+        CostTable.from_json(like.to_json())
+    except ValueError as error:
+        raise ValueError(f"the timeline is damaged: {error} in the costs that fit it") from None
     slow = slowness(table, samples, costs, cuts, where.held)
     if max(slow) > _SLOW:
         click.echo(_told_slow(slow.index(max(slow)), max(slow), cuts), err=True)

@@ -81,6 +81,70 @@ def _step_s(costs: Path, *more: str) -> float:
     return took
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda of: of["spans"][3].__setitem__(3, -1.0), "on rank 0 is from"),
+        (lambda of: of["spans"][3].__setitem__(2, float("nan")), "on rank 0 is from nan to"),
+        (lambda of: of["spans"][3].__setitem__(0, 7), "on rank 7 is from"),
+        (lambda of: of["spans"][3].__setitem__(3, None), "no timeline: '<=' not supported"),
+        (lambda of: of.update(schedule=[1]), "schedule is [1]"),
+        (lambda of: of.update(ranks=0), "numbers (0, "),
+        (lambda of: of.update(ranks=3), "is of 1 ranks and 1 replicas, and it has rows of 3"),
+        (lambda of: of.update(stays=[1]), "it has stays of 1 stages; expected 2"),
+        (
+            lambda of: of["schedule"].update(name="fixed", order=[1]),
+            "its schedule is not as a run writes it",
+        ),
+    ],
+)
+def test_a_damaged_timeline_makes_no_table(costs: Path, change: Any, text: str) -> None:
+    of_run = ["model.layers=4", "schedule.policy=zb-v", "run.trace_steps=2"]
+    ran = CliRunner().invoke(main, ["train", "tiny.toml", *of_run])
+    assert ran.exit_code == 0, ran.output
+    file, good = Path("out/timeline.json"), costs.read_text()
+    told = json.loads(file.read_text())
+    change(told)
+    file.write_text(json.dumps(told))
+    refused = _profiled("--like", "out")
+    assert refused.exit_code == 2, refused.output
+    assert text in " ".join(refused.output.split())
+    assert costs.read_text() == good
+
+
+LEAVES = """
+import sys
+import axrt
+from torch import nn
+
+class Leaves(nn.Module):
+    def forward(self, value):
+        sys.exit(0)
+
+def model(config):
+    return axrt.PipelineModule([nn.Embedding(256, 8), Leaves()], nn.functional.cross_entropy)
+"""
+
+
+def test_a_layer_that_leaves_while_it_is_measured_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "leaves_early.py").write_text(LEAVES)
+    asked = ["profile", "tiny.toml", "model.factory=leaves_early:model"]
+    refused = CliRunner().invoke(main, asked)
+    assert refused.exit_code == 2, refused.output
+    assert "axrt profile runs each layer by itself on the sample: SystemExit: 0" in refused.output
+    assert not Path("costs.json").exists()
+
+
+def test_the_layout_of_the_run_is_not_that_of_the_measurement(costs: Path) -> None:
+    done = _profiled("parallel.data=2", "--out", "again.json")
+    assert done.exit_code == 0, done.output
+
+
 def test_options_beside_a_table_count_in_its_units(tmp_path: Path) -> None:
     """Layers of a second, and activations that take a tenth on a link."""
     layer = LayerCosts(1.0, 1.0, 1.0, 10**8, 10**6, 0.3, pieces=1)

@@ -198,6 +198,16 @@ def test_a_plan_whose_ranks_have_other_caps_is_read_again() -> None:
         (lambda of: of.update(taks=1.0), "taks is no part of a table; expected format, units, ta"),
         (lambda of: of.update(settings=3), "settings is missing or is none; expected a table"),
         (lambda of: of["microbatches"]["1"][0].update(stash_bytes=1e300), "expected a number from"),
+        (lambda of: of["microbatches"]["1"][0].update(stash_bytes=0.5), "= 0.5; expected a whole"),
+        (
+            lambda of: of["microbatches"]["1"][0].update(spread=1e3),
+            "expected a number from 0 to 10",
+        ),
+        (
+            lambda of: of["links"]["any"].update(bandwidth=1e-320),
+            "bandwidth = 1e-320; expected a n",
+        ),
+        (lambda of: of.update(microbatches={"01": of["microbatches"]["1"]}), "01: expected a numb"),
         (lambda of: of.pop("units"), "units = None; expected {'time': 's'"),
         (lambda of: of.update(format="2"), "its format is '2'; expected 'axrt costs 2', as axrt"),
         (lambda of: of.update(format="axrt costs 1"), "of a former version; expected 'axrt costs"),
@@ -223,6 +233,20 @@ def test_a_table_that_cannot_be_is_refused_by_name(tmp_path: Path, change: Any, 
 
     with pytest.raises(axrt.ConfigError, match=f"schedule.costs: .*{text}"):
         LocalWorld(2, 1).run(rank_main)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": 1, "format": 2}', "format is there twice; expected one of them"),
+        ("[" * 100_000, "its brackets are too deep"),
+        ('{"format": ', "it is no JSON: Expecting value"),
+        ("[]", "its format is none; expected"),
+    ],
+)
+def test_what_is_no_table_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CostTable.from_json(text)
 
 
 def test_a_link_that_differs_counts_in_the_plan(tmp_path: Path) -> None:

@@ -30,6 +30,12 @@ PROVED = [  # ranks, microbatches, held, optimum over linear and vee: F = I = W 
 ]
 
 
+def test_layers_that_take_no_time_are_planned() -> None:
+    nothing = Costs(Work(0, 0, 0), edge=Edge(1.0))
+    plan = planned(worlds(2, nothing), 4, 2, effort=Effort(moves=20))
+    assert plan.takes == 4.0, "there and back, for two microbatches at a time"
+
+
 @pytest.mark.parametrize(("ranks", "microbatches", "held", "takes"), PROVED)
 def test_a_plan_is_the_proved_optimum(
     ranks: int, microbatches: int, held: int, takes: float
