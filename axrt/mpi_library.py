@@ -53,7 +53,8 @@ def is_device_aware(device_type: str) -> bool:
     """True if the MPI library says that it may touch the memory of devices of a type.
 
     A wrong guess ends in a segmentation fault, so only the library itself is believed. It is asked
-    by its file, since mpi4py loads it in a way that hides its names from everyone else.
+    by its file, since mpi4py loads it in a way that hides its names from everyone else. MPI must
+    have started: MPICH ends a process that asks before.
 
     Args:
         device_type: type of the device that a rank computes on, as `torch.device.type`.

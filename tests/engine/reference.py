@@ -107,9 +107,10 @@ def train_in_plain_torch(
         gradients = [p.grad for _, p in named if p.grad is not None]
         for gradient in gradients if weights else ():
             gradient.mul_(1 / sum(weights))
-        norms.append(nn.utils.get_total_norm(gradients).item())
+        norm = total_norm(gradients)
+        norms.append(norm.item())
         if clip:
-            nn.utils.clip_grad_norm_([p for _, p in named], clip)
+            nn.utils.clip_grads_with_norm_([p for _, p in named], clip, norm)
         for group, lr in zip(optimizer.param_groups, initial, strict=True):
             group["lr"] = lr * schedule(step)
         optimizer.step()
@@ -118,6 +119,17 @@ def train_in_plain_torch(
     return Outcome(
         losses, norms, {name: parameter.detach().cpu().clone() for name, parameter in named}
     )
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm by which `clip_grad_norm_` clips; of gradients on a device the norm of all norms is
+    taken on the host, as axrt takes it, whose last bit may be another."""
+    norm = nn.utils.get_total_norm(gradients)
+    if norm.device == CPU:
+        return norm
+    on_host = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(gradients))).cpu())
+    torch.testing.assert_close(on_host, norm.cpu(), rtol=1e-6, atol=0)
+    return on_host
 
 
 @dataclass
@@ -175,7 +187,7 @@ def train_with_masters(
         for name, master in named:
             of_all = 1 / ((sum(weights) or 1.0) * factor)
             master.grad = narrow.gradient(name, of_all, group_of)
-        norm = nn.utils.get_total_norm([p.grad for _, p in named if p.grad is not None])
+        norm = total_norm([p.grad for _, p in named if p.grad is not None])
         outcome.losses.append(sum(of_step) / (sum(weights) or len(of_step)))
         outcome.norms.append(norm.item())
         for group, lr in zip(optimizer.param_groups, initial, strict=True):
@@ -186,7 +198,7 @@ def train_with_masters(
                 buffer.copy_(value)
         else:
             if clip:
-                nn.utils.clip_grad_norm_([p for _, p in named], clip)
+                nn.utils.clip_grads_with_norm_([p for _, p in named], clip, norm)
             optimizer.step()
         if scale:
             scale.update(overflowed)
