@@ -194,12 +194,12 @@ def _may_touch_the_device() -> bool:
 _MEASURE = {"tests": tests, "product": product, "training": training}
 
 
-def product_rate(size: Size, times: int = 50) -> float:
-    """Operations a second."""
+def product_rate(size: Size) -> float:
+    """Operations a second, once the clocks have risen."""
     n, device = size.product, (accelerator() if size.on_gpu else None) or "cpu"
     left, right = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
-    out, taken = torch.empty_like(left), []
-    for _ in range(3):
+    out, times, taken = torch.empty_like(left), 300 if size.on_gpu else 50, []
+    for _ in range(9):
         began = _now(size)
         for _ in range(times):
             torch.mm(left, right, out=out)
@@ -257,11 +257,11 @@ def host_waits(engine: axrt.Engine, batches: Iterator[Any]) -> dict[str, int] | 
     if accelerator() != "cuda":
         engine.train_batch(batches)
         return None
-    torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
         engine.train_batch(batches)
-    torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode("default")
     return dict(
         Counter(f"{one.filename}:{one.lineno}" for one in heard if "synchroniz" in str(one.message))
     )
