@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_the_quickstart_runs_on_a_given_python(tmp_path: Path) -> None:
     command = f"{tools}/python -m axrt train examples/quickstart.toml"
     assert ended.stdout.startswith(f"mpirun -n 2 {command} run.steps=1\n")
     assert f"{command} run.out=runs/mine" in ended.stdout
+
+
+def test_wheels_for_a_node_are_of_other_packages_than_this_one(tmp_path: Path) -> None:
+    """The extra `test` names another of axrt's own, which no index has."""
+    pip, said = tmp_path / "python3", tmp_path / "said"
+    pip.write_text(
+        f"#!/bin/sh\n"
+        f'[ "$2" != pip ] || {{ echo "$@" >{said}; touch {tmp_path}/wheels/one.whl; exit; }}\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    pip.chmod(0o755)
+    subprocess.run(
+        [ROOT / "scripts" / "carry", tmp_path / "wheels"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        check=True,
+    )
+    packages = said.read_text().split()
+    assert {"mpich", "pytest", "tokenizers", "setuptools>=77"} <= {*packages}
+    assert not [one for one in packages if one.startswith(("axrt", "torch"))]
 
 
 def test_scripts_test_leaves_sweeps_out_and_ci_runs_all_pairs_of_values() -> None:
