@@ -121,13 +121,14 @@ def train_in_plain_torch(
     )
 
 
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+def total_norm(gradients: list[Tensor]) -> Tensor:
     """The norm by which `clip_grad_norm_` clips; of gradients on a device the norm of all norms is
     taken on the host, as axrt takes it, whose last bit may be another."""
     norm = nn.utils.get_total_norm(gradients)
     if norm.device == CPU:
         return norm
-    on_host = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(gradients))).cpu())
+    of_each = torch.stack(list(torch._foreach_norm(gradients))).cpu()
+    on_host: Tensor = torch.linalg.vector_norm(of_each)
     torch.testing.assert_close(on_host, norm.cpu(), rtol=1e-6, atol=0)
     return on_host
 
