@@ -358,8 +358,6 @@ def case_steps_on_the_host_have_the_bits_of_steps_on_the_device(comm: "MPI.Comm"
             memory = {**small, "offload": route}
             found = _trained(comm, perceptron, batches, memory=memory, **sections)
             _assert_same_steps(found, plain, memory, sections)
-            if _device().type != "cuda":  # as texts: that of an overflow is nan
-                assert str(found.norms) == str(plain.norms), (route, precision)
 
 
 def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
@@ -406,14 +404,22 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
                 _assert_same_steps(apart, trained({}, saved, **sections), memory, sections)
 
 
-def _assert_same_steps(found: Outcome, plain: Outcome, memory: dict[str, Any], about: Any) -> None:
-    """To the bit; on a GPU steps on the host have bits of their own."""
+def _assert_same_steps(
+    found: Outcome, plain: Outcome, memory: dict[str, Any], sections: dict[str, Any]
+) -> None:
+    """To the bit; but steps on the host have bits of their own beside a GPU's, from the second loss
+    on."""
+    about = (memory, sections)
     if _device().type == "cuda" and memory.get("offload") in ("auto", "cpu", "hybrid"):
-        torch.testing.assert_close(found.losses, plain.losses, rtol=1e-2, atol=1e-2)
+        near = 1e-2 if sections.get("precision") else 1e-4
+        assert str(found.losses[0]) == str(plain.losses[0]), about
+        torch.testing.assert_close(found.losses, plain.losses, rtol=near, atol=near, equal_nan=True)
         return
-    assert str(found.losses) == str(plain.losses), (memory, about)  # that of an overflow is nan
+    assert str(found.losses) == str(plain.losses), about  # as texts: that of an overflow is nan
+    assert str(found.norms) == str(plain.norms), about
+    assert found.parameters.keys() == plain.parameters.keys(), about
     for name, value in found.parameters.items():  # shown in the layers' type
-        assert torch.equal(plain.parameters[name].to(value.dtype), value), (name, memory, about)
+        assert torch.equal(plain.parameters[name].to(value.dtype), value), (name, about)
 
 
 def _named(memory: dict[str, Any]) -> str:
@@ -693,7 +699,10 @@ def case_compiled_layers_train_alike(comm: "MPI.Comm") -> None:
 
     eager = _trained(comm, without_dropout, batches)
     compiled = _trained(comm, without_dropout, batches, run={"compile": backend})
-    near = 1e-3 if _device().type == "cuda" else 1e-4  # inductor's kernels have other bits
+    alone = _trained(comm.Split(comm.rank), without_dropout, batches, run={"compile": backend})
+    assert compiled.losses == alone.losses
+    torch.testing.assert_close(compiled.losses[0], eager.losses[0], rtol=1e-4, atol=1e-4)
+    near = 1e-3 if _device().type == "cuda" else 1e-4  # AdamW enlarges what kernels round
     torch.testing.assert_close(compiled.losses, eager.losses, rtol=near, atol=near)
 
 
