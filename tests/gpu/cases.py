@@ -25,6 +25,7 @@ from axrt.model.seeds import BorrowedGenerator
 from axrt.mpi_library import is_device_aware
 from axrt.payload import flatten, on, unflatten
 from axrt.scheduler.cost_table import CostTable
+from axrt.scheduler.policies import AlongPlan
 from axrt.scheduler.simulator import Edge
 from axrt.scheduler.task import Kind, Task
 from axrt.transport.mpi import MpiTransport
@@ -173,7 +174,7 @@ def case_a_gpt_has_the_bits(comm: "MPI.Comm") -> None:
 
 
 def case_plans_from_measured_costs_have_the_bits(comm: "MPI.Comm") -> None:
-    """Of what layers take on this device, and made anew from what tasks take."""
+    """Of what layers take on this device; one rank alone follows none."""
     batches = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
     costs = _folder(comm) / "costs.json"
     if comm.rank == 0:
@@ -188,8 +189,12 @@ def case_plans_from_measured_costs_have_the_bits(comm: "MPI.Comm") -> None:
         reference = of_one_rank(
             comm, lambda: train_in_plain_torch(small_gpt(), batches, STEPS, device=_device())
         )
-        schedule: dict[str, Any] = {"policy": "adaptive", "costs": str(costs), "replan": 1}
+        schedule: dict[str, Any] = {"policy": "adaptive", "costs": str(costs)}
         assert _trained(comm, small_gpt, batches, schedule=schedule) == reference
+    transport = MpiTransport(comm, staging_for(_device(), device_aware=False))
+    config = _configured(schedule=schedule)
+    with axrt.initialize(small_gpt(), adamw, config=config, transport=transport) as engine:
+        assert isinstance(engine._job.policy, AlongPlan) == (comm.size > 1)
 
 
 def case_clipping_has_the_bits(comm: "MPI.Comm") -> None:
