@@ -30,10 +30,14 @@ def joined(parts: Iterable[Norms]) -> Norms:
 def total_norm(parts: Iterable[Norms]) -> Tensor:
     """The 2-norm of all gradients from the norms of each, shape ().
 
-    It is taken in model order, as `torch.nn.utils.clip_grad_norm_` takes it.
+    It is taken in model order, as `torch.nn.utils.clip_grad_norm_` takes it. The pieces of a
+    parameter that shards cut come by size: the order in which ranks tell of theirs is not the same
+    in every run.
     """
     places, norms = joined(parts)
-    norm: Tensor = torch.linalg.vector_norm(norms[places.argsort()])
+    by_size = norms.argsort()
+    order = by_size[places[by_size].argsort(stable=True)]
+    norm: Tensor = torch.linalg.vector_norm(norms[order])
     return norm
 
 

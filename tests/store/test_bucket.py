@@ -1,5 +1,6 @@
 """A bucket by itself: how gradients are cut, added up and put back."""
 
+import random
 from typing import Any
 
 import pytest
@@ -400,6 +401,15 @@ def test_norms_are_joined_in_model_order_whatever_order_they_come_in() -> None:
         total_norm([(places[:30], values[places[:30]]), (places[30:], values[places[30:]])])
         == whole
     )
+
+
+def test_the_order_in_which_shards_tell_of_their_pieces_changes_no_bit_of_the_norm() -> None:
+    values = torch.rand(256, generator=torch.Generator().manual_seed(7))
+    pieces = [(torch.tensor([place // 4]), values[place : place + 1]) for place in range(256)]
+    drawn = random.Random(0)
+    norms = {float(total_norm(drawn.sample(pieces, len(pieces)))) for _ in range(100)}
+    assert len(norms) == 1
+    assert norms.pop() == pytest.approx(float(torch.linalg.vector_norm(values)), rel=1e-6)
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(0.5, 1.0), (2.0, 0.5)])
