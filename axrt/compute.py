@@ -10,17 +10,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from axrt.device import CPU
+from axrt.device_clock import Clock, DeviceClock, HostClock
 from axrt.queues import LOOK_S, DeviceStream, Inline, Moment, Queue
 from axrt.scheduler.task import Task
 from axrt.thread_queue import ThreadQueue
 
 # One that runs and one behind it; more would only take choices away from the policy.
 _LAUNCH_DEPTH = 2
+
+
+class Ran(NamedTuple):
+    """A task that has ended.
+
+    Args:
+        task: the task.
+        began_s: when it was started, or when the one before it had ended, whichever is later; in
+            seconds of `time.perf_counter`.
+        ended_s: when it had ended, on the same clock.
+    """
+
+    task: Task
+    began_s: float
+    ended_s: float
 
 
 class Compute:
@@ -30,14 +46,19 @@ class Compute:
         queue: queue that the tasks are put on.
         depth: number of tasks that may have started and not ended.
         naps: True to pause where a task is asked for that has not ended.
+        clock: clock that says when tasks have ended; None: the host's.
     Attributes:
-        running: tasks that have started and whose end was not told, and when each will have ended.
+        running: tasks that have started and whose end was not told, each with the second of its
+            start and the moment of its end.
     """
 
-    def __init__(self, queue: Queue, depth: int = 1, naps: bool = True) -> None:
+    def __init__(
+        self, queue: Queue, depth: int = 1, naps: bool = True, clock: Clock | None = None
+    ) -> None:
         self.queue = queue
-        self._depth, self._naps = depth, naps
-        self.running: deque[tuple[Task, Moment]] = deque()
+        self._depth, self._naps, self._clock = depth, naps, clock or HostClock()
+        self.running: deque[tuple[Task, float, Moment]] = deque()
+        self._free_s = 0.0  # when the task before had ended
 
     @property
     def idle(self) -> bool:
@@ -61,13 +82,17 @@ class Compute:
             run: function that runs it on the current device and stream; tasks that start later may
                 use what it makes.
         """
-        self.running.append((task, self.queue.put(run)))
+        started_s = time.perf_counter()
+        self.running.append((task, started_s, self.queue.put(run)))
 
-    def finished(self) -> list[Task]:
+    def finished(self) -> list[Ran]:
         """The tasks that have ended since the last call, in the order in which they started."""
         ended = []
-        while self.running and self.running[0][1].passed():
-            ended.append(self.running.popleft()[0])
+        while self.running and self.running[0][-1].passed():
+            task, started_s, moment = self.running.popleft()
+            began_s = max(started_s, self._free_s)
+            self._free_s = max(began_s, self._clock.time_of(moment))
+            ended.append(Ran(task, began_s, self._free_s))
         if self._naps and not ended and self.running:
             time.sleep(LOOK_S)  # the core may serve a neighbour
         return ended
@@ -82,7 +107,7 @@ def compute_on(device: torch.device) -> Compute:
     """The engine of a device."""
     if device == CPU:
         return Compute(Inline())
-    return Compute(DeviceStream(device), _LAUNCH_DEPTH)
+    return Compute(DeviceStream(device, timed=True), _LAUNCH_DEPTH, clock=DeviceClock())
 
 
 def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
@@ -97,7 +122,8 @@ def copies_on(device: torch.device, apart: bool, name: str) -> Compute:
         return Compute(ThreadQueue(f"axrt {name}", device), _LAUNCH_DEPTH, naps=False)
     if device == CPU:
         return Compute(Inline(), naps=False)
-    return Compute(DeviceStream(device), _LAUNCH_DEPTH, naps=False)
+    stream = DeviceStream(device, timed=True)
+    return Compute(stream, _LAUNCH_DEPTH, naps=False, clock=DeviceClock())
 
 
 def host_steps() -> Compute:

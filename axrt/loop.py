@@ -400,13 +400,13 @@ class Loop:
 
     def _finish(self, session: Session) -> bool:
         busy = [one for one in self._queues.values() if one.running]
-        finished = [(one, task) for one in busy for task in one.finished()]
-        for runs, task in finished:
+        finished = [(one, ran) for one in busy for ran in one.finished()]
+        for runs, (task, began_s, ended_s) in finished:
             if runs.queue.apart and task.kind.in_pieces:
                 self._has_run(session, task)
             made = session.workers.complete(task)
             for tell in self._audience.finished:
-                tell(task)
+                tell(task, began_s, ended_s)
             for message in session.state.finish(task):
                 self.post(session, message, made(message))
             session.workers.posted(task)

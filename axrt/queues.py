@@ -92,17 +92,27 @@ class Inline:
         """Everything has run."""
 
 
-class _Event:
-    """The moment of a stream's event."""
+class StreamEvent:
+    """The moment of a stream's event.
+
+    Args:
+        stream: stream whose work so far ends with it.
+        timed: True if `seconds_after` will be asked.
+    """
 
     __slots__ = ("event",)
 
-    def __init__(self, stream: torch.Stream) -> None:
-        self.event = torch.Event(stream.device)
+    def __init__(self, stream: torch.Stream, timed: bool = False) -> None:
+        self.event = torch.Event(stream.device, enable_timing=timed)
         self.event.record(stream)
 
     def passed(self) -> bool:
         return self.event.query()
+
+    def seconds_after(self, other: "StreamEvent") -> float:
+        """The time from another moment to this one by the device's clock; both are timed and have
+        passed."""
+        return other.event.elapsed_time(self.event) / 1e3
 
 
 class DeviceStream:
@@ -110,12 +120,13 @@ class DeviceStream:
 
     Args:
         device: an accelerator.
+        timed: True if the ends of what is put are timed by the device's clock.
     """
 
     apart = False
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.Stream(device)
+    def __init__(self, device: torch.device, timed: bool = False) -> None:
+        self.stream, self._timed = torch.Stream(device), timed
 
     def put(self, run: Callable[[], object]) -> Moment:
         _, end = self.launch(run)
@@ -125,13 +136,13 @@ class DeviceStream:
         """Put a function; returns what it gave when it launched its kernels, and its end."""
         with self._as_current():
             made = run()
-        return made, _Event(self.stream)
+        return made, StreamEvent(self.stream, self._timed)
 
     def moment(self) -> Moment:
-        return _Event(self.stream)
+        return StreamEvent(self.stream)
 
     def after(self, moment: Moment) -> None:
-        if isinstance(moment, _Event):
+        if isinstance(moment, StreamEvent):
             self.stream.wait_event(moment.event)
         else:
             wait_for(moment)
@@ -169,19 +180,19 @@ def wait_for(moment: Moment) -> None:
 def moment_of(tensors: Iterable[Tensor]) -> Moment:
     """The moment at which tensors have what the calling thread has launched for them so far."""
     on_device = [tensor for tensor in tensors if not is_on_host(tensor)]
-    return _Event(current_stream(on_device[0].device)) if on_device else NOW
+    return StreamEvent(current_stream(on_device[0].device)) if on_device else NOW
 
 
 def wait_on_device(moment: Moment) -> None:
     """Let what the calling thread launches from now on run after a moment."""
-    if isinstance(moment, _Event):
+    if isinstance(moment, StreamEvent):
         current_stream(moment.event.device).wait_event(moment.event)
 
 
 def go_after(moment: Moment) -> None:
     """Let what the calling thread does from now on come after a moment: what it launches on a
     device, or all of it where no device can wait for that."""
-    if isinstance(moment, _Event):
+    if isinstance(moment, StreamEvent):
         wait_on_device(moment)
     else:
         wait_for(moment)

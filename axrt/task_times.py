@@ -1,6 +1,5 @@
 """What the tasks of a rank take, beside a training that goes on."""
 
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -49,8 +48,7 @@ class TaskTimes(Observer):
 
     def __init__(self) -> None:
         self._counts = True
-        self._free = 0.0  # when the device had ended the task before
-        self._began: dict[Task, float] = {}
+        self._running: set[Task] = set()
         self._took: dict[tuple[int, AnyKind], list[float]] = defaultdict(list)
         self._sent: dict[int, float] = {}
 
@@ -66,15 +64,12 @@ class TaskTimes(Observer):
 
     def started(self, task: Task) -> None:
         if self._counts and task.kind in _KINDS:
-            self._began[task] = time.perf_counter()
+            self._running.add(task)
 
-    def finished(self, task: Task) -> None:
-        if task.kind.beside:
-            return
-        began, now = self._began.pop(task, None), time.perf_counter()
-        if began is not None:  # a device has tasks queued, which begin when others end
-            self._took[task.stage, task.kind].append(now - max(began, self._free))
-        self._free = now
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
+        if task in self._running:
+            self._running.remove(task)
+            self._took[task.stage, task.kind].append(ended_s - began_s)
 
     def sent(self, rank: int, message: News, payload: Any) -> None:
         is_one = isinstance(message, Message) and message.meaning is Meaning.ACTIVATION
@@ -100,5 +95,5 @@ class TaskTimes(Observer):
                 )
         self._took.clear()
         self._sent.clear()
-        self._began.clear()
+        self._running.clear()
         return found

@@ -102,7 +102,7 @@ class Inspection(Observer):
         self._task = task
         self._under_way += 1
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self._moves()
         self._under_way -= 1
 

@@ -36,7 +36,11 @@ class Observer:
         """A message leaves for rank `rank`, with a payload beside it; the next call sends it."""
 
     def started(self, task: Task) -> None: ...
-    def finished(self, task: Task) -> None: ...
+
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
+        """A task is over. On a device it has begun and ended some time ago; both in seconds of
+        `time.perf_counter`."""
+
     def waiting(self, wait: Wait) -> None:
         """The rank does nothing until something arrives, or for a moment longer; told again and
         again while that lasts."""

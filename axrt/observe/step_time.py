@@ -32,9 +32,9 @@ class StepTime(Observer):
             self._began[task.microbatch] = time.perf_counter()
             self._keep(task.microbatch - 2)
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         if task.kind in _OF_A_STEP:
-            self._ended[task.microbatch] = time.perf_counter()
+            self._ended[task.microbatch] = ended_s
 
     @property
     def seconds(self) -> list[float]:

@@ -1,7 +1,6 @@
 """The tasks that a rank has run, and its messages, with their times, for a timeline."""
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from axrt.note import News
 from axrt.payload import flatten
 from axrt.scheduler.message import Message
-from axrt.scheduler.task import AnyKind, Task
+from axrt.scheduler.task import Task
 from axrt.scheduler.timeline import Delivery, Pause, Span
 
 from .observer import Observer, Wait
@@ -32,13 +31,10 @@ class Trace(Observer):
 
     def __init__(self, place: int, row_of: Callable[[int], int], steps: int) -> None:
         self._place, self._row_of, self._steps, self._begun = place, row_of, steps, 0
-        self._now = _time_of_day()
+        self._zero = _time_of_day_at_zero()
         self._recording = False
         self._kept = 0, 0, 0
-        self._started: dict[Task, float] = {}
-        # When the task before has ended, on the device (None) and for each kind that runs beside
-        # it: what is started behind a task waits for that.
-        self._free: dict[AnyKind | None, float] = defaultdict(float)
+        self._running: set[Task] = set()
         self._idle: tuple[str, float] | None = None
         self.spans: list[Span] = []
         self.pauses: list[Pause] = []
@@ -60,7 +56,7 @@ class Trace(Observer):
         """Forget the last step, which was not whole: it will be trained again."""
         spans, pauses, messages = self._kept
         del self.spans[spans:], self.pauses[pauses:], self.messages[messages:]
-        self._started.clear()
+        self._running.clear()
         self._begun -= 1
 
     @property
@@ -70,15 +66,14 @@ class Trace(Observer):
 
     def started(self, task: Task) -> None:
         if self._recording:
-            self._started[task] = now = self._now()
-            self._end_pause(now)
+            self._running.add(task)
+            self._end_pause(self._now())
 
-    def finished(self, task: Task) -> None:
-        if task in self._started:
-            began, now = self._started.pop(task), self._now()
-            queue = task.kind if task.kind.beside else None
-            self.spans.append(Span(self._place, task, max(began, self._free[queue]), now))
-            self._free[queue] = now
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
+        if task in self._running:
+            self._running.remove(task)
+            began, ended = self._zero + began_s, self._zero + ended_s
+            self.spans.append(Span(self._place, task, began, ended))
 
     def sent(self, rank: int, message: News, payload: Any) -> None:
         if self._recording and isinstance(message, Message):
@@ -95,20 +90,24 @@ class Trace(Observer):
         if self._recording and self._idle is None:
             self._idle = (wait.why(), self._now())
 
+    def _now(self) -> float:
+        """Seconds that the ranks of the job share."""
+        return self._zero + time.perf_counter()
+
     def _end_pause(self, now: float) -> None:
         if self._idle is not None:
             (cause, since), self._idle = self._idle, None
             self.pauses.append(Pause(self._place, cause, since, now))
 
 
-def _time_of_day() -> Callable[[], float]:
-    """A clock in seconds that the ranks of the job share, as far as their hosts agree on the time.
+def _time_of_day_at_zero() -> float:
+    """The time of day at which the steady clock was 0, in seconds: what makes it a clock that the
+    ranks of the job share, as far as their hosts agree on the time.
 
-    It never goes back, and the ranks of a host have the same one: of several readings of two clocks
-    the closest pair counts, since a process may lose its core between two readings.
+    The ranks of a host have the same one: of several readings of two clocks the closest pair
+    counts, since a process may lose its core between two readings.
     """
-    _, began = min(_offset() for _ in range(_READINGS))
-    return lambda: began + time.perf_counter()
+    return min(_offset() for _ in range(_READINGS))[1]
 
 
 def _offset() -> tuple[float, float]:

@@ -51,7 +51,7 @@ class Copied(Observer):
 
     count = 0
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self.count += task.kind is Kind.OFFLOAD
 
 

@@ -12,6 +12,7 @@
 #include <torch/library.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -44,7 +45,11 @@ void tell_freed(const void* address) {
   if (tells) python.freed(reinterpret_cast<int64_t>(address));
 }
 
-// Streams and events.
+// Streams and events. Work is done when it is launched, so an event is reached when it is recorded.
+
+using Clock = std::chrono::steady_clock;
+std::mutex of_times;
+std::unordered_map<void*, Clock::time_point> reached;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Stream stream(int64_t id) { return c10::Stream(c10::Stream::UNSAFE, kOnly, id); }
@@ -75,6 +80,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
               const c10::EventFlag) const override {
     if (*event == nullptr) *event = reinterpret_cast<void*>(events++);
     python.recorded(number(*event), on.id());
+    std::lock_guard<std::mutex> held(of_times);
+    reached[*event] = Clock::now();
+  }
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    std::lock_guard<std::mutex> held(of_times);
+    return std::chrono::duration<double, std::milli>(reached.at(to) - reached.at(from)).count();
   }
   void block(void* event, const c10::Stream& of) const override {
     if (event != nullptr) python.blocked(number(event), of.id());

@@ -47,7 +47,7 @@ class Watch(Observer):
     def started(self, task: Task) -> None:
         self.events.append(f"start {task}")
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self.events.append(f"finish {task}")
 
 

@@ -75,7 +75,7 @@ class Copies(Observer):
     def __init__(self) -> None:
         self.ended: Counter[AnyKind] = Counter()
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self.ended[task.kind] += 1
 
 

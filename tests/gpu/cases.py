@@ -7,6 +7,7 @@ then it is these cases that are tried, and not the code for GPUs.
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import axrt
 from axrt.checkpoint.layers import Live
 from axrt.checkpoint.snapshot import Snapshot
-from axrt.compute import compute_on
+from axrt.compute import Ran, compute_on
 from axrt.config import Precision
 from axrt.model.costs import measure
 from axrt.model.precision import types_of
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 MICROBATCHES, STEPS = 4, 3  # some policies want a multiple of the ranks
 _SIZES = {
     "case_two_tasks_are_under_way": (1,),
+    "case_a_task_has_ended_when_the_device_says_so": (1,),
     "case_payloads_arrive_through_pinned_memory": (2, 4),
     "case_replicas_agree": (2, 4),
     "case_replicas_with_narrow_weights_agree": (2,),
@@ -71,7 +73,11 @@ _ON_FOUR = (
     "case_whole_weights_of_shards_come_and_go",
     "case_payloads_arrive_through_pinned_memory",
 )
-_NOT_ON_CPU = ("case_two_tasks_are_under_way", "case_what_the_library_may_touch_travels_directly")
+_NOT_ON_CPU = (
+    "case_two_tasks_are_under_way",
+    "case_a_task_has_ended_when_the_device_says_so",
+    "case_what_the_library_may_touch_travels_directly",
+)
 # Dynamo makes tensors of its own there, for a device of which it knows no memory.
 _NOT_SIMULATED = ("case_compiled_layers_train_alike",)
 
@@ -841,8 +847,36 @@ def case_two_tasks_are_under_way(comm: "MPI.Comm") -> None:
         assert compute.finished() == [], "the device is still at the first"
         ended: list[Task] = []
         while compute.running:
-            ended += compute.finished()
+            ended += [ran.task for ran in compute.finished()]
     assert ended == tasks
+
+
+def case_a_task_has_ended_when_the_device_says_so(comm: "MPI.Comm") -> None:
+    """The host looks a second later."""
+    compute, tasks = compute_on(_device()), [Task(Kind.FORWARD, 0, number) for number in range(3)]
+
+    def seen(number: int) -> list[Ran]:
+        ended: list[Ran] = []
+        while len(ended) < number:
+            ended += compute.finished()
+        return ended
+
+    with compute.current():
+        _long()
+        compute.drain()
+        compute.start(tasks[0], _long)
+        seen(1)  # at once: the host's clock and the device's
+        before_s = time.perf_counter()
+        for task in tasks[1:]:
+            compute.start(task, _long)
+        time.sleep(1)
+        looked_s = time.perf_counter()
+        first, second = seen(2)
+    assert before_s <= first.began_s <= first.ended_s == second.began_s <= second.ended_s
+    assert second.ended_s < looked_s - 0.5, "two tasks of a tenth of a second"
+    if _device().type == "cuda":
+        took = [ran.ended_s - ran.began_s for ran in (first, second)]
+        assert 0.04 < min(took) <= max(took) < 1.5 * min(took)
 
 
 def _long() -> None:

@@ -578,7 +578,7 @@ class MostLiving(Observer):
         self.living, self.most = Living(), 0
         self.stages: dict[int, Stage] = {}
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         also = [
             tensor
             for stage in self.stages.values()
@@ -641,7 +641,7 @@ def test_weight_gradients_that_wait_read_more_than_graphs_keep() -> None:
     class Waiting(Observer):
         most = 0
 
-        def finished(self, task: Task) -> None:
+        def finished(self, task: Task, began_s: float, ended_s: float) -> None:
             if task.kind is Kind.INPUT:
                 self.most = engine._model.stages[0].waiting_bytes(task.microbatch)
 
@@ -938,7 +938,7 @@ class OnTheirWay(Observer):
         self.now += task.kind in (Kind.FORWARD, Kind.RELOAD)
         self.most = max(self.most, self.now)
 
-    def finished(self, task: Task) -> None:
+    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         self.now -= task.kind in (Kind.OFFLOAD, Kind.BACKWARD)
 
 

@@ -20,26 +20,20 @@ from ..engine.models import perceptron
 from ..engine.reference import adamw, configured, random_batches
 
 
-def test_what_starts_behind_a_task_of_its_queue_takes_time_from_the_end_of_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Copies of a direction are made one after the other, beside tasks and other copies."""
-    trace, clock = Trace(0, lambda rank: rank, steps=1), [0.0]
-    monkeypatch.setattr(trace, "_now", lambda: clock[0])
+def test_spans_are_of_tasks_that_start_in_a_step_that_is_kept() -> None:
+    trace = Trace(0, lambda rank: rank, steps=1)
+    tasks = ("F0.0", "fetch0.1", "B0.7", "step0.1")
     with trace.step():
-        pass  # warms up
+        trace.started(Task.parse(tasks[0]))  # warms up
     with trace.step():
-        for task in ("fetch0.1", "fetch0.1/1", "B0.7", "step0.1"):
+        for task in tasks[1:]:
             trace.started(Task.parse(task))
-        for task in ("B0.7", "fetch0.1", "step0.1", "fetch0.1/1"):
-            clock[0] += 1.0
-            trace.finished(Task.parse(task))
-    assert [(str(span.task), span.start, span.end) for span in trace.spans] == [
-        ("B0.7", 0.0, 1.0),
-        ("fetch0.1", 0.0, 2.0),
-        ("step0.1", 1.0, 3.0),
-        ("fetch0.1/1", 2.0, 4.0),
-    ]
+        for second, task in enumerate(tasks):
+            trace.finished(Task.parse(task), second + 0.25, second + 1.0)
+    assert [str(span.task) for span in trace.spans] == [*tasks[1:]]
+    assert [span.end - span.start for span in trace.spans] == pytest.approx([0.75] * 3, abs=1e-6)
+    ago = time.time() - time.perf_counter()
+    assert trace.spans[0].start == pytest.approx(1.25 + ago, abs=0.1)
 
 
 @pytest.mark.parametrize("order", ["pipe", "data"])
