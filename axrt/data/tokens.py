@@ -46,7 +46,9 @@ class Mapped(NamedTuple):
         if not isinstance(tokens, np.memmap) or tokens.filename is None:
             return None
         start = np.frombuffer(tokens._mmap, np.uint8).ctypes.data  # type: ignore[attr-defined]
-        return cls(str(tokens.filename), tokens.dtype.str, tokens.ctypes.data - start, len(tokens))
+        before = tokens.offset - tokens.offset % mmap.ALLOCATIONGRANULARITY  # is not mapped
+        offset = before + tokens.ctypes.data - start
+        return cls(str(tokens.filename), tokens.dtype.str, offset, len(tokens))
 
     def tokens(self) -> Tokens:
         """The tokens, mapped again, shape (number,)."""

@@ -15,7 +15,7 @@ import torch
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
-from axrt.data.tokens import fetch, index_of, map_tokens, unknown_in_row
+from axrt.data.tokens import Mapped, fetch, index_of, map_tokens, place_in_file, unknown_in_row
 from axrt.data.windows import Windows
 
 
@@ -68,6 +68,18 @@ def test_a_part_of_a_mapped_row_travels_as_its_place_in_the_file(tmp_path: Path)
     packed = pickle.dumps(windows)
     assert len(packed) < 1000
     assert torch.equal(pickle.loads(packed).microbatch(7, 2)[0], windows.microbatch(7, 2)[0])
+    again = pickle.loads(pickle.dumps(pickle.loads(packed)))
+    assert torch.equal(again.microbatch(7, 2)[0], windows.microbatch(7, 2)[0])
+
+
+def test_a_row_that_was_mapped_again_knows_its_place_in_the_file(tmp_path: Path) -> None:
+    """The system maps whole pages, and the row begins within one."""
+    np.arange(5000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    place = Mapped.of(map_tokens(tmp_path / "train.bin")[3000:])
+    assert place is not None
+    again = place.tokens()
+    assert Mapped.of(again) == place
+    assert place_in_file(again[50:], 7).startswith(" at byte 6114 of ")
 
 
 def odd(path: Path) -> None:
