@@ -361,6 +361,7 @@ def _current() -> int:
     return torch.accelerator.current_stream().stream_id
 
 
+@cache
 def _is_view(operator: Any) -> bool:
     return operator.is_view or operator.__name__ in (
         "_unsafe_view.default",
@@ -371,11 +372,20 @@ def _is_view(operator: Any) -> bool:
 def _written(operator: Any, args: Any, kwargs: Any) -> set[int]:
     """The ids of the tensors that an operator writes to, by its schema."""
     written: set[int] = set()
-    for place, argument in enumerate(operator._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            written |= {id(tensor) for tensor in _tensors(value)}
+    for place, name in _is_written(operator):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        written |= {id(tensor) for tensor in _tensors(value)}
     return written
+
+
+@cache
+def _is_written(operator: Any) -> list[tuple[int, str]]:
+    """The place and the name of each argument that an operator writes to."""
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(operator._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
 
 
 def _check_not_mixed(name: str, tensors: list[Tensor], mine: list[Tensor]) -> None:
