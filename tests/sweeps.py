@@ -1,10 +1,10 @@
 """A sweep has a case for every policy, size and seed: the quick run takes a few, and the full run
-so many that every two values of two axes meet in one of them (all pairs).
+every second one of those in which every two values of two axes meet (all pairs).
 
 The quick run is `pytest` alone, the full run `scripts/test --full`. The mark `sweep` is on what the
-quick run leaves out, and `combination` on what both leave out. Of a sweep that says `half` the full
-run leaves out every second case. The run of all, `scripts/test --all`, takes what is drawn by
-chance eight times as often as the full one.
+quick run leaves out, and `combination` on what both leave out. Of a sweep with few cases the full
+run takes all pairs. The run of all, `scripts/test --all`, takes what is drawn by chance eight times
+as often as the full one.
 """
 
 import os
@@ -18,7 +18,9 @@ from hypothesis import settings
 
 FULL = "AXRT_TEST_FULL"  # the environment's variable that says so, to the ranks of jobs too
 _MORE = 8  # of what is drawn by chance, in the run of all
+_FEW = 8  # cases of a sweep of which the full run takes all
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def is_full() -> bool:
@@ -26,9 +28,7 @@ def is_full() -> bool:
     return os.environ.get(FULL) != "no"
 
 
-def swept(
-    *axes: tuple[str, Iterable[Any]], quick: int = 0, half: bool = False
-) -> pytest.MarkDecorator:
+def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecorator:
     """Give a test every combination of these values, and mark all but a few of them `sweep`; and
     `combination` those whose pairs of values others have.
 
@@ -39,14 +39,13 @@ def swept(
         axes: each a name, or names with commas between, and its values, as parametrize takes them.
         quick: how many are kept. 0 is the length of the longest axis. Fewer are for values that
             are alike, such as seeds.
-        half: the full run leaves out every second case. For tests whose axes meet in others, too.
     """
     names = [name.strip() for of, _ in axes for name in of.split(",")]
     lists = [[value if "," in of else (value,) for value in values] for of, values in axes]
     lengths = tuple(len(values) for values in lists)
     kept = places_on_a_diagonal(lengths, quick)
     of_pairs = all_pairs(lengths, frozenset(kept))
-    if half:
+    if len(of_pairs) > _FEW:
         of_pairs = every_second(of_pairs, lengths) | kept
     cases = []
     for places in product(*map(range, lengths)):
@@ -59,13 +58,15 @@ def swept(
     return pytest.mark.parametrize(names, cases)
 
 
-def first(cases: Iterable[Any], quick: int = 1) -> list[Any]:
-    """What parametrize takes, of which the first few are kept and the others marked `sweep`."""
-    return [case if place < quick else _marked(case) for place, case in enumerate(cases)]
-
-
-def _marked(case: Any) -> Any:
-    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.sweep)
+def first(cases: Iterable[Any], quick: int = 1, full: int | None = None) -> list[Any]:
+    """What parametrize takes, of which the quick run keeps the first few and marks the others
+    `sweep`; and the full run keeps so many more, or all, and marks others `combination`."""
+    found = []
+    for place, case in enumerate(cases):
+        marks = [pytest.mark.sweep] * (place >= quick)
+        marks += [pytest.mark.combination] * (full is not None and place >= full)
+        found.append(pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks))
+    return found
 
 
 def places_on_a_diagonal(lengths: Sequence[int], count: int = 0) -> set[tuple[int, ...]]:
@@ -121,6 +122,19 @@ def draws(full: int, quick: int) -> int:
 def fewer(full: int, quick: int) -> int:
     """So many, of steps to train for example, in the full run, and so many in the quick one."""
     return full if is_full() else quick
+
+
+def partners(first: Sequence[T], second: Sequence[U]) -> list[tuple[T, list[U]]]:
+    """What two loops within a test go through: each value of the first list with those of the
+    second that it meets. In the run of all it meets all of them; otherwise there are as many pairs
+    as the longer list has values, and each value is in one."""
+    if os.environ.get(FULL, "all") == "all":
+        return [(one, list(second)) for one in first]
+    pairs = max(len(first), len(second))
+    return [
+        (one, [second[at % len(second)] for at in range(place, pairs, len(first))])
+        for place, one in enumerate(first)
+    ]
 
 
 def some(values: Collection[T], quick: Collection[T]) -> Collection[T]:

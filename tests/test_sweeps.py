@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .sweeps import all_pairs, every_second, first, places_on_a_diagonal, swept
+from .sweeps import FULL, all_pairs, every_second, first, partners, places_on_a_diagonal, swept
 
 TESTS = Path(__file__).resolve().parent
 
@@ -43,7 +43,16 @@ def test_the_full_run_has_every_two_values_of_two_axes() -> None:
     marks = [{mark.name for mark in case.marks} for case in cases]
     assert len(marks) == 81
     assert {"combination"} not in marks, "the full run has what the quick one has"
-    assert marks.count({"sweep", "combination"}) > 50
+    assert marks.count({"sweep", "combination"}) > 70
+
+
+def test_the_full_run_takes_half_of_many_cases_and_all_of_few() -> None:
+    def taken(*axes: tuple[str, Any]) -> int:
+        _, cases = swept(*axes).mark.args
+        return sum(all(mark.name != "combination" for mark in case.marks) for case in cases)
+
+    assert taken(("policy", range(4)), ("ranks", range(2))) == 8
+    assert taken(("policy", range(20)), ("ranks", range(3)), ("seed", "ab")) <= 20 * 3 / 2 + 20 / 2
 
 
 def test_half_of_a_sweep_still_has_every_value_of_every_axis() -> None:
@@ -55,9 +64,25 @@ def test_half_of_a_sweep_still_has_every_value_of_every_axis() -> None:
             assert {places[axis] for places in found} == set(range(length))
 
 
+def test_a_loop_has_each_value_and_in_the_run_of_all_each_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FULL, "yes")
+    assert partners("abc", (1, 2)) == [("a", [1]), ("b", [2]), ("c", [1])]
+    assert partners("ab", (1, 2, 3)) == [("a", [1, 3]), ("b", [2])]
+    for of_all in ("all", None):
+        monkeypatch.setenv(FULL, of_all) if of_all else monkeypatch.delenv(FULL)
+        assert partners("ab", (1, 2)) == [("a", [1, 2]), ("b", [1, 2])]
+
+
 def test_of_a_list_the_first_are_kept() -> None:
-    assert first([1, 2, 3], quick=2)[:2] == [1, 2]
-    assert first([(1, "a"), (2, "b")])[1] == pytest.param(2, "b", marks=pytest.mark.sweep)
+    def marked(*cases: Any) -> list[tuple[Any, list[str]]]:
+        return [(case.values, [mark.name for mark in case.marks]) for case in cases]
+
+    assert marked(*first([1, 2, 3], quick=2)) == [((1,), []), ((2,), []), ((3,), ["sweep"])]
+    assert marked(*first([(1, "a"), (2, "b")])) == [((1, "a"), []), ((2, "b"), ["sweep"])]
+    of_all = marked(*first("abc", quick=1, full=2))
+    assert [marks for _, marks in of_all] == [[], ["sweep"], ["sweep", "combination"]]
 
 
 def test_no_test_is_left_out_whole_but_long_trainings_under_attack() -> None:

@@ -54,7 +54,6 @@ def outcome(
     ("policy", [*ONE_PIPE, *TWO_PIPES]),
     ("data", [2, 3]),
     ("sections", [{}, {"optimizer": {"clip": 0.5}}, {"memory": {"bucket_mb": 0.001}}]),
-    half=True,
 )
 def test_a_library_has_the_sums_of_parts_under_any_order_of_messages(
     policy: str, data: int, sections: dict[str, Any]

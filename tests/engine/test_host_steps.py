@@ -50,7 +50,7 @@ from .test_zero import check_equal
 CPU: dict[str, Any] = {"offload": "cpu", "bucket_mb": SMALL}
 
 
-@swept(("ranks", [1, 2, 4]), ("policy", NAMES), ("kind", TYPES), quick=6, half=True)
+@swept(("ranks", [1, 2, 4]), ("policy", NAMES), ("kind", TYPES), quick=6)
 def test_every_policy_has_the_bits_of_plain_torch(ranks: int, policy: str, kind: str) -> None:
     pipes = 2 if policy in TWO_PIPES else 1
     if ranks % pipes:

@@ -86,7 +86,7 @@ def reference(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Outcome]:
     return IN_WEIGHTS if request.param else BFLOAT16, outcome
 
 
-@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE), half=True)
+@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE))
 def test_every_policy_and_depth_has_the_bits_of_master_copies(
     reference: tuple[dict[str, Any], Outcome], ranks: int, policy: str
 ) -> None:

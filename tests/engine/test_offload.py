@@ -146,7 +146,7 @@ def disk(tmp_path: Path) -> Iterator[str]:
 # Bits.
 
 
-@swept(("ranks", [1, 2, 4]), ("policy", NAMES), ("kind", TYPES), quick=6, half=True)
+@swept(("ranks", [1, 2, 4]), ("policy", NAMES), ("kind", TYPES), quick=6)
 def test_every_policy_has_the_bits_of_plain_torch(
     ranks: int, policy: str, kind: str, disk: str
 ) -> None:

@@ -61,7 +61,6 @@ def schedule(policy: str, ranks: int = 2) -> dict[str, Any]:
     ("gathered", [1, 2, 3]),
     ("clip", [0.0, 0.3]),
     quick=8,
-    half=True,
 )
 def test_every_policy_has_the_bits_of_plain_torch(
     ranks: int, policy: str, kind: str, gathered: int, clip: float, disk: str

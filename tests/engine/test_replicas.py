@@ -110,7 +110,6 @@ def test_an_optimizer_may_write_to_gradients_while_their_sums_are_on_their_way(s
 @swept(
     ("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]),
     ("policy", ONE_PIPE),
-    half=True,
 )
 def test_replicas_train_as_one_process_with_all_their_microbatches(
     pipe: int, data: int, policy: str

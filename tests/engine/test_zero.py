@@ -455,7 +455,7 @@ def resumed(
     return found
 
 
-@swept(("kind", TYPES), ("saved", LAYOUTS), ("loaded", LAYOUTS), quick=6, half=True)
+@swept(("kind", TYPES), ("saved", LAYOUTS), ("loaded", LAYOUTS), quick=6)
 def test_checkpoints_know_nothing_of_shards(
     kind: str, saved: str, loaded: str, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ from tests.engine.reference import (
 )
 from tests.mpi.cases import exchange, of_one_rank
 from tests.mpi.jobs import DEVICE
+from tests.sweeps import partners
 from tests.transport.payloads import PAYLOADS, assert_same
 
 if TYPE_CHECKING:
@@ -315,16 +316,17 @@ def case_offloaded_state_has_the_bits_of_state_on_the_device(comm: "MPI.Comm") -
     folder = _folder(comm)
     with _repeatable():
         narrow = {"weights": "bfloat16", "gradients": "weights"}
-        for precision, clip, speculate in (
+        ways: list[tuple[dict[str, Any], float, str]] = [
             ({}, 0.0, "auto"),
             (narrow, 0.3, "never"),
             (narrow, 0.75, "always"),
             ({}, 0.75, "always"),
-        ):
+        ]
+        for (precision, clip, speculate), scratches in partners(ways, ("host", f"disk:{folder}")):
             optimizer = {"clip": clip, "speculate": speculate}
             sections: dict[str, Any] = {"precision": precision, "optimizer": optimizer}
             plain = _trained(comm, perceptron, batches, memory=small, **sections)
-            for scratch in ("host", f"disk:{folder}"):
+            for scratch in scratches:
                 memory = {**small, "offload": "stream", "scratch": scratch}
                 found = _trained(comm, perceptron, batches, memory=memory, **sections)
                 assert found == plain, f"{scratch} {precision}"
@@ -337,15 +339,17 @@ def case_activations_leave_the_device_and_come_back(comm: "MPI.Comm") -> None:
     motleys = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
     folder = _folder(comm)
     with _repeatable():
-        for model, batches, policy, rooms in (
+        ways: list[Any] = [
             (perceptron, perceptrons, "gpipe", 3),
             (motley, motleys, "gpipe", 3),
             (perceptron, perceptrons, "adaptive", 4),
-        ):
+        ]
+        for way, scratches in partners(ways, ("host", f"disk:{folder}")):
+            model, batches, policy, rooms = way
             held = 3 * max(comm.size, 2) if policy == "adaptive" else 0
             schedule: dict[str, Any] = {"policy": policy, "max_held": held}
             plain = _trained(comm, model, batches, schedule=schedule)
-            for scratch in ("host", f"disk:{folder}"):
+            for scratch in scratches:
                 memory = {"offload_activations": rooms, "scratch": scratch}
                 found = _trained(comm, model, batches, schedule=schedule, memory=memory)
                 assert found == plain, f"{policy} {scratch}"
@@ -394,21 +398,23 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
         return together(comm.allgather(Outcome(losses, [], found)), pipes=comm.size)
 
     with _repeatable():
-        for sections in (
+        ways: list[dict[str, Any]] = [
             {},
             {"optimizer": {"clip": 0.5}},
             {"precision": {"weights": "bfloat16", "gradients": "weights"}},
-        ):
+        ]
+        memories: list[dict[str, Any]] = [
+            {"zero": 1},
+            {"zero": 1, "offload": "stream"},
+            {"offload": "cpu"},
+            {"zero": 1, "offload": "cpu"},
+            {"zero": 2, "offload": "cpu"},
+            {"zero": 1, "offload": "hybrid", "host_share": 0.5},
+        ]
+        for sections, met in partners(ways, memories):
             folder = _folder(comm)
             plain = trained({}, **sections)
-            for memory in (
-                {"zero": 1},
-                {"zero": 1, "offload": "stream"},
-                {"offload": "cpu"},
-                {"zero": 1, "offload": "cpu"},
-                {"zero": 2, "offload": "cpu"},
-                {"zero": 1, "offload": "hybrid", "host_share": 0.5},
-            ):
+            for memory in met:
                 _assert_same_steps(trained(memory, **sections), plain, memory, sections)
                 saved = folder / _named(memory)
                 apart = trained(memory | {"zero": 0}, saved, **sections)
@@ -547,13 +553,16 @@ def case_weights_come_from_scratch_and_go(comm: "MPI.Comm") -> None:
             return losses
 
     with _repeatable():
-        for sections, gathered, evaluates in (
+        ways: list[tuple[dict[str, Any], int, bool]] = [
             ({}, 1, True),
             ({"precision": narrow, "optimizer": {"clip": 0.3}}, 2, False),
             ({"precision": {"weights": "bfloat16"}}, 1, True),
+        ]
+        for (sections, gathered, evaluates), scratches in partners(
+            ways, ("host", f"disk:{folder}")
         ):
             plain = trained({}, evaluates, **sections)
-            for scratch in ("host", f"disk:{folder}"):
+            for scratch in scratches:
                 memory = {"offload": "stream", "offload_parameters": True, "gathered": gathered}
                 found = trained({**memory, "scratch": scratch}, evaluates, **sections)
                 assert found == plain, (scratch, sections)
@@ -583,13 +592,15 @@ def case_whole_weights_of_shards_come_and_go(comm: "MPI.Comm") -> None:
         return Outcome(losses, [], {})
 
     with _repeatable():
-        for sections, gathered in (
+        ways: list[tuple[dict[str, Any], int]] = [
             ({"optimizer": {"clip": 0.5}}, 1),
             ({"precision": {"weights": "bfloat16", "gradients": "weights"}}, 2),
-        ):
+        ]
+        away = {"offload": "stream", "offload_parameters": True}
+        memories: list[dict[str, Any]] = [{}, {"offload": "stream"}, away, {"offload": "cpu"}]
+        for (sections, gathered), met in partners(ways, memories):
             plain = trained({}, **sections)
-            away = {"offload": "stream", "offload_parameters": True}
-            for memory in ({}, {"offload": "stream"}, away, {"offload": "cpu"}):
+            for memory in met:
                 found = trained({"zero": 3, "gathered": gathered, **memory}, **sections)
                 _assert_same_steps(found, plain, memory, sections)
 

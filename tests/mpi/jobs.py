@@ -13,11 +13,11 @@ CASE_S = 900  # the seconds after which a case counts as hung, many times what i
 
 
 @cache
-def _results_of(module: str, ranks: int, device: str) -> Mapping[str, str]:
+def _results_of(module: str, ranks: int, device: str, cases: tuple[str, ...]) -> Mapping[str, str]:
     out = Path(mkdtemp()) / "results.json"
     ended = mpirun(
         ranks,
-        ["-m", "tests.mpi.runner", module, str(out)],
+        ["-m", "tests.mpi.runner", module, str(out), *cases],
         timeout_s=3600,  # no measure of a hang: the runner ends a case that takes `CASE_S`
         extra=_variables(module, device),
     )
@@ -38,7 +38,14 @@ def _variables(module: str, device: str) -> dict[str, str]:
     return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **compiles}
 
 
-def said(module: str, ranks: int, case: str, device: str = "cpu") -> str:
-    """What the case of a module said on a job of so many ranks: nothing where it holds."""
-    results = _results_of(module, ranks, device)
+def said(
+    module: str, ranks: int, case: str, device: str = "cpu", shared: tuple[str, ...] = ()
+) -> str:
+    """What the case of a module said on a job of so many ranks: nothing where it holds.
+
+    Args:
+        module, ranks, case, device: what runs, and where.
+        shared: cases that have the job together; (): all that the module has for so many ranks.
+    """
+    results = _results_of(module, ranks, device, shared)
     return results.get(case, results.get("job", "did not run: an earlier case ended the job"))

@@ -16,7 +16,8 @@ from .test_runs import begin
 @pytest.mark.parametrize(
     ("weights", "saved", "route"),
     first(
-        [("bfloat16", "cpu", "stream"), ("float32", "hybrid", "cpu"), ("float32", "auto", "none")]
+        [("bfloat16", "cpu", "stream"), ("float32", "hybrid", "cpu"), ("float32", "auto", "none")],
+        full=2,
     ),
 )
 def test_a_run_that_is_killed_goes_on_with_the_same_bits_on_any_route(
