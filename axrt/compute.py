@@ -24,7 +24,7 @@ from axrt.thread_queue import ThreadQueue
 _LAUNCH_DEPTH = 2
 
 
-class Ran(NamedTuple):
+class Ended(NamedTuple):
     """A task that has ended.
 
     Args:
@@ -47,16 +47,23 @@ class Compute:
         depth: number of tasks that may have started and not ended.
         naps: True to pause where a task is asked for that has not ended.
         clock: clock that says when tasks have ended; None: the host's.
+        now: the host's clock, in seconds.
     Attributes:
         running: tasks that have started and whose end was not told, each with the second of its
             start and the moment of its end.
     """
 
     def __init__(
-        self, queue: Queue, depth: int = 1, naps: bool = True, clock: Clock | None = None
+        self,
+        queue: Queue,
+        depth: int = 1,
+        naps: bool = True,
+        clock: Clock | None = None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.queue = queue
-        self._depth, self._naps, self._clock = depth, naps, clock or HostClock()
+        self._depth, self._naps = depth, naps
+        self._clock, self._now = clock or HostClock(), now
         self.running: deque[tuple[Task, float, Moment]] = deque()
         self._free_s = 0.0  # when the task before had ended
 
@@ -82,17 +89,17 @@ class Compute:
             run: function that runs it on the current device and stream; tasks that start later may
                 use what it makes.
         """
-        started_s = time.perf_counter()
+        started_s = self._now()
         self.running.append((task, started_s, self.queue.put(run)))
 
-    def finished(self) -> list[Ran]:
+    def finished(self) -> list[Ended]:
         """The tasks that have ended since the last call, in the order in which they started."""
         ended = []
         while self.running and self.running[0][-1].passed():
             task, started_s, moment = self.running.popleft()
             began_s = max(started_s, self._free_s)
-            self._free_s = max(began_s, self._clock.time_of(moment))
-            ended.append(Ran(task, began_s, self._free_s))
+            self._free_s = self._clock.time_of(moment, began_s)
+            ended.append(Ended(task, began_s, self._free_s))
         if self._naps and not ended and self.running:
             time.sleep(LOOK_S)  # the core may serve a neighbour
         return ended

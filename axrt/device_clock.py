@@ -1,8 +1,8 @@
 """When tasks have ended, in seconds of the host's clock.
 
 The host sees the end of a task on a device when it looks. Mostly it looks late, since it is
-launching the tasks behind. The device's own clock says how long after the end of the task before
-that was, and never waits.
+launching other tasks. The device has timed events: they say how much time lies between the ends of
+two tasks, and nobody waits for them.
 """
 
 import time
@@ -11,30 +11,38 @@ from typing import Protocol
 
 from axrt.queues import Moment, StreamEvent
 
-_LOOKS = 64  # one of so many is as good as at once
+_MOMENTS = 64  # after which the device's clock is set
+_PAUSE_S = 1.0  # between two tasks, in which the clocks may part too far
 
 
 class Clock(Protocol):
     """The contract of a clock for the ends of tasks on one queue."""
 
-    def time_of(self, moment: Moment) -> float:
-        """When a moment has passed, in seconds of `time.perf_counter`. It is asked for each moment
-        once, in the order of the queue, when that is seen to have passed."""
+    def time_of(self, moment: Moment, began_s: float) -> float:
+        """When a moment has passed, in seconds of `time.perf_counter`. It is asked when the moment
+        is seen to have passed, in the order of the queue.
+
+        Args:
+            moment: end of a task.
+            began_s: when the task began, on the same clock.
+        """
         ...
 
 
 class HostClock:
-    """A moment has passed when the host sees it: for queues whose work runs on the host."""
+    """Takes the time at which the host looks: for queues whose ends have no events."""
 
-    def time_of(self, moment: Moment) -> float:
+    def time_of(self, moment: Moment, began_s: float) -> float:
         return time.perf_counter()
 
 
 class DeviceClock:
     """Counts on from one moment of a stream to the next by the device's clock.
 
-    The device's clock has another zero than the host's and goes a little faster or slower. So no
-    moment is later than it is seen, and of every 64 one at least was seen as soon as it had passed.
+    The device's clock has another zero than the host's and goes a little faster or slower, so it is
+    set by the host's. No moment is later than it is seen. Every 64 moments it is supposed that one
+    of them was seen as soon as it had passed. And after a pause it begins anew, with the time at
+    which the first moment is seen.
 
     Args:
         now: the host's clock, in seconds.
@@ -46,14 +54,17 @@ class DeviceClock:
         self._last_s = 0.0
         self._late: list[float] = []  # how long after each moment it was seen, in seconds
 
-    def time_of(self, moment: Moment) -> float:
+    def time_of(self, moment: Moment, began_s: float) -> float:
         assert isinstance(moment, StreamEvent)
-        seen_s = at_s = self._now()
-        if self._last is not None:
-            at_s = min(seen_s, self._last_s + moment.seconds_after(self._last))
-        self._late.append(seen_s - at_s)
-        if len(self._late) == _LOOKS:
-            at_s += min(self._late)
+        seen_s = ended_s = self._now()
+        if self._last is None or began_s - self._last_s > _PAUSE_S:
             self._late.clear()
-        self._last, self._last_s = moment, at_s
-        return at_s
+        else:
+            by_device_s = self._last_s + moment.seconds_after(self._last)
+            ended_s = max(began_s, min(seen_s, by_device_s))
+        self._late.append(seen_s - ended_s)
+        if len(self._late) == _MOMENTS:
+            ended_s += min(self._late)
+            self._late.clear()
+        self._last, self._last_s = moment, ended_s
+        return ended_s

@@ -1,10 +1,10 @@
-"""A sweep has a case for every policy, size and seed: the quick run takes a few, and the full run
-every second one of those in which every two values of two axes meet (all pairs).
+"""A sweep has a case for every policy, size and seed. The quick run takes a few of them.
 
-The quick run is `pytest` alone, the full run `scripts/test --full`. The mark `sweep` is on what the
-quick run leaves out, and `combination` on what both leave out. Of a sweep with few cases the full
-run takes all pairs. The run of all, `scripts/test --all`, takes what is drawn by chance eight times
-as often as the full one.
+For the full run a set is made in which every two values of two axes meet (all pairs), and every
+second case of it is taken, or all where there are few. The quick run is `pytest` alone, the full
+run `scripts/test --full`. The mark `sweep` is on what the quick run leaves out, and `combination`
+on what both leave out. The run of all, `scripts/test --all`, takes what is drawn by chance eight
+times as often as the full one.
 """
 
 import os
@@ -29,8 +29,8 @@ def is_full() -> bool:
 
 
 def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecorator:
-    """Give a test every combination of these values, and mark all but a few of them `sweep`; and
-    `combination` those whose pairs of values others have.
+    """Give a test every combination of these values; mark all but a few of them `sweep`, and
+    `combination` what the full run leaves out.
 
     The first of the few has the first value of each axis, the second has the second, and so on; an
     axis that is shorter begins again. So the quick run has every value of every axis.
@@ -59,8 +59,9 @@ def swept(*axes: tuple[str, Iterable[Any]], quick: int = 0) -> pytest.MarkDecora
 
 
 def first(cases: Iterable[Any], quick: int = 1, full: int | None = None) -> list[Any]:
-    """What parametrize takes, of which the quick run keeps the first few and marks the others
-    `sweep`; and the full run keeps so many more, or all, and marks others `combination`."""
+    """What parametrize takes: the quick run keeps the first `quick`, and the others are marked
+    `sweep`; the full run keeps the first `full`, or all, and the others are marked `combination`
+    too."""
     found = []
     for place, case in enumerate(cases):
         marks = [pytest.mark.sweep] * (place >= quick)
@@ -124,16 +125,16 @@ def fewer(full: int, quick: int) -> int:
     return full if is_full() else quick
 
 
-def partners(first: Sequence[T], second: Sequence[U]) -> list[tuple[T, list[U]]]:
-    """What two loops within a test go through: each value of the first list with those of the
-    second that it meets. In the run of all it meets all of them; otherwise there are as many pairs
-    as the longer list has values, and each value is in one."""
+def partners(outer: Sequence[T], inner: Sequence[U]) -> list[tuple[T, list[U]]]:
+    """What two loops within a test go through: each value of the outer one with those of the inner
+    one that it meets. In the run of all it meets all of them; otherwise there are as many pairs as
+    the longer list has values, and each value is in one."""
     if os.environ.get(FULL, "all") == "all":
-        return [(one, list(second)) for one in first]
-    pairs = max(len(first), len(second))
+        return [(one, list(inner)) for one in outer]
+    pairs = max(len(outer), len(inner))
     return [
-        (one, [second[at % len(second)] for at in range(place, pairs, len(first))])
-        for place, one in enumerate(first)
+        (one, [inner[at % len(inner)] for at in range(place, pairs, len(outer))])
+        for place, one in enumerate(outer)
     ]
 
 

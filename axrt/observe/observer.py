@@ -38,8 +38,8 @@ class Observer:
     def started(self, task: Task) -> None: ...
 
     def finished(self, task: Task, began_s: float, ended_s: float) -> None:
-        """A task is over. On a device it has begun and ended some time ago; both in seconds of
-        `time.perf_counter`."""
+        """A task is over. `began_s` and `ended_s` say when it began and ended, in seconds of
+        `time.perf_counter`; on a device this call comes later."""
 
     def waiting(self, wait: Wait) -> None:
         """The rank does nothing until something arrives, or for a moment longer; told again and

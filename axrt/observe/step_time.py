@@ -34,7 +34,9 @@ class StepTime(Observer):
 
     def finished(self, task: Task, began_s: float, ended_s: float) -> None:
         if task.kind in _OF_A_STEP:
-            self._ended[task.microbatch] = ended_s
+            # Tasks of several queues are told of in another order than that of their ends.
+            before_s = self._ended.get(task.microbatch, ended_s)
+            self._ended[task.microbatch] = max(before_s, ended_s)
 
     @property
     def seconds(self) -> list[float]:

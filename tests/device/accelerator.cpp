@@ -45,7 +45,8 @@ void tell_freed(const void* address) {
   if (tells) python.freed(reinterpret_cast<int64_t>(address));
 }
 
-// Streams and events. Work is done when it is launched, so an event is reached when it is recorded.
+// Streams and events. Work is done when it is launched, so an event is reached when it is recorded;
+// when that was is kept of timed ones.
 
 using Clock = std::chrono::steady_clock;
 std::mutex of_times;
@@ -77,9 +78,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex) const override { python.waited_for_stream(-1); }
 
   void record(void** event, const c10::Stream& on, const c10::DeviceIndex,
-              const c10::EventFlag) const override {
+              const c10::EventFlag flag) const override {
     if (*event == nullptr) *event = reinterpret_cast<void*>(events++);
     python.recorded(number(*event), on.id());
+    if (flag != c10::EventFlag::BACKEND_DEFAULT) return;
     std::lock_guard<std::mutex> held(of_times);
     reached[*event] = Clock::now();
   }

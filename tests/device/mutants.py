@@ -143,10 +143,19 @@ MUTANTS = [
     Mutant(
         "a task has ended when it is launched",
         "axrt/compute.py",
-        "while self.running and self.running[0][1].passed():",
+        "while self.running and self.running[0][-1].passed():",
         "while self.running:",
         GPU,
         LARGE,
+    ),
+    Mutant(
+        "a task has ended when the host sees it",
+        "axrt/compute.py",
+        "timed=True), _LAUNCH_DEPTH, clock=DeviceClock())",
+        "timed=True), _LAUNCH_DEPTH)",
+        GPU,
+        "case_a_task_has_ended_when_the_device_says_so",
+        1,
     ),
     Mutant(
         "tasks do not wait for the user's stream",
