@@ -1,7 +1,7 @@
 """A sweep has a case for every policy, size and seed. The quick run takes a few of them.
 
 For the full run a set is made in which every two values of two axes meet (all pairs), and every
-second case of it is taken, or all where there are few. The quick run is `pytest` alone, the full
+second case of it is taken, or all where there are few. The quick run is `scripts/test`, the full
 run `scripts/test --full`. The mark `sweep` is on what the quick run leaves out, and `combination`
 on what both leave out. The run of all, `scripts/test --all`, takes what is drawn by chance eight
 times as often as the full one.
