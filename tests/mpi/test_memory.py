@@ -18,6 +18,7 @@ from axrt.checkpoint.folder import candidates_in
 from axrt.checkpoint.memory_run import NAME, MemoryRun
 
 from ..cli.test_train import TINY
+from ..sweeps import first
 from .mpirun import environment, launcher, mpirun
 from .test_launch import Launch, starts
 from .test_offload import told
@@ -67,7 +68,7 @@ def check_equal_to_quiet(folder: Path) -> None:
     assert [by_step[line["step"]] for line in expected] == expected
 
 
-@pytest.mark.parametrize("lost", ["node-0", "node-1"])
+@pytest.mark.parametrize("lost", first(["node-0", "node-1"]))
 def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
     tmp_path: Path, shm: Path, lost: str
 ) -> None:
