@@ -49,6 +49,7 @@ class Compute:
         clock: clock that says when tasks have ended; None: the host's.
         now: the host's clock, in seconds.
     Attributes:
+        at_once: a task has ended when `start` returns, so nobody need ask.
         running: tasks that have started and whose end was not told, each with the second of its
             start and the moment of its end.
     """
@@ -62,6 +63,7 @@ class Compute:
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.queue = queue
+        self.at_once = queue.at_once
         self._depth, self._naps = depth, naps
         self._clock, self._now = clock or HostClock(), now
         self.running: deque[tuple[Task, float, Moment]] = deque()

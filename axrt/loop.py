@@ -4,18 +4,23 @@
              parcels leave
     poll     parcels that have arrived: workers keep the payload, brain hears what became true
     read     the reader's microbatch, one for each pipe, when the brain wants one: the same
-    start    brain picks and counts, compute starts a worker on it
+    start    brain picks and counts, compute starts a worker on it; a task that has ended when it
+             has started, as on a CPU, is finished at once
 
 Errands, such as a save under way, go on once a round. All parcels that have arrived are heard
 before a task is picked; nothing here decides. Observers are told of every event and may not change
 what happens.
+
+A task costs microseconds here, and most of them are calls of Python functions. So what happens
+once a task is done without one where that reads as well, and what is seldom needed is asked for by
+an attribute first. tests/engine/test_calls.py counts.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, Protocol
@@ -24,7 +29,8 @@ from axrt.compute import Compute
 from axrt.errand import Errand
 from axrt.heartbeat import Silence
 from axrt.mesh import Mesh
-from axrt.note import News, Note, Topic
+from axrt.note import Note, Topic
+from axrt.observe.activity import Activity
 from axrt.observe.observer import Audience, Observer, Wait
 from axrt.payload import flatten
 from axrt.peers import Peers, Place
@@ -36,7 +42,7 @@ from axrt.scheduler.rules import OnDevice, Queue
 from axrt.scheduler.state import INPUT, Lack, RankState
 from axrt.scheduler.task import Task
 from axrt.transport import Parcel, Transport
-from axrt.workers.worker import Workers
+from axrt.workers.worker import Made, Workers
 
 _LOOK_S = 100e-6  # between two looks at work beside the device, such as a collective
 
@@ -47,6 +53,11 @@ class Reader(Protocol):
     def __call__(self, number: int) -> Read | None:
         """Read microbatch `number`. Returns messages with their payloads; None: it is not here
         yet."""
+        ...
+
+    @property
+    def serves(self) -> bool:
+        """Other replicas may want something of this reader."""
         ...
 
     def serve(self) -> Read:
@@ -68,12 +79,15 @@ class Session:
         state: brain of this rank.
         workers: workers that run its tasks.
         reader: reader of the replica, which reads microbatches when they are wanted.
+        ranks: rank of the job that holds a stage, by pipe and stage; None: this one. The loop fills
+            it as it sends.
     """
 
     generation: int
     state: RankState
     workers: Workers
     reader: Reader
+    ranks: dict[tuple[int, int], int | None] = field(default_factory=dict)
 
     def waiting_for(self) -> list[Lack]:
         """What keeps this rank from going on, and which rank owes it."""
@@ -93,8 +107,7 @@ class Loop:
         taken: function that puts what a reader has read on the device.
         heartbeat: thread that knows which ranks are alive.
         observers: observers that are told of every event.
-    Attributes:
-        task: task that runs or has run last, for the text of a failure; None before the first.
+        activity: what this loop does, which it writes.
     """
 
     def __init__(
@@ -106,9 +119,12 @@ class Loop:
         taken: Callable[[Any], Any],
         heartbeat: Silence,
         observers: Sequence[Observer] = (),
+        activity: Activity | None = None,
     ) -> None:
         self._transport = transport
         self._queues, self._compute = queues, queues[OnDevice.COMPUTE]
+        # Those on which a task may still run when it has started.
+        self._lasting = [runs for runs in queues.values() if not runs.at_once]
         self._mesh = mesh
         self._hear, self._taken = hear, taken
         self._audience = Audience(observers)
@@ -117,36 +133,52 @@ class Loop:
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._errands: list[Errand[Any]] = []
+        # On a rank alone nothing is on its way that would be worth waiting for.
+        self._lingers = transport.takes_time
         self._linger = Linger(LINGER if transport.takes_time else 0.0)
-        self.task: Task | None = None
+        self._activity = activity or Activity()
+
+    @property
+    def task(self) -> Task | None:
+        """The task that runs or has run last, for the text of a failure; None before the first."""
+        return self._activity.task
 
     def run(self, session: Session, done: Callable[[], bool]) -> None:
         """Run tasks of the session until `done` is true.
 
+        Args:
+            session: session to run.
+            done: function that is asked when nothing moves, and each time once the data has ended.
         Raises:
             PeerLeftError: a rank that owes something has closed its engine or is in another call.
             PeerLostError: a rank that owes something has died or shows no sign of life.
         """
+        state = session.state
         with self._compute.current():
             self._enter(session)
             moved = True
-            while not done():
-                waiting = not moved and not self._compute.running
-                if waiting:
+            while True:
+                if (not moved or state.end is not None) and done():
+                    break
+                wait_s = 0.0
+                if not moved and not self._compute.running:
                     self._wait(session)
-                else:
-                    self._peers.moved()
+                    wait_s = self._patience_s()
                 if self._errands:
                     self._run_errands()
-                wait_s = self._patience_s() if waiting else 0.0
-                moved = any(
-                    [
-                        self._finish(session),
-                        self._poll(wait_s),
-                        self._read(session),
-                        self._start(session),
-                    ]
-                )
+                moved = False
+                for runs in self._lasting:
+                    if runs.running and self._finish(session, runs):
+                        moved = True
+                if arrived := self._transport.poll(wait_s):
+                    moved = self._hear_all(arrived) or moved
+                if (state.reads or session.reader.serves) and self._read(session):
+                    moved = True
+                # What follows from work beside the device leaves before a task that may take long.
+                if (state.beside and self._start_beside(session)) or self._start_on(
+                    session, OnDevice.COMPUTE
+                ):
+                    moved = True
             self._transport.flush()
 
     def computing(self) -> AbstractContextManager[Any]:
@@ -178,15 +210,13 @@ class Loop:
             moved = True
             while not self._meets(until):
                 if not moved:
-                    for tell in self._audience.waiting:
-                        tell(Wait(lambda: _from(what, owing()), lambda: INPUT, owing))
+                    self._tell_waiting(Wait(lambda: _from(what, owing()), lambda: INPUT, owing))
                     self._peers.check_alive(owing)
                     if in_this_call and not self._transport.receiving:
                         self._peers.check_owing(owing(), what)
-                moved = self._poll(0.0 if moved else self._look_s)
-                if moved:
-                    self._peers.moved()
-        self._peers.moved()
+                arrived = self._transport.poll(0.0 if moved else self._look_s)
+                moved = self._hear_all(arrived)
+        self._go_on()
 
     def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
         """Send a note to a rank; a note to this rank itself is heard at once."""
@@ -201,13 +231,15 @@ class Loop:
 
     def moves(self) -> None:
         """Note that this rank goes on: code of the user's runs now, and may take long."""
-        self._peers.moved()
+        if self._activity.waits:
+            self._go_on()
 
     def settle(self, session: Session) -> None:
         """Take offloaded state back to where it belongs, and start nothing else."""
         with self._compute.current():
             while not session.state.settled:
-                if not any([self._finish(session), self._start_beside(session)]):
+                ended = [self._finish(session, runs) for runs in self._lasting]
+                if not any([*ended, self._start_beside(session)]):
                     time.sleep(_LOOK_S)
 
     def flush(self) -> None:
@@ -242,6 +274,7 @@ class Loop:
         for queue in self._queues.values():
             queue.drain()
         self._session = None
+        self._activity.under_way = 0
         self._oldest = older_than
         for generation in [g for g in self._for_later if g < older_than]:
             del self._for_later[generation]
@@ -252,15 +285,35 @@ class Loop:
         Args:
             session: session that the message belongs to.
             message: message that is true.
-            payload: payload that travels with it.
+            payload: payload that travels with it. What a task has made is there, since it has
+                ended.
         """
-        if session.state.is_here(message):
-            self._take(session, message, payload)
+        rank = self._rank_for(session, message)
+        if rank is None:
+            session.state.deliver(message)
+            session.workers.keep(message, payload)
+        else:
+            self._send(rank, Parcel(session.generation, message, payload))
+
+    def _post_read(self, session: Session, message: Message, payload: Any) -> None:
+        """Pass on what a reader has read, or is told by one."""
+        rank = self._rank_for(session, message)
+        if rank is None:
+            session.state.deliver(message)
+            session.workers.keep(message, self._taken(payload))
             return
-        # What a task has made is there, since it has ended. What was read may just be launched.
+        # What was read may just be launched.
         after = moment_of(flatten(payload)[1]) if message.is_read else NOW
-        rank = self._mesh.rank_of(*session.state.place_of(message))
         self._send(rank, Parcel(session.generation, message, payload), after)
+
+    def _rank_for(self, session: Session, message: Message) -> int | None:
+        """The rank of the job that a message is for; None: this one."""
+        place = message.pipe, message.stage
+        if place not in session.ranks:
+            is_here = session.state.is_here(message)
+            rank = None if is_here else self._mesh.rank_of(*session.state.place_of(message))
+            session.ranks[place] = rank
+        return session.ranks[place]
 
     def _send(self, rank: int, parcel: Parcel, after: Moment = NOW) -> None:
         for tell in self._audience.sent:  # first: it may arrive before the call that sends it ends
@@ -271,21 +324,27 @@ class Loop:
         self._session = session
         self._linger.end()
         self._peers.begin_session(session.generation)
+        self._activity.waits = False
         for tell in self._audience.entered:
             tell()
         for message, payload in self._for_later.pop(session.generation, []):
             self._take(session, message, payload)
 
-    def _poll(self, wait_s: float) -> bool:
-        """Take in what comes; True if any of it lets this rank go on.
+    def _hear_all(self, arrived: Sequence[tuple[int, Parcel]]) -> bool:
+        """Take in what has come; True if any of it lets this rank go on.
 
         That a rank waits does not: two that tell each other so would count as alive for ever.
         """
-        arrived = self._transport.poll(wait_s)
+        moves = False
         for source, parcel in arrived:
-            for tell in self._audience.arrived:
-                tell(source, parcel.message)
             generation, message, payload = parcel
+            self._activity.heard = source, message
+            for tell in self._audience.arrived:
+                tell(source, message)
+            if message[0] is not Topic.WAITS:
+                moves = True
+                if self._activity.waits:
+                    self._go_on()
             if isinstance(message, Note):
                 self._hear_note(source, generation, message, payload)
             elif self._session is not None and generation == self._session.generation:
@@ -293,7 +352,7 @@ class Loop:
             elif generation >= self._oldest:
                 self._for_later[generation].append((message, payload))
                 self._peers.is_elsewhere(source)
-        return not all(_only_waits(parcel.message) for _, parcel in arrived)
+        return moves
 
     def _hear_note(self, source: int, generation: int, note: Note, payload: Any) -> None:
         if note.topic is Topic.LEAVES:
@@ -304,16 +363,18 @@ class Loop:
             self._hear(source, generation, note, payload)
 
     def _take(self, session: Session, message: Message, payload: Any) -> None:
+        """Take in a message from another rank, or from a reader."""
         session.state.deliver(message)
         session.workers.keep(message, self._taken(payload) if message.is_read else payload)
 
     def _read(self, session: Session) -> bool:
         """Read at most one microbatch for each pipe. The task that starts here next may take long,
         and the other pipe begins on a rank that may have nothing else."""
-        if self._compute.apart:  # the user's code has the generator that a task uses now
-            return False
-        for message, payload in session.reader.serve():
-            self.post(session, message, payload)
+        if not self._compute.at_once and self._compute.apart:
+            return False  # the user's code has the generator that a task uses now
+        if session.reader.serves:
+            for message, payload in session.reader.serve():
+                self._post_read(session, message, payload)
         for read in range(session.state.placement.pipes):
             number = session.state.microbatch_to_read()
             if number is None:
@@ -322,12 +383,8 @@ class Loop:
             if messages is None:
                 return read > 0
             for message, payload in messages:
-                self.post(session, message, payload)
+                self._post_read(session, message, payload)
         return True
-
-    def _start(self, session: Session) -> bool:
-        # What follows from work beside the device leaves before a task that may take long.
-        return self._start_beside(session) or self._start_on(session, OnDevice.COMPUTE)
 
     def _start_beside(self, session: Session) -> bool:
         started = False
@@ -336,29 +393,62 @@ class Loop:
         return started
 
     def _start_on(self, session: Session, queue: Queue) -> bool:
-        started, runs = False, self._queues[queue]
-        while runs.idle and (task := self._pick(session, queue)):
-            self._run(session, task, runs)
-            started = True
-        return started
+        """Start tasks of a queue as long as it has room; one, where a task has ended when it has
+        started: what has arrived meanwhile is heard before the next."""
+        runs = self._queues[queue]
+        if not runs.at_once:
+            started = False
+            while runs.idle and (task := self._pick(session, queue)):
+                self._start(session, task, runs)
+                started = True
+            return started
+        lingers = self._lingers and queue is OnDevice.COMPUTE
+        task = self._pick(session, queue) if lingers else session.state.pick(queue)
+        if task is None:
+            return False
+        self._run(session, task)
+        return True
 
-    def _run(self, session: Session, task: Task, runs: Compute) -> None:
-        here = session.state.start(task, None)
-        self._peers.moved()  # no more waiting: a task may take long, or never end
+    def _run(self, session: Session, task: Task) -> None:
+        """Run a task that ends here and now."""
+        state, workers, activity = session.state, session.workers, self._activity
+        if activity.waits:
+            self._go_on()
+        if task.kind.in_pieces:
+            here = state.start(task, *workers.piece_of[task.kind](task))
+        else:
+            here = state.start(task)
         for tell in self._audience.started:
             tell(task)
-        began_s = time.perf_counter()
+        activity.task = task
+        activity.since_s = began_s = time.perf_counter()
+        made = workers.run(task, here)
+        activity.since_s = ended_s = time.perf_counter()
+        if task.kind in state.may_be_early:
+            self._linger.took(task, ended_s - began_s)
+        self._end(session, task, made, began_s, ended_s)
+
+    def _start(self, session: Session, task: Task, runs: Compute) -> None:
+        """Start a task on a queue where it ends later."""
+        state, activity = session.state, self._activity
+        here = state.start(task, None)
+        if activity.waits:
+            self._go_on()  # a task may take long, or never end
+        for tell in self._audience.started:
+            tell(task)
+        activity.under_way += 1
+        activity.since_s = began_s = time.perf_counter()
         runs.start(task, partial(self._work, session, task, here))
         if not runs.queue.apart:
             if task.kind.in_pieces:
                 self._has_run(session, task)
-            if task.kind in session.state.may_be_early:
+            if task.kind in state.may_be_early:
                 self._linger.took(task, time.perf_counter() - began_s)
 
     def _work(self, session: Session, task: Task, here: Sequence[Message]) -> None:
         """Do a task, where tasks run."""
-        self.task = task
-        session.workers.run(task, here)
+        self._activity.task = task
+        session.workers.begin(task, here)
 
     def _has_run(self, session: Session, task: Task) -> None:
         """Tell the brain whether a task that has run was a piece, which only then is known."""
@@ -398,28 +488,35 @@ class Loop:
         if any(errand.done for errand in self._errands):
             self._errands = [errand for errand in self._errands if not errand.done]
 
-    def _finish(self, session: Session) -> bool:
-        busy = [one for one in self._queues.values() if one.running]
-        finished = [(one, ran) for one in busy for ran in one.finished()]
-        for runs, (task, began_s, ended_s) in finished:
+    def _finish(self, session: Session, runs: Compute) -> bool:
+        """End the tasks of a queue that have ended since the last round."""
+        ended = runs.finished()
+        for task, began_s, ended_s in ended:
             if runs.queue.apart and task.kind.in_pieces:
                 self._has_run(session, task)
+            self._activity.under_way -= 1
+            self._activity.since_s = ended_s
             made = session.workers.complete(task)
-            for tell in self._audience.finished:
-                tell(task, began_s, ended_s)
-            for message in session.state.finish(task):
-                self.post(session, message, made(message))
+            self._end(session, task, made, began_s, ended_s)
+        return bool(ended)
+
+    def _end(
+        self, session: Session, task: Task, made: Made, began_s: float, ended_s: float
+    ) -> None:
+        """Let follow what follows from a task that has ended."""
+        for tell in self._audience.finished:
+            tell(task, began_s, ended_s)
+        for message in session.state.finish(task):
+            self.post(session, message, made(message))
+        if task.kind in session.workers.told_of_posts:
             session.workers.posted(task)
-        return bool(finished)
 
     def _wait(self, session: Session) -> None:
         """Check, when nothing has moved or starts here, that the ranks that owe something are still
         there."""
         state, lacks = session.state, session.waiting_for
         owing = partial(self._peers.owing, lacks)
-        for tell in self._audience.waiting:
-            what = lambda: "; ".join(map(str, lacks()))  # noqa: E731
-            tell(Wait(what, state.why_idle, owing))
+        self._tell_waiting(Wait(lambda: "; ".join(map(str, lacks())), state.why_idle, owing))
         self._peers.check_alive(owing)
         if not self._transport.receiving:
             self._peers.check(lacks)
@@ -427,9 +524,17 @@ class Loop:
         for rank in self._peers.to_be_told(lacks):
             self._send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
 
+    def _tell_waiting(self, wait: Wait) -> None:
+        self._activity.waits = True
+        for tell in self._audience.waiting:
+            tell(wait)
 
-def _only_waits(message: News) -> bool:
-    return isinstance(message, Note) and message.topic is Topic.WAITS
+    def _go_on(self) -> None:
+        """Note that this rank has waited, and goes on."""
+        self._activity.waits = False
+        self._peers.moved()
+        for tell in self._audience.resumed:
+            tell()
 
 
 def _from(what: str, ranks: Collection[int]) -> str:

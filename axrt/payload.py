@@ -19,7 +19,7 @@ class Slot:
     index: int
 
 
-_ONLY = Slot(0)
+ONLY = Slot(0)  # the skeleton of nearly every payload, which is one tensor
 
 
 def flatten(payload: object) -> tuple[object, list[Tensor]]:
@@ -29,7 +29,7 @@ def flatten(payload: object) -> tuple[object, list[Tensor]]:
         TypeError: a value of a type that cannot travel.
     """
     if isinstance(payload, Tensor) and payload.layout is torch.strided:
-        return _ONLY, [payload]  # nearly every payload
+        return ONLY, [payload]
     tensors: list[Tensor] = []
     return _strip(payload, tensors), tensors
 
@@ -41,6 +41,8 @@ def unflatten(skeleton: object, tensors: list[Any]) -> Any:
         skeleton: result of `flatten`.
         tensors: values that take the places of its tensors, in order.
     """
+    if skeleton is ONLY:
+        return tensors[0]
     if isinstance(skeleton, Slot):
         return tensors[skeleton.index]
     if isinstance(skeleton, tuple):

@@ -37,6 +37,11 @@ class Queue(Protocol):
         run, and with it what it does on the host, when `put` returns."""
         ...
 
+    @property
+    def at_once(self) -> bool:
+        """What is put has ended when `put` returns, so that nobody need ask its moment."""
+        ...
+
     def put(self, run: Callable[[], object]) -> Moment:
         """Run a function behind what was put before; returns its end."""
         ...
@@ -73,7 +78,7 @@ NOW = Now()
 class Inline:
     """Runs a function when it is put."""
 
-    apart = False
+    apart, at_once = False, True
 
     def put(self, run: Callable[[], object]) -> Moment:
         run()
@@ -123,7 +128,7 @@ class DeviceStream:
         timed: True if the ends of what is put are timed by the device's clock.
     """
 
-    apart = False
+    apart = at_once = False
 
     def __init__(self, device: torch.device, timed: bool = False) -> None:
         self.stream, self._timed = torch.Stream(device), timed

@@ -21,6 +21,7 @@ from axrt.loop import Loop
 from axrt.mesh import Mesh
 from axrt.model.seeds import BorrowedGenerator
 from axrt.note import MAIN, Note, Topic
+from axrt.observe.activity import Activity
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.inspection import Inspection
 from axrt.observe.observer import Observer
@@ -87,11 +88,12 @@ class Rank:
         self.trace = Trace(row_of(self.number), row_of, config.run.trace_steps)
         self.hears: dict[Topic, Callable[[Note, Any], None]] = {}
         self._heartbeat = world.heartbeat(config.run.patience_s)
-        self.inspection = Inspection(self.number, self.size)
+        activity = Activity()
+        self.inspection = Inspection(self.number, self.size, activity)
         watching = (
             *observers,
             self.inspection,
-            WaitDiagnosis(self.number),
+            WaitDiagnosis(self.number, activity),
             *((self.trace,) * (config.run.trace_steps > 0)),
         )
         compute = compute_on(self.device)
@@ -110,6 +112,7 @@ class Rank:
             self.handover.taken,
             self._heartbeat,
             watching,
+            activity,
         )
         self.exchange = Exchange(self.loop, self.number, self.size)
 

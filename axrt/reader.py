@@ -32,6 +32,8 @@ class BatchReader:
         draws: function that is called before each draw, which is the user's code.
     """
 
+    serves = False
+
     def __init__(
         self,
         batches: Iterable[Any] | None,

@@ -25,6 +25,8 @@ class SharingReader:
         tell: function that sends a note with a payload to the reader of a replica.
     """
 
+    serves = True
+
     def __init__(self, job: Job, replica: int, tell: Callable[[int, Note, Any], None]) -> None:
         self._job, self._replica, self._tell = job, replica, tell
         self._own: BatchReader | None = None

@@ -28,7 +28,7 @@ class ThreadQueue:
         device: device that functions launch work on.
     """
 
-    apart = True
+    apart, at_once = True, False
 
     def __init__(self, name: str, device: torch.device = CPU) -> None:
         self._device = device

@@ -201,6 +201,7 @@ class Trainer:
             replica=mesh.data_rank,
             buckets=model.copies,
             first_step=step,
+            checks=False,
         )
         self._stepping = stepping
         self.training = Session(generation, state, workers, self._reader(self._job, None))
@@ -225,7 +226,7 @@ class Trainer:
         generation, rank, job, mail = self._generation, self._rank, self._evaluation, Mail()
         come = self._weights_on_demand()
         worker = EvaluationWorker(job, self._model.stages, mail, outputs, come.bring)
-        state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank)
+        state = RankState(job, rank.mesh.pipe_rank, replica=rank.mesh.data_rank, checks=False)
         session = Session(generation, state, Workers(mail, [worker]), self._reader(job, batches))
         last = job.placement.rank_of(job.last_stage)
         with self._model.evaluating():

@@ -25,6 +25,19 @@ class Seat(NamedTuple):
     stage: int
 
 
+class Marks(NamedTuple):
+    """What the microbatches of a step begin and end on their pipe, by number within the step.
+
+    Args:
+        begins_run, ends_run: the microbatch is the first, or the last, that goes into a reduction.
+        ends_step: the microbatch is the last of the step.
+    """
+
+    begins_run: tuple[bool, ...]
+    ends_run: tuple[bool, ...]
+    ends_step: tuple[bool, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """The schedule of a training or of an evaluation.
@@ -313,6 +326,16 @@ class Job:
         return self.ends_a_step(number) or (
             self.reductions > 1
             and self.run_of(number + self.placement.pipes) != self.run_of(number)
+        )
+
+    def marks(self) -> Marks:
+        """What each microbatch of a step begins and ends: the answers of the three above, for who
+        asks once a task."""
+        numbers = range(self.microbatches)
+        return Marks(
+            tuple([self.begins_a_run(number) for number in numbers]),
+            tuple([self.ends_a_run(number) for number in numbers]),
+            tuple([self.ends_a_step(number) for number in numbers]),
         )
 
     def first_of_run(self, run: int) -> int:

@@ -1,7 +1,7 @@
 """Due orders: which task of a rank is to come first, second, and so on within a step."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache
 
 from .task import AnyKind, Kind, Task
@@ -98,7 +98,11 @@ class Plan:
             if task.kind is Kind.FORWARD:
                 forwards[task.stage] += 1
         self.length = len(order)
-        self._kinds = [task.kind for task in order]
+        self._order = order
+        self._per_step = {lane: len(places) for lane, places in self.lanes.items()}
+        self._index_at = {
+            place: index for places in self.lanes.values() for index, place in enumerate(places)
+        }
 
     def place(self, kind: AnyKind, stage: int, before: int) -> int:
         """The place of the task of a kind and stage that has `before` such tasks before it.
@@ -111,7 +115,23 @@ class Plan:
 
     def kind_at(self, place: int) -> AnyKind:
         """The kind of the task at a place."""
-        return self._kinds[place % self.length]
+        return self._order[place % self.length].kind
+
+    def first_due(self, place: int, started: Callable[[AnyKind, int], int]) -> int:
+        """The first place, from one on, whose task is due and has not started.
+
+        Args:
+            place: place before which all that is due has started.
+            started: function that gives the number of tasks of a kind that have started on a stage.
+        """
+        while True:
+            step, within = divmod(place, self.length)
+            kind, stage, *_ = self._order[within]
+            if (stage, kind) in self.due_lanes:
+                number = step * self._per_step[stage, kind] + self._index_at[within]
+                if started(kind, stage) <= number:
+                    return place
+            place += 1
 
     def forwards_before(self, place: int, stage: int) -> int:
         """Number of forwards of a stage that stand before a place."""

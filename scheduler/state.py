@@ -94,7 +94,18 @@ class RankState:
             stage; None: one bucket a stage, held by every pipe.
         first_step: number of the step to begin with, at least 0; no history is needed.
         features: functions that make the rows of the table; None: those of the job.
+        checks: True to refuse starts and ends that cannot be. A loop that starts what `pick` has
+            given can make none, and may do without; messages are always checked, since they come
+            from elsewhere.
     Attributes:
+        in_flight: number of microbatches under way here, over all stages: forward started, backward
+            (or input gradient) not. A backward that runs still counts for memory, but work that is
+            started now runs after it on the same device. Counting it would leave a stream idle
+            between the last backward and the next forward.
+        held: number of microbatches that hold memory here, over all stages: forward started, weight
+            gradient not.
+        memo: what policies keep from one look to the next.
+        reads: this rank's reader reads the microbatches of its replica.
         queues: queues on which some work of this rank runs.
         beside: those of them besides that of the device's tasks.
         may_be_early: kinds of work whose heads may be early.
@@ -111,14 +122,18 @@ class RankState:
         buckets: Mapping[int, Sequence[Copies]] | None = None,
         first_step: int = 0,
         features: Sequence[Feature] | None = None,
+        checks: bool = True,
     ) -> None:
+        self._checks = checks
         self.job, self.rank, self.replica = job, rank, replica
         self.policy, self.placement = job.policy, job.placement
         self.ranks, self.microbatches = job.ranks, job.microbatches
         self.asked = first_step * job.microbatches if job.trains else UNLIMITED
         self.end: int | None = None
         stages = self.placement.stages_of(rank)
-        self._in_flight = self._held = 0  # what the lanes' counters come to
+        self.in_flight = self.held = 0  # what the lanes' counters come to
+        self.reads = rank == self.placement.rank_of(0)
+        self._marks = job.marks()
         self.memo: dict[Any, Any] = {}
         self._steps_done = first_step
         self._free = {
@@ -152,6 +167,15 @@ class RankState:
             features or features_of(job),
         )
         self._lanes, self.queues = self._table.lanes, self._table.queues
+        self._entry_of = self._table.entry_of
+        # Those of messages that wake no work of once a step; an evaluation has an end instead of
+        # steps, and checks every message against it.
+        self._inboxes = {
+            address: inbox
+            for address, inbox in self._table.inboxes.items()
+            if job.trains and address[0] not in self._table.wakers
+        }
+        self._has_one_queue = len(self.queues) == 1
         self.beside = [queue for queue in self.queues if queue is not OnDevice.COMPUTE]
         self.may_be_early = self._table.early
         self._look_again()
@@ -175,23 +199,6 @@ class RankState:
 
     # The view of a policy (policies.policy.View).
 
-    @property
-    def in_flight(self) -> int:
-        """Number of microbatches under way here, over all stages: forward started, backward (or
-        input gradient) not.
-
-        A backward that runs still counts for memory, but work that is started now runs after it on
-        the same device. Counting it would leave a stream idle between the last backward and the
-        next forward.
-        """
-        return self._in_flight
-
-    @property
-    def held(self) -> int:
-        """Number of microbatches that hold memory here, over all stages: forward started, weight
-        gradient not."""
-        return self._held
-
     def started(self, kind: AnyKind, stage: int) -> int:
         """Number of tasks of a kind that have started on a stage of this rank."""
         return self._lanes[stage].count[kind] // self.placement.pipes
@@ -203,15 +210,17 @@ class RankState:
 
     def forwards_left(self, task: Task) -> bool:
         """Some forwards of the task's step have not started on the task's stage."""
-        end = UNLIMITED if self.end is None else self.end
-        step, _ = self.job.step_of(task.microbatch)
-        return self._lanes[task.stage].count[Kind.FORWARD] < min(self.job.first_of(step + 1), end)
+        started = self._lanes[task.stage].count[Kind.FORWARD]
+        if self.end is not None and started >= self.end:
+            return False
+        step = task.microbatch // self.microbatches
+        return started < (step + 1) * self.microbatches
 
     @property
     def held_on_device(self) -> int:
         """Number of microbatches that hold memory on the device, over all stages: `held` where
         nothing of them is offloaded."""
-        return self._stash.on_device if self._stash else self._held
+        return self._stash.on_device if self._stash else self.held
 
     def has_room(self, move: StashMove, stage: int, is_near: bool = True) -> bool:
         """The device has room for the stash that work on a stage makes or brings back."""
@@ -259,21 +268,31 @@ class RankState:
         It lies within the step that is open at stage 0, one ahead of that stage. Of two pipes only
         one begins here, and the other must never wait for this one, so a whole step is read ahead.
         """
-        if self.rank != self.placement.rank_of(0) or self.end is not None:
+        if not self.reads or self.end is not None:
             return None
-        read = min(lane.count[meaning] for lane, meaning in self._entries)
-        lane, ahead = self._lanes[0], 1 if self.placement.pipes == 1 else self.microbatches
-        most = min(lane.count[Kind.FORWARD] + ahead, self.asked, lane.count[Gate.WEIGHTS])
-        if read >= most or (self.job.drawn and not self._admits_forward(read)):
+        read = self.asked
+        for lane, meaning in self._entries:
+            if lane.count[meaning] < read:
+                read = lane.count[meaning]
+        count, ahead = self._lanes[0].count, 1 if self.placement.pipes == 1 else self.microbatches
+        is_next = read < self.asked and read < count[Kind.FORWARD] + ahead
+        if not is_next or read >= count[Gate.WEIGHTS]:
+            return None
+        if self.job.drawn and not self._admits_forward(read):
             return None
         return read
 
     def _admits_forward(self, number: int) -> bool:
         """Stage 0 has room for a forward now: what replicas share is not taken before."""
-        head = Task(Kind.FORWARD, 0, number)
-        entry = self._table.entry_of(head)
-        assert entry is not None
-        return entry.row.admitted(head, self)
+        return self._admits(
+            self._entry_of[Kind.FORWARD, 0, None].row, Task(Kind.FORWARD, 0, number)
+        )
+
+    def _admits(self, row: Row, head: Task) -> bool:
+        """The head of a row has room to run now, and the policy lets it, where it is asked."""
+        if row.level and not self.policy.admits(head, self):
+            return False
+        return row.admitted is always or row.admitted(head, self)
 
     # Moves.
 
@@ -291,6 +310,21 @@ class RankState:
         Raises:
             IllegalMove: the message cannot be true here.
         """
+        meaning, stage, number, pipe, _ = message
+        inbox = self._inboxes.get((meaning, stage))
+        if inbox is not None:
+            lane, of_pipe, answers = inbox
+            count = lane.count
+            # The very message that its counter waits for, of a step that is open: nothing that
+            # `_addressed` refuses can be wrong with it. Nearly all messages are such ones.
+            is_next = pipe == of_pipe and number == count[meaning] < count[Gate.WEIGHTS]
+            if is_next and (answers is None or number < count[answers]):
+                lane.arrive(meaning, number)
+                return
+        self._deliver_checked(message)
+
+    def _deliver_checked(self, message: Message) -> None:
+        """Take in a message that may not be the next one, or is none about a microbatch."""
         if message.meaning is Meaning.END:
             self._hear_end(message)
             return
@@ -309,37 +343,55 @@ class RankState:
             None where no head of the queue may run. Nothing changes until `start`.
         """
         ready: list[tuple[Row, Task]] = []
-        untold = self._untold
-        for row, lane, stage, kind, needs in self._table.often[queue]:
+        asked, untold, policy = self.asked, self._untold, self.policy
+        for entry, kind, stage, heads, parts, needs in self._table.often[queue]:
             # Inputs of a step that was not asked for here may have come: another rank is in its
             # next call, and the user of this one may do something before.
-            if (number := lane.count[kind]) >= self.asked or (untold and (kind, stage) in untold):
+            if (number := heads[kind]) >= asked or (untold and (kind, stage) in untold):
                 continue
             for numbers, counter, _ in needs:  # `Lane.is_ready`, without a call for every row
                 if numbers[counter] <= number:
                     break
             else:
-                head = Task(kind, stage, number, lane.part[kind])
-                if row.admitted(head, self):
+                row, head = entry.row, entry.made
+                if head is None or head.microbatch != number or head.part != parts[kind]:
+                    head = entry.head()
+                may_run = not row.level or policy.admits(head, self)
+                if may_run and (row.admitted is always or row.admitted(head, self)):
                     ready.append((row, head))
         if self._look[queue]:
-            once = [of for of in self._table.once[queue] if of.lane.is_ready(of.row.kind)]
-            heads = [(of.row, of.head()) for of in once]
-            ready_once = [
-                (row, head)
-                for row, head in heads
-                if self.job.first_for(*head[:3]) < self.asked
-                and row.admitted(head, self)
-                and self._has_turn(row, head)
-                and self._has_room(row)
-            ]
-            ready += ready_once
-            # Whether the others may run may change at any time, but for those that an event wakes.
-            others = (of.row.takes is None and not of.row.fills for of in once)
-            self._look[queue] = bool(ready_once) or any(others)
-        if len(ready) < 2:
-            return ready[0][1] if ready else None
-        return min(ready, key=lambda one: one[0].turn(one[1], self))[1]
+            ready += self._ready_of_a_step(queue)
+        if not ready:
+            return None
+        _, head = ready[0]
+        return self._least(ready) if len(ready) > 1 else head
+
+    def _least(self, ready: Sequence[tuple[Row, Task]]) -> Task:
+        """The head with the least key; of equal ones the first."""
+        least: tuple[int, ...] | None = None
+        for row, head in ready:
+            key = (row.level, *self.policy.key(head, self)) if row.level else row.turn(head, self)
+            if least is None or key < least:
+                first, least = head, key
+        return first
+
+    def _ready_of_a_step(self, queue: Queue) -> list[tuple[Row, Task]]:
+        """The heads of a queue that may run now and do not count microbatches; and whether it is
+        worth looking again before an event that `_look_again` notes."""
+        once = [entry for entry in self._table.once[queue] if entry.lane.is_ready(entry.kind)]
+        heads = [(entry.row, entry.head()) for entry in once]
+        ready = [
+            (row, head)
+            for row, head in heads
+            if self.job.first_for(*head[:3]) < self.asked
+            and self._admits(row, head)
+            and self._has_turn(row, head)
+            and self._has_room(row)
+        ]
+        # Whether the others may run may change at any time, but for those that an event wakes.
+        others = (entry.row.takes is None and not entry.row.fills for entry in once)
+        self._look[queue] = bool(ready) or any(others)
+        return ready
 
     def queue_of(self, task: Task) -> Queue:
         """The queue on which a task of this rank runs.
@@ -347,7 +399,7 @@ class RankState:
         Raises:
             IllegalMove: this rank has several queues, and no such task.
         """
-        return self.queues[0] if len(self.queues) == 1 else self._entry_of(task, "run").row.queue
+        return self.queues[0] if self._has_one_queue else self._row_of(task, "run").row.queue
 
     def is_early(self, task: Task, more: bool) -> bool:
         """By the policy's plan other work comes before a picked task, and should be here any
@@ -360,16 +412,17 @@ class RankState:
         """
         if task.kind not in self.may_be_early or more or task.part > 0:
             return False
-        return self._entry_of(task, "start").row.early(task, self)
+        return self._row_of(task, "start").row.early(task, self)
 
     def why_idle(self) -> str:
         """The cause of an idle rank, one of `CAUSES`; for when `pick` has found nothing, or
         something early."""
-        for row, lane, stage, *_ in self._table.entries:
-            if row.fills or row.admitted is always:
+        for entry in self._table.entries:
+            row, lane, kind = entry.row, entry.lane, entry.kind
+            if row.fills or (row.level == 0 and row.admitted is always):
                 continue
-            number = lane.count[row.kind]
-            if self.job.first_for(row.kind, stage, number) < self.asked and lane.is_ready(row.kind):
+            first = self.job.first_for(kind, entry.stage, lane.count[kind])
+            if first < self.asked and lane.is_ready(kind):
                 return ROOM
         if self._waits_for_copies():
             return COPIES
@@ -403,15 +456,28 @@ class RankState:
         Raises:
             IllegalMove: the task is not a ready head.
         """
+        kind, stage, _, part = task
+        if self._checks:
+            self._check_start(task)
+        entry = self._entry_of[kind, stage, part if kind.of_a_bucket else None]
+        if more is None and kind.in_pieces:
+            self._untold[kind, stage] = task
+            self._running[task] = entry, [], False
+            return []
+        if completes:
+            self._check_completes(task, completes)
+        return self._count(task, entry, bool(more), completes)
+
+    def _check_start(self, task: Task) -> None:
+        """Refuse a task that is no ready head."""
         kind, stage, number, part = task
-        entry = self._entry_of(task, "start")
-        lane = entry.lane
+        entry = self._row_of(task, "start")
+        row, lane = entry.row, entry.lane
         if number != lane.count[kind] or part != lane.part[kind] or not lane.is_ready(kind):
             piece = f"piece {lane.part[kind]} is next; " if part != lane.part[kind] else ""
             raise IllegalMove(f"{task} cannot start: {piece}{self._story(stage)}")
         if (kind, stage) in self._untold:
             raise IllegalMove(f"{task} cannot start: it runs; {self._story(stage)}")
-        row = entry.row
         if (row.in_turn or row.in_order) and not self._has_turn(row, task):
             raise IllegalMove(f"{task} cannot start: it is not its turn; {self._story(stage)}")
         if row.takes is not None and not self._has_room(row):
@@ -422,13 +488,6 @@ class RankState:
             raise IllegalMove(
                 f"{task} cannot start: no room on the device is free; {self._story(stage)}"
             )
-        if more is None and kind.in_pieces:
-            self._untold[kind, stage] = task
-            self._running[task] = entry, [], False
-            return []
-        if completes:
-            self._check_completes(task, completes)
-        return self._count(task, entry, bool(more), completes)
 
     def tell(self, task: Task, more: bool, completes: Collection[int] = ()) -> list[Message]:
         """Say whether a task that has run was a piece; see `start`.
@@ -442,7 +501,7 @@ class RankState:
         if completes:
             self._check_completes(task, completes)
         del self._untold[kind, stage]
-        return self._count(task, self._entry_of(task, "be told"), more, completes)
+        return self._count(task, self._row_of(task, "be told"), more, completes)
 
     def _check_completes(self, task: Task, completes: Collection[int]) -> None:
         buckets = len(self._table.buckets[task.stage])
@@ -456,19 +515,26 @@ class RankState:
         self, task: Task, entry: Entry, more: bool, completes: Collection[int]
     ) -> list[Message]:
         """Count a task that runs, and deliver what follows from it here."""
-        kind, stage, number, _ = task
-        row, lane, *_ = entry
-        self.memo.clear()
-        whole, ends = lane.start(kind, more), self._ends_a_run(kind, number)
-        self._take_places(row, whole, task)
-        follows = row.then(task) if whole else ()
-        if row.completes is not None and ends:
-            follows = [*follows, *self._leaving(row, task, whole, completes)]
-        if row.gives_turns:
-            turn = self._turns[stage, task.part].give()
-            follows = [message._replace(number=turn) for message in follows]
+        kind, _, number, _ = task
+        row = entry.row
+        whole = entry.lane.start(kind, more)
+        if whole:
+            self.in_flight += row.in_flight
+            self.held += row.held
+        if entry.takes_places:
+            self._take_places(row, whole, task)
+        # Of a kind that does not count microbatches every task ends something.
+        ends = not kind.of_a_microbatch or self._marks.ends_run[number % self.microbatches]
+        follows = self._what_follows(task, row, whole, completes) if ends else ()
+        sends = row.sends if whole else None
         here: list[Message] = []
         later: list[Message] = []
+        if sends is not None:
+            message = Message(sends.meaning, sends.stage, number, sends.pipe)
+            if entry.sends_at_once:
+                here = [message]
+            else:
+                later = [message]
         for message in follows:
             (here if self._holds_at_once(message, row) else later).append(message)
         self._running[task] = entry, later, not whole
@@ -478,6 +544,25 @@ class RankState:
             self._look_again()
         return here
 
+    def _what_follows(
+        self, task: Task, row: Row, whole: bool, completes: Collection[int]
+    ) -> list[Message]:
+        """The messages that follow from a task that ends a step, or a reduction, besides the one
+        that each task sends."""
+        follows: list[Message] = []
+        is_last = (
+            not task.kind.of_a_microbatch
+            or self._marks.ends_step[task.microbatch % self.microbatches]
+        )
+        if whole and is_last:
+            follows += row.then(task)
+        if row.completes is not None:
+            follows += self._leaving(row, task, whole, completes)
+        if row.gives_turns:
+            turn = self._turns[task.stage, task.part].give()
+            follows = [message._replace(number=turn) for message in follows]
+        return follows
+
     def _take_places(self, row: Row, whole: bool, task: Task) -> None:
         """Take the turn and the places that a task takes, and open what waited for it."""
         _, stage, number, part = task
@@ -486,18 +571,10 @@ class RankState:
         if row.takes is not None:
             self._free[row.takes] -= 1
             self._stays_begun += row.in_order
-        if whole:
-            self._in_flight += row.in_flight
-            self._held += row.held
-            if row.stash is not None:
-                self._take_stash_room(row.stash, stage, number)
-            if row.opens:
-                self._open(row, stage)
-
-    def _ends_a_run(self, kind: AnyKind, number: int) -> bool:
-        """A task is the last of its kind and stage that goes into a reduction; any other than of a
-        microbatch is."""
-        return not kind.of_a_microbatch or self.job.ends_a_run(number)
+        if whole and row.stash is not None:
+            self._take_stash_room(row.stash, stage, number)
+        if whole and row.opens:
+            self._open(row, stage)
 
     def _take_stash_room(self, move: StashMove, stage: int, number: int) -> None:
         """Take a room for a stash, where a task makes one or brings it back; one that stays on the
@@ -552,12 +629,14 @@ class RankState:
             IllegalMove: the task has not started or not been told, or one before it has not
                 finished.
         """
-        if not self._is_next(task) or (self._untold and task in self._untold.values()):
+        if self._checks and not self._may_finish(task):
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")
-        (row, lane, stage, *_), later, more = self._running.pop(task)
+        entry, later, more = self._running[task]
+        del self._running[task]
         if more:
             return later
-        lane.finish(task.kind)
+        row, stage = entry.row, entry.stage
+        entry.lane.finish(task.kind)
         if row.opens:
             self._open(row, stage)
             self._steps_done = self._table.steps_finished(Gate.WEIGHTS)
@@ -565,7 +644,7 @@ class RankState:
             self._free[row.frees] += 1
         if row.stash is not None:
             self._free_stash_room(row.stash, stage, task.microbatch)
-        if len(self.queues) > 1 or row.frees is not None:
+        if row.frees is not None or not self._has_one_queue:
             self._look_again()
         return later
 
@@ -578,10 +657,13 @@ class RankState:
         """A message that follows from a task of the row is true already when the task starts."""
         if message.meaning.for_the_host or not self.is_here(message):
             return False
-        return len(self.queues) == 1 or self._table.hears_at_once(message, row)
+        return self._has_one_queue or self._table.hears_at_once(message, row)
 
-    def _is_next(self, task: Task) -> bool:
-        """Of what runs of a kind on a stage, or on a bucket of it, the task has started first."""
+    def _may_finish(self, task: Task) -> bool:
+        """Of what runs of a kind on a stage, or on a bucket of it, the task has started first, and
+        it has been told whether it is a piece."""
+        if self._untold and task in self._untold.values():
+            return False
         of_a_bucket = task.kind.of_a_bucket
         for one in self._running:  # in the order of their starts; a few at most
             if one[:2] == task[:2] and (not of_a_bucket or one.part == task.part):
@@ -601,7 +683,7 @@ class RankState:
                 Lack(head, counter.value, self._owner(lane, counter))
                 for lane, counter in entry.lane.missing(head.kind)
             ]
-            if not (missing or entry.row.fills or entry.row.admitted(head, self)):
+            if not (missing or entry.row.fills or self._admits(entry.row, head)):
                 missing = [Lack(head, ROOM, None)]
             if not (missing or self._has_turn(entry.row, head)):
                 missing = [self._earlier_turn(entry, head)]
@@ -653,9 +735,10 @@ class RankState:
 
     # Refusals.
 
-    def _entry_of(self, task: Task, to: str) -> Entry:
+    def _row_of(self, task: Task, to: str) -> Entry:
         """The row of a task, and its lane; refused where there is none."""
-        entry = self._table.entry_of(task)
+        kind, stage, _, part = task
+        entry = self._entry_of.get((kind, stage, part if kind.of_a_bucket else None))
         if entry is None:
             raise IllegalMove(f"{task} cannot {to}: {self._story(task.stage)}")
         return entry

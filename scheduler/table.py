@@ -22,26 +22,71 @@ from .task import AnyKind, Task
 UNLIMITED = sys.maxsize
 
 
-class Entry(NamedTuple):
-    """A row of the table, and the lane that counts it.
+class Entry:
+    """A row of the table, the lane that counts it, and its head.
 
     Args:
         row: row of the table.
         lane: lane that counts the row's tasks.
         stage: stage that the lane belongs to.
-        kind: the row's kind of work.
         needs: numbers that must have passed its head, each with the lane that keeps it.
+    Attributes:
+        kind: the row's kind of work.
+        made: head that was asked for last; None before the first.
+        takes_places: its tasks take a turn, a place of a pool or of a stash, or open a gate.
+        sends_at_once: the message that follows from each task is for this rank, and true as soon as
+            the task has started.
     """
 
-    row: Row
-    lane: Lane
-    stage: int
-    kind: AnyKind
-    needs: tuple[Passed, ...]
+    __slots__ = ("kind", "lane", "made", "needs", "row", "sends_at_once", "stage", "takes_places")
+
+    def __init__(self, row: Row, lane: Lane, stage: int, needs: tuple[Passed, ...]) -> None:
+        self.row, self.lane, self.stage, self.needs = row, lane, stage, needs
+        self.kind = row.kind
+        takes = row.in_turn or row.takes is not None or row.stash is not None
+        self.takes_places = takes or bool(row.opens)
+        self.sends_at_once = False
+        self.made: Task | None = None
 
     def head(self) -> Task:
-        """The next task of the row."""
-        return self.lane.head(self.row.kind, self.stage)
+        """The next task of the row; it is made once, however often it is looked at."""
+        number, part = self.lane.count[self.kind], self.lane.part[self.kind]
+        head = self.made
+        if head is None or head.microbatch != number or head.part != part:
+            head = self.made = Task(self.kind, self.stage, number, part)
+        return head
+
+
+class Scanned(NamedTuple):
+    """What `RankState.pick` reads of a row each time.
+
+    Args:
+        entry: the row.
+        kind, stage: kind and stage of its tasks.
+        heads, parts: numbers and parts of the heads of its lane, by kind.
+        needs: numbers that must have passed its head.
+    """
+
+    entry: Entry
+    kind: AnyKind
+    stage: int
+    heads: Mapping[Counter, int]
+    parts: Mapping[AnyKind, int]
+    needs: tuple[Passed, ...]
+
+
+class Inbox(NamedTuple):
+    """Where messages about microbatches come in.
+
+    Args:
+        lane: lane that counts them.
+        pipe: pipe that they are addressed to.
+        answers: kind of work here that they answer; None: none.
+    """
+
+    lane: Lane
+    pipe: int
+    answers: AnyKind | None
 
 
 class Table:
@@ -58,10 +103,12 @@ class Table:
     Attributes:
         entries: all rows, in the order in which the features make them.
         queues: queues that some row runs on.
+        entry_of: row of a task, by kind, stage and bucket (None: the stage's own).
         often: rows whose work may become ready at any moment, by queue.
         once: all other rows, by queue; their work becomes ready only after some event that ends a
             step, a reduction's run of microbatches or a stay.
         wakers: meanings of the messages that such rows wait for.
+        inboxes: where messages about microbatches come in, by meaning and stage.
         lanes: lane of each stage, by stage.
         buckets: lanes of the buckets of a stage, by stage.
         early: kinds of work whose heads may be early.
@@ -78,7 +125,8 @@ class Table:
         self.lanes: dict[int, Lane] = {}
         self.buckets: dict[int, tuple[Lane, ...]] = {}
         self.entries: list[Entry] = []
-        self._entry_of: dict[tuple[object, int, int | None], Entry] = {}
+        self.entry_of: dict[tuple[AnyKind, int, int | None], Entry] = {}
+        self.inboxes: dict[tuple[Meaning, int], Inbox] = {}
         self._listening: dict[tuple[Lane, Counter], set[Queue]] = defaultdict(set)
         self._opening: dict[tuple[int, Gate], tuple[list[Passed], Callable[[int], int]]] = {}
         for seat in seats:
@@ -86,13 +134,19 @@ class Table:
             rows = [row for feature in features for row in feature(here)]
             _check(seat.stage, rows)
             self._add_lanes(here)
-            self._add_rows(seat.stage, rows)
+            self._add_rows(seat, rows)
+        self._say_what_is_here({seat.stage: seat.pipe for seat in seats})
         self.queues = tuple(dict.fromkeys(entry.row.queue for entry in self.entries))
-        self.often: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
+        self.often: dict[Queue, list[Scanned]] = {queue: [] for queue in self.queues}
         self.once: dict[Queue, list[Entry]] = {queue: [] for queue in self.queues}
         for entry in self.entries:
-            of = self.often if entry.row.kind.of_a_microbatch else self.once
-            of[entry.row.queue].append(entry)
+            kind, queue = entry.kind, entry.row.queue
+            if kind.of_a_microbatch:
+                lane = entry.lane
+                scanned = Scanned(entry, kind, entry.stage, lane.count, lane.part, entry.needs)
+                self.often[queue].append(scanned)
+            else:
+                self.once[queue].append(entry)
         self.wakers = frozenset(
             need.counter
             for of in self.once.values()
@@ -113,7 +167,8 @@ class Table:
             Lane(f"stage {stage} bucket {bucket}", a_step) for bucket in range(len(here.buckets))
         )
 
-    def _add_rows(self, stage: int, rows: Sequence[Row]) -> None:
+    def _add_rows(self, seat: Seat, rows: Sequence[Row]) -> None:
+        pipe, stage = seat
         queue_of: dict[tuple[Counter, int | None], Queue] = {
             (row.kind, row.bucket): row.queue for row in rows
         }
@@ -124,13 +179,15 @@ class Table:
                 needed = self._lane(stage, bucket)
                 if isinstance(counter, Meaning):
                     needed.count_messages(counter, senders, after)
+                    if counter.of_a_microbatch:
+                        self.inboxes[counter, stage] = Inbox(needed, pipe, after)
                 self._listening[needed, counter].add(row.queue)
         for row in rows:
             lane = self._lane(stage, row.bucket)
             needs = tuple([self._passed(stage, row.queue, need, queue_of) for need in row.needs])
             lane.needs[row.kind] = needs
-            entry = Entry(row, lane, stage, row.kind, needs)
-            self._entry_of[row.kind, stage, row.bucket] = entry
+            entry = Entry(row, lane, stage, needs)
+            self.entry_of[row.kind, stage, row.bucket] = entry
             self.entries.append(entry)
         for gate, to in {opening.gate: opening.to for row in rows for opening in row.opens}.items():
             rows_that_open = [row for row in rows if gate in (one.gate for one in row.opens)]
@@ -142,6 +199,16 @@ class Table:
             ]
             self._opening[stage, gate] = opened_by, to
             self.lanes[stage].count[gate] = to(0)
+
+    def _say_what_is_here(self, pipe_of: Mapping[int, int]) -> None:
+        """Note which rows send to this rank itself, on their own queue; `pipe_of` has the pipe of
+        each stage that is here."""
+        for entry in self.entries:
+            sends = entry.row.sends
+            if sends is not None and pipe_of.get(sends.stage) == sends.pipe:
+                message = Message(sends.meaning, sends.stage, 0, sends.pipe)
+                is_early = not sends.meaning.for_the_host
+                entry.sends_at_once = is_early and self.hears_at_once(message, entry.row)
 
     def _passed(
         self,
@@ -162,11 +229,6 @@ class Table:
         for stage, lane in self.lanes.items():
             yield lane
             yield from self.buckets[stage]
-
-    def entry_of(self, task: Task) -> Entry | None:
-        """The row of a task; None where this rank has none."""
-        bucket = task.part if task.kind.of_a_bucket else None
-        return self._entry_of.get((task.kind, task.stage, bucket))
 
     def lane_of(self, message: Message) -> Lane | None:
         """The lane that a message to a stage of this rank is for; None where there is no such

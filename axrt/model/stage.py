@@ -197,7 +197,11 @@ class Stage:
             compiler.layer(layer) if compiler else layer for layer in ready
         ]
         self._loss_fn = compiler.loss(loss_fn) if compiler and loss_fn else loss_fn
-        self._job, self._replica = job, replica
+        self._job = job
+        # Microbatches of all replicas are numbered together in a step; where replicas share them,
+        # they are numbered so from the start.
+        self._a_step = job.microbatches_in_all if job.drawn else job.microbatches
+        self._first_of_step = 0 if job.drawn else replica * job.microbatches
         self._generator = generator
         self._types, self._scale_of, self._between = types, scale_of, types.between
         self._kept = [is_kept(layer, types.keep) for layer in layers]
@@ -352,6 +356,10 @@ class Stage:
         """The gradients of a segment's inputs, from those of its outputs."""
         _, inflow, edges, of_loss = segment
         given = given if of_loss is None else of_loss
+        if len(given) == len(edges) == 1:  # as nearly always
+            if given[0] is not None:
+                _walk((edges[0],), (given[0],))
+            return inflow.gradients
         roots = tuple(
             [root for root, gradient in zip(edges, given, strict=True) if gradient is not None]
         )
@@ -507,13 +515,17 @@ class Stage:
             scale = self._scale_of(self._where(number)[0]) if self._scale_of else 1.0
             of_loss = torch.full_like(loss_to_mean, scale)
             return (loss.detach(), weight), [_edge(loss_to_mean)], (of_loss,)
+        if isinstance(outputs, Tensor) and outputs.layout is torch.strided:  # as nearly always
+            edges = [_edge(outputs)] if outputs.requires_grad else []
+            return self._to_send(outputs), edges, None
         skeleton, tensors = flatten(outputs)
         edges = [_edge(tensor) for tensor in tensors if tensor.requires_grad]
         return unflatten(skeleton, [self._to_send(tensor) for tensor in tensors]), edges, None
 
     def _where(self, number: int) -> tuple[int, int]:
-        """The step of a microbatch, and its index within it over all replicas."""
-        return self._job.place_in_batch(number, self._replica)
+        """The step of a microbatch, and its index within it over all replicas, as
+        `Job.place_in_batch` has them."""
+        return number // self._a_step, self._first_of_step + number % self._a_step
 
     @property
     def _recomputed_layers(self) -> list[nn.Module]:
@@ -556,8 +568,11 @@ class Stage:
         assert self._loss_fn is not None
         if self._types.weights:
             outputs = in_type(outputs, torch.float32, self._types.weights)
-        with self._computing():
+        if self._types.compute is None:
             found = self._loss_fn(outputs, target)
+        else:
+            with self._computing():
+                found = self._loss_fn(outputs, target)
         loss, weight = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         if not (
             _is_one_number(loss)
@@ -588,6 +603,12 @@ class Stage:
         return out.requires_grad_(tensor.requires_grad)
 
     def _through_inlet(self, inputs: Any, inflow: _Inflow) -> Any:
+        if isinstance(inputs, Tensor) and inputs.layout is torch.strided:  # as nearly always
+            if not inputs.requires_grad:
+                return inputs
+            inflow.arrived, inflow.gradients = (inputs.detach(),), (None,)
+            (tensor,) = _Inlet.apply(inflow, self._anchor)  # type: ignore[no-untyped-call]
+            return tensor
         skeleton, tensors = flatten(inputs)
         wanting = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
         if not wanting:

@@ -4,9 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from axrt.note import News
-from axrt.scheduler.task import Task
-
+from .activity import Activity
 from .observer import Observer, Wait
 
 
@@ -20,6 +18,7 @@ class WaitDiagnosis(Observer):
 
     Args:
         rank: rank in the job, for the text.
+        activity: what the loop does, for what was heard last.
         patience_s: seconds of waiting until the first text; each later text comes after twice as
             long.
         say: function that takes the text.
@@ -29,13 +28,13 @@ class WaitDiagnosis(Observer):
     def __init__(
         self,
         rank: int,
+        activity: Activity,
         patience_s: float = 60.0,
         say: Callable[[str], None] = _to_stderr,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._rank, self._say, self._now = rank, say, now
+        self._rank, self._activity, self._say, self._now = rank, activity, say, now
         self._patience_s = patience_s
-        self._last: tuple[int, News] | None = None
         self._since: float | None = (
             None  # of the first word since anything happened that this rank waits
         )
@@ -44,11 +43,7 @@ class WaitDiagnosis(Observer):
     def entered(self) -> None:
         self._since = None
 
-    def arrived(self, source: int, message: News) -> None:
-        self._last = source, message
-        self._since = None
-
-    def started(self, task: Task) -> None:
+    def resumed(self) -> None:
         self._since = None
 
     def waiting(self, wait: Wait) -> None:
@@ -58,9 +53,8 @@ class WaitDiagnosis(Observer):
         if waited_s < self._next_s:
             return
         self._next_s *= 2
-        heard = (
-            "nothing yet" if self._last is None else f"{self._last[1]} from rank {self._last[0]}"
-        )
+        last = self._activity.heard
+        heard = "nothing yet" if last is None else f"{last[1]} from rank {last[0]}"
         self._say(
             f"axrt: rank {self._rank} has waited {waited_s:.0f} s: "
             f"{wait.what() or 'nothing that it knows of'}; last heard: {heard}. "

@@ -4,8 +4,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from axrt.scheduler.task import Task
-
 from .observer import Observer, Wait
 
 
@@ -26,7 +24,7 @@ class Idle(Observer):
         if self._pause is None:
             self._pause = wait.why(), self._now()
 
-    def started(self, task: Task) -> None:
+    def resumed(self) -> None:
         self._end_pause()
 
     def shares(self) -> dict[str, float]:

@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from axrt.scheduler.task import Task
-
+from .activity import Activity
 from .observer import Observer, Wait
 
 _THREAD = "axrt inspection"
@@ -66,14 +65,12 @@ class Inspection(Observer):
     Args:
         rank: number of the rank.
         size: number of ranks of the job.
+        activity: what the loop does.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
-        self._task: Task | None = None
-        self._under_way = 0
-        self._since = time.monotonic()
-        self._waits = False
+    def __init__(self, rank: int, size: int, activity: Activity) -> None:
+        self._rank, self._size, self._activity = rank, size, activity
+        self._waits_since_s = 0.0
         self._wait: Wait | None = None
         self._question: dict[str, object] | None = None
         self._answered = threading.Event()
@@ -97,23 +94,12 @@ class Inspection(Observer):
 
     # What the loop tells.
 
-    def started(self, task: Task) -> None:
-        self._moves()
-        self._task = task
-        self._under_way += 1
-
-    def finished(self, task: Task, began_s: float, ended_s: float) -> None:
-        self._moves()
-        self._under_way -= 1
-
     def entered(self) -> None:
-        self._moves()
-        self._under_way = 0
+        self.resumed()
 
     def waiting(self, wait: Wait) -> None:
-        if not self._waits:
-            self._moves()
-            self._waits = True
+        if self._wait is None:
+            self._waits_since_s = time.perf_counter()
         self._wait = wait
         self.answer_waiting()
 
@@ -128,8 +114,8 @@ class Inspection(Observer):
         """The directory of the run, where questions are answered; None before `begin`."""
         return self._folder.parent if self._folder.name == FOLDER else None
 
-    def _moves(self) -> None:
-        self._waits, self._wait, self._since = False, None, time.monotonic()
+    def resumed(self) -> None:
+        self._wait = None
 
     # What the thread does.
 
@@ -146,7 +132,8 @@ class Inspection(Observer):
         self._answered.clear()
         self._question = question
         if not self._answered.wait(_LOOP_S):
-            state = "computes" if self._under_way or self._is_inside() else "outside"
+            is_busy = self._activity.under_way or self._is_inside()
+            state = "computes" if is_busy else "outside"
             self._answer(state, "", ())
 
     def _is_inside(self) -> bool:
@@ -158,14 +145,16 @@ class Inspection(Observer):
         question, self._question = self._question, None
         if question is None:
             return
+        activity = self._activity
+        since_s = self._waits_since_s if state == "waits" else activity.since_s
         answer = Answer(
             self._rank,
             self._size,
             socket.gethostname(),
             os.getpid(),
             state,
-            round(time.monotonic() - self._since, 3),
-            str(self._task or ""),
+            round(time.perf_counter() - since_s, 3),
+            str(activity.task or ""),
             lacks,
             owing,
             _stacks() if question.get("stacks") else {},

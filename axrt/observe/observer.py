@@ -45,6 +45,9 @@ class Observer:
         """The rank does nothing until something arrives, or for a moment longer; told again and
         again while that lasts."""
 
+    def resumed(self) -> None:
+        """The rank has waited and goes on: something has arrived, or a task starts."""
+
 
 class Audience:
     """Methods of observers by event, only of those that override it.
@@ -62,6 +65,7 @@ class Audience:
         self.started = _who_care(observers, "started")
         self.finished = _who_care(observers, "finished")
         self.waiting = _who_care(observers, "waiting")
+        self.resumed = _who_care(observers, "resumed")
 
 
 def _who_care(observers: Sequence[Observer], event: str) -> list[Callable[..., None]]:

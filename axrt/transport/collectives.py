@@ -285,7 +285,7 @@ class CollectiveQueue:
         device: device that the tensors are on.
     """
 
-    apart = False
+    apart = at_once = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -18,13 +18,12 @@ import ctypes
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from torch import Tensor
 
 from axrt.device import CPU
 from axrt.note import Note, Topic
-from axrt.payload import flatten, unflatten
+from axrt.payload import ONLY, flatten, unflatten
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Vocabulary
 
@@ -51,6 +50,7 @@ class Arriving:
         layouts: layouts of its tensors, in order.
         tensors: memory for each tensor, as `Layout.allocate` gives it; that of small ones is
             filled.
+        large: memory for the tensors that come beside the envelope, in order.
     """
 
     generation: int
@@ -58,18 +58,13 @@ class Arriving:
     skeleton: object
     layouts: list[Layout]
     tensors: list[Tensor]
-
-    @property
-    def large(self) -> list[Tensor]:
-        """Memory for the tensors that come beside the envelope, in order."""
-        return [
-            tensor
-            for tensor, layout in zip(self.tensors, self.layouts, strict=True)
-            if is_large(layout.num_bytes)
-        ]
+    large: list[Tensor]
 
     def parcel(self) -> Parcel:
         """The parcel that was sent; to be called once all bytes are here."""
+        if self.skeleton is ONLY:
+            payload = self.layouts[0].settle(self.tensors[0])
+            return Parcel(self.generation, self.message, payload)
         tensors = [
             layout.settle(tensor) for tensor, layout in zip(self.tensors, self.layouts, strict=True)
         ]
@@ -92,21 +87,24 @@ def pack(parcel: Parcel) -> tuple[bytes, list[Tensor]]:
     """
     generation, (word, *address), payload = parcel
     skeleton, tensors = flatten(payload)
-    description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
+    if skeleton is ONLY:
+        description, on_the_wire = describe(skeleton, (Spec.of(payload),)), [dense(payload)]
+    else:
+        description = describe(skeleton, tuple([Spec.of(tensor) for tensor in tensors]))
+        on_the_wire = [dense(tensor) for tensor in tensors]
     head = (
         _HEADER.pack(
             generation, _CODE_OF[word], *address, *_NOWHERE[len(address) :], len(description)
         )
         + description
     )
-    return head, [dense(tensor) for tensor in tensors]
+    return head, on_the_wire
 
 
 def seal(head: bytes, tensors: list[Tensor], way: bytes = BY_MPI) -> bytes:
     """The envelope, made of the result of `pack`; it reads the small tensors' memory now."""
-    return b"".join(
-        [way, head, *[_memory_of(tensor) for tensor in tensors if not is_large(tensor.nbytes)]]
-    )
+    small = [_memory_of(tensor) for tensor in tensors if tensor.nbytes <= _SMALL_BYTES]
+    return b"".join([way, head, *small])
 
 
 def is_by_line(envelope: bytearray) -> bool:
@@ -130,15 +128,20 @@ def open_envelope(
     skeleton, layouts = read_description(bytes(envelope[at - length : at]))
     word = _WORDS[code]
     message = Message(word, *address) if isinstance(word, Meaning) else Note(word, *address[:2])
+    rooms = landings.take(generation, message)
     tensors: list[Tensor] = []
-    for layout, room in zip_longest(layouts, landings.take(generation, message)[: len(layouts)]):
-        if is_large(layout.num_bytes):
-            tensors.append(room if room is not None and fits(room, layout) else room_for(layout))
+    large: list[Tensor] = []
+    for place, layout in enumerate(layouts):
+        if layout.num_bytes > _SMALL_BYTES:
+            fitting = place < len(rooms) and fits(rooms[place], layout)
+            tensor = rooms[place] if fitting else room_for(layout)
+            large.append(tensor)
         else:
             tensor = layout.allocate(CPU) if layout.spec.on_host else room_for(layout)
-            tensors.append(_copied_from(envelope, at, layout, tensor))
+            _copy_from(envelope, at, layout.num_bytes, tensor)
             at += layout.num_bytes
-    return Arriving(generation, message, skeleton, layouts, tensors)
+        tensors.append(tensor)
+    return Arriving(generation, message, skeleton, layouts, tensors, large)
 
 
 def _memory_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
@@ -146,11 +149,10 @@ def _memory_of(tensor: Tensor) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
 
 
-def _copied_from(envelope: bytearray, at: int, layout: Layout, tensor: Tensor) -> Tensor:
-    """A small tensor out of its envelope, in its own memory.
+def _copy_from(envelope: bytearray, at: int, num_bytes: int, tensor: Tensor) -> None:
+    """Put a small tensor's bytes out of its envelope into its own memory.
 
-    It is copied, not viewed: torch's own memory is aligned, and last bits may depend on that.
+    They are copied, not viewed: torch's own memory is aligned, and last bits may depend on that.
     """
-    part = memoryview(envelope)[at : at + layout.num_bytes]
+    part = memoryview(envelope)[at : at + num_bytes]
     _memory_of(tensor).raw = part  # type: ignore[assignment]  # any buffer will do
-    return tensor

@@ -133,7 +133,7 @@ class MpiTransport:
         self._patience = Patience()
         sharpen_sleep()
         self._lock = threading.Lock()
-        self._early: list[tuple[int, Parcel]] = []  # parcels that the thread has found
+        self._arrived: list[tuple[int, Parcel]] = []  # parcels that are whole and were not polled
         self._failure: Exception | None = None  # of the thread
         # A loop that puts tasks on a device is back at once, and needs nobody to look meanwhile.
         looks = self.size > 1 and isinstance(self._staging, InPlace)
@@ -145,11 +145,12 @@ class MpiTransport:
         lines = self._lines if self._lines and self._lines.takes(rank, parcel.message) else None
         leaving = (lines.staging if lines else self._staging).outgoing(parcel, after)
         with self._lock:
-            if rank in self._going or not leaving.ready.passed():
+            if rank in self._going or not (leaving.ready is NOW or leaving.ready.passed()):
                 self._going.setdefault(rank, deque()).append(_Going(leaving, lines))
             else:
                 self._isend(rank, leaving, lines)
-            self._tell_progress()
+            if self._is_busy:
+                self._tell_progress()
 
     def poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         with self._lock:
@@ -158,7 +159,8 @@ class MpiTransport:
             except MPI.Exception as error:
                 raise self._some_rank_is_lost(error) from None
             finally:
-                self._tell_progress()
+                if self._is_busy:
+                    self._tell_progress()
 
     def expect(self, generation: int, message: News, rooms: Sequence[Tensor]) -> None:
         with self._lock:
@@ -182,7 +184,7 @@ class MpiTransport:
         try:
             if not MPI.Is_finalized():  # by a user who has not closed his engine
                 self._take_envelopes()
-                self._early += self._moved()
+                self._move()
         except MPI.Exception as error:
             self._failure = self._some_rank_is_lost(error)
         except Exception as error:  # raised where the rank polls next, which its loop expects
@@ -190,6 +192,12 @@ class MpiTransport:
         finally:
             self._tell_progress()
             self._lock.release()
+
+    @property
+    def _is_busy(self) -> bool:
+        """Something is under way, or the thread looks after what was."""
+        is_under_way = self._lent or self._coming or self._envelopes
+        return bool(is_under_way or (self._progress is not None and self._progress.looks))
 
     def _tell_progress(self) -> None:
         if self._progress is not None:
@@ -200,17 +208,17 @@ class MpiTransport:
     def _poll(self, wait_s: float) -> list[tuple[int, Parcel]]:
         if self._failure is not None:
             raise self._failure
-        if self._early:
-            early, self._early = self._early, []
-            self._patience.reset()
-            return early
         until_s = time.perf_counter() + min(wait_s, _TURN_S) if wait_s else 0.0
         while True:
             self._take_envelopes()
-            self._send_what_is_ready()
-            arrived = self._moved()
+            if self._going:
+                self._send_what_is_ready()
+            if self._sending or self._sending_by_line or self._coming:
+                self._move()
+            arrived, self._arrived = self._arrived, []
             if arrived or not wait_s:
-                self._patience.reset()
+                if self._patience.spins:
+                    self._patience.reset()
                 return arrived
             if self._going or any(one.ready is not None for one in self._coming):
                 time.sleep(_LOOK_S)  # copies are being made, which take no longer than a moment
@@ -219,19 +227,18 @@ class MpiTransport:
             if time.perf_counter() >= until_s:
                 return arrived
 
-    def _moved(self) -> list[tuple[int, Parcel]]:
-        """Let messages move on, large ones several times; the parcels that are complete."""
+    def _move(self) -> None:
+        """Let messages move on, large ones several times, until some parcel is whole."""
         for _ in range(min(1 + self._bytes_to_move() // _BYTES_OF_A_CALL, _CALLS)):
             if self._sending or self._sending_by_line:
                 self._let_go_of_sent()
-            if self._coming and (arrived := self._completed()):
-                return arrived
-        return []
+            if self._coming and self._complete():
+                return
 
     def _bytes_to_move(self) -> int:
         """Bytes under way that calls of this rank move."""
-        going = sum([lent.to_move for lent in self._lent])
-        return going + sum([one.to_move for one in self._coming])
+        going = sum([lent.to_move for lent in self._lent]) if self._lent else 0
+        return going + sum([one.to_move for one in self._coming]) if self._coming else going
 
     def still_reads(self, memory: Tensor, wait_s: float) -> bool:
         until_s = time.perf_counter() + wait_s
@@ -261,7 +268,7 @@ class MpiTransport:
 
     @property
     def receiving(self) -> bool:
-        return bool(self._coming or self._envelopes or self._early)
+        return bool(self._coming or self._envelopes or self._arrived)
 
     def flush(self) -> None:
         while self._going:
@@ -320,6 +327,8 @@ class MpiTransport:
         envelope = seal(leaving.head, leaving.tensors, BY_LINE if lines else BY_MPI)
         self._begin(envelope, len(envelope), envelope, rank, _ENVELOPES)
         large = [tensor for tensor in leaving.tensors if is_large(tensor.nbytes)]
+        if not large:
+            return
         by_line, by_mpi = _parted(large, lines)
         if lines and by_line:
             self._sending_by_line.append((lines.send(rank, by_line), by_line))
@@ -355,7 +364,7 @@ class MpiTransport:
             # Not Recv: a large envelope would wait in there for its sender to look.
             request = message.Irecv([envelope, MPI.BYTE])
             if source not in self._envelopes and request.Test():
-                self._coming.append(self._open(envelope, source))
+                self._open(envelope, source)
             else:
                 self._envelopes.setdefault(source, deque()).append((envelope, request))
         if self._envelopes:
@@ -365,14 +374,19 @@ class MpiTransport:
         for source in list(self._envelopes):
             envelopes = self._envelopes[source]
             while envelopes and envelopes[0][1].Test():
-                self._coming.append(self._open(envelopes.popleft()[0], source))
+                self._open(envelopes.popleft()[0], source)
             if not envelopes:
                 del self._envelopes[source]
 
-    def _open(self, envelope: bytearray, source: int) -> _Coming:
+    def _open(self, envelope: bytearray, source: int) -> None:
+        """Read an envelope that has come. A parcel that is in it whole has arrived; of others the
+        tensors are received."""
         lines = self._lines if is_by_line(envelope) else None
         staging = lines.staging if lines else self._staging
         arriving = open_envelope(envelope, staging.room_for, self._landings)
+        if not arriving.large and isinstance(staging, InPlace):
+            self._arrived.append((source, arriving.parcel()))
+            return
         by_line, by_mpi = _parted(arriving.large, lines)
         requests = [
             self._comm.Irecv([piece, MPI.BYTE], source, _TENSORS)
@@ -381,17 +395,17 @@ class MpiTransport:
         ]
         moment = lines.receive(source, by_line) if lines and by_line else NOW
         to_move = sum([tensor.nbytes for tensor in by_mpi])
-        return _Coming(source, arriving, staging, requests, to_move, moment)
+        self._coming.append(_Coming(source, arriving, staging, requests, to_move, moment))
 
-    def _completed(self) -> list[tuple[int, Parcel]]:
+    def _complete(self) -> bool:
+        """Note the parcels whose tensors are here; True if there are any."""
         coming, self._coming = self._coming, []
-        arrived: list[tuple[int, Parcel]] = []
         for one in coming:
             if self._is_here(one):
-                arrived.append((one.source, one.arriving.parcel()))
+                self._arrived.append((one.source, one.arriving.parcel()))
             else:
                 self._coming.append(one)
-        return arrived
+        return len(self._coming) < len(coming)
 
     def _is_here(self, one: _Coming) -> bool:
         if one.requests:

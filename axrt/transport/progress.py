@@ -28,7 +28,13 @@ class Progress:
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
         self._often, self._seldom, self._stopped = threading.Event(), False, False
+        self._is_often = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def looks(self) -> bool:
+        """There is something to look after, by what `wanted` was told last."""
+        return self._is_often or self._seldom
 
     def wanted(self, often: bool, seldom: bool = False) -> None:
         """Say whether there is anything to look after. Calls must not overlap.
@@ -38,10 +44,12 @@ class Progress:
             seldom: something needs a look every 20 ms.
         """
         self._seldom = seldom
-        if often and not self._often.is_set():
-            self._often.set()
-        elif not often and self._often.is_set():
-            self._often.clear()
+        if often != self._is_often:
+            self._is_often = often
+            if often:
+                self._often.set()
+            else:
+                self._often.clear()
         if (often or seldom) and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="axrt progress", daemon=True)
             self._thread.start()

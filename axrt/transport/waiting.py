@@ -26,19 +26,20 @@ class Patience:
             microseconds.
         brief_s: longest pause of waits that are not long, in seconds.
         longest_s: longest pause of all, in seconds; at this one, looking costs some 3 % of a core.
+    Attributes:
+        spins: number of pauses since something came last.
     """
 
     def __init__(
         self, shortest_s: float = 20e-6, brief_s: float = 120e-6, longest_s: float = 800e-6
     ) -> None:
         self._shortest_s, self._brief_s, self._longest_s = shortest_s, brief_s, longest_s
-        self._since = time.perf_counter()
-        self._spins = 0
+        self._since = 0.0
+        self.spins = 0
 
     def reset(self) -> None:
         """Begin anew: something has come, or there was something to do."""
-        self._since = time.perf_counter()
-        self._spins = 0
+        self.spins = 0
 
     def pause(self, until_s: float = inf) -> None:
         """Sleep, since nothing has come; the first three calls return at once.
@@ -46,8 +47,10 @@ class Patience:
         Args:
             until_s: time of `time.perf_counter` at which the wait ends; the sleep ends by then.
         """
-        self._spins += 1
-        if self._spins > 3:
+        if self.spins == 0:
+            self._since = time.perf_counter()
+        self.spins += 1
+        if self.spins > 3:
             now_s = time.perf_counter()
             waited_s = now_s - self._since
             brief_s = min(max(self._shortest_s, _SHARE * waited_s), self._brief_s)

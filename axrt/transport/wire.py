@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from axrt.payload import Slot
+from axrt.payload import ONLY, Slot
 
 # Quantized types keep a scale beside their numbers, and torch has no copies of integers of less
 # than a byte.
@@ -142,6 +142,8 @@ def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     Raises:
         TypeError: there are tensors of a type that torch itself cannot copy.
     """
+    if skeleton is ONLY:
+        return _described_alone(specs[0])
     only_tensors = isinstance(skeleton, Slot) or (
         isinstance(skeleton, tuple) and all(isinstance(p, Slot) for p in skeleton)
     )
@@ -163,13 +165,19 @@ _described_once = lru_cache(maxsize=256)(_described)
 
 
 @lru_cache(maxsize=256)
+def _described_alone(spec: Spec) -> bytes:
+    return _described(ONLY, (spec,))
+
+
+@lru_cache(maxsize=256)
 def read_description(description: bytes) -> tuple[object, list[Layout]]:
     """The skeleton and the layouts that `describe` has described.
 
     The bytes are unpickled: they come from a rank of the same job, which runs the same code.
     """
     skeleton, specs = pickle.loads(description)
-    return skeleton, [Layout(spec) for spec in specs]
+    # What is unpickled is another object, and this one is known by its identity.
+    return ONLY if skeleton == ONLY else skeleton, [Layout(spec) for spec in specs]
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Runs forwards and backwards on the stages of a rank."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from axrt.model.stage import Stage
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning
-from axrt.scheduler.task import Kind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 
 from .gradients import GradientWorker
 from .losses import LossReader
@@ -40,9 +39,11 @@ class StageWorker(Worker):
     ) -> None:
         self._job, self._stages, self._mail, self._gradients = job, stages, mail, gradients
         self._last, self._losses, self._may_skip = job.last_stage, LossReader(may_skip), may_skip
-        self._slots, self._number_of = slots, slots.number_of
+        self._slots = slots
+        self._splits, self._marks, self._a_step = job.splits, job.marks(), job.microbatches
+        self._shares = job.drawn > 0
         self._forwards = 0  # of the last stage, in this step
-        self._run: dict[object, Callable[[Task], Made]] = {
+        self._acts: dict[object, Callable[[Task], Made]] = {
             Kind.FORWARD: self._forward,
             Kind.RECOMPUTE: self._recompute,
             Kind.BACKWARD: self._backward,
@@ -51,29 +52,40 @@ class StageWorker(Worker):
         }
 
     def run(self, task: Task) -> Made:
-        return self._run[task.kind](task)
+        return self._acts[task.kind](task)
+
+    def act_of(self, kind: AnyKind) -> Callable[[Task], Made]:
+        return self._acts[kind]
 
     def piece_of(self, task: Task) -> Piece:
-        stage, number = self._stages[task.stage], self._number_of(task)
+        is_weight = task.kind is Kind.WEIGHT
+        if not is_weight and task.stage not in self._gradients.leaving_in_parts:
+            return WHOLE  # nearly every backward
+        in_parts = self._leaves_in_parts(task)
+        if not (is_weight or in_parts):
+            return WHOLE
+        stage, number = self._stages[task.stage], self._slots.number_of(task)
         if number is None:
             return WHOLE
-        in_parts = self._leaves_in_parts(task)
-        if task.kind is Kind.WEIGHT:
+        if is_weight:
             more = stage.weight_pieces(number) > 1
             waiting = stage.waiting_parameters(number)[1:] if in_parts and more else []
             return Piece(
                 more, self._gradients.complete_without(task.stage, waiting) if waiting else ()
             )
-        more = in_parts and stage.backward_pieces(number) > 1
+        more = stage.backward_pieces(number) > 1
         return Piece(
             more,
             self._gradients.complete_from(task.stage, stage.next_piece(number)) if more else (),
         )
 
+    def ends(self, kind: AnyKind) -> bool:
+        return kind is Kind.FORWARD and self._last in self._stages
+
     def complete(self, task: Task, made: Made) -> Made:
-        if task.kind is not Kind.FORWARD or task.stage != self._last:
+        if task.stage != self._last:
             return made
-        number = self._number_of(task)
+        number = self._slots.number_of(task)
         if number is not None:
             self._losses.read(number, lambda: self._place_of(task, number))
         self._forwards += 1
@@ -92,35 +104,33 @@ class StageWorker(Worker):
 
     def _leaves_in_parts(self, task: Task) -> bool:
         """Some buckets may leave before the task's backward is done."""
-        return task.stage in self._gradients.leaving_in_parts and self._job.ends_a_run(
-            task.microbatch
-        )
+        is_stage = task.stage in self._gradients.leaving_in_parts
+        return is_stage and self._marks.ends_run[task.microbatch % self._a_step]
 
     def _forward(self, task: Task) -> Made:
         _, stage, slot, _ = task
-        inputs, target = self._inputs(task)
+        inputs = self._mail.take(Meaning.ACTIVATION, stage, slot)
+        target = self._mail.take(Meaning.TARGET, stage, slot) if stage == self._last else None
         if self._may_skip and self._job.begins_a_step(slot):
             self._stages[stage].remember_buffers()
-        number = self._number_of(task)
+        number: int | None = slot
+        if self._shares:
+            inputs = self._slots.unpack(stage, slot, inputs)
+            target = self._slots.unpack(stage, slot, target) if stage == self._last else None
+            number = self._slots.number_of(task)
         if number is None:
             return lambda message: self._slots.pack(stage, slot, None)
-        in_pieces = self._leaves_in_parts(task) and not self._job.splits
+        may_be = not self._splits and stage in self._gradients.leaving_in_parts
+        in_pieces = may_be and self._leaves_in_parts(task)
         outputs = self._stages[stage].forward(number, inputs, target, in_pieces)
         if stage == self._last:
             self._losses.start(number, *outputs)
-        return lambda message: self._slots.pack(stage, slot, outputs)
-
-    def _inputs(self, task: Task) -> tuple[Any, Any]:
-        """What has come for a forward: its inputs, and on the last stage its target."""
-        _, stage, slot, _ = task
-        came = self._mail.take(Meaning.ACTIVATION, stage, slot)
-        inputs = self._slots.unpack(stage, slot, came)
-        if stage != self._last:
-            return inputs, None
-        return inputs, self._slots.unpack(stage, slot, self._mail.take(Meaning.TARGET, stage, slot))
+        if self._shares:
+            return lambda message: self._slots.pack(stage, slot, outputs)
+        return lambda message: outputs
 
     def _recompute(self, task: Task) -> Made:
-        number = self._number_of(task)
+        number = self._slots.number_of(task)
         if number is not None:
             self._stages[task.stage].recompute(number)
         return nothing
@@ -130,7 +140,7 @@ class StageWorker(Worker):
         piece = self.piece_of(task)
         self._begin(task)
         given, gradients = self._mail.take(Meaning.GRADIENT, stage, slot), None
-        number = self._number_of(task)
+        number = self._slots.number_of(task) if self._shares else slot
         if number is None:
             pass
         elif piece.more or task.part:
@@ -145,14 +155,15 @@ class StageWorker(Worker):
     def _input(self, task: Task) -> Made:
         _, stage, slot, _ = task
         self._begin(task)
-        number, gradients = self._number_of(task), None
+        number, gradients = self._slots.number_of(task) if self._shares else slot, None
         if number is not None:
             given = self._mail.take(Meaning.GRADIENT, stage, slot)
             gradients = self._stages[stage].input_gradient(number, given)
         return lambda message: gradients
 
     def _weight(self, task: Task) -> Made:
-        piece, number = self.piece_of(task), self._number_of(task)
+        piece = self.piece_of(task)
+        number = self._slots.number_of(task) if self._shares else task.microbatch
         if number is not None:
             self._stages[task.stage].weight_gradient(number)
         self._end(task, piece)
@@ -162,7 +173,7 @@ class StageWorker(Worker):
         """See to it that a backward adds to memory that is the gradient's own."""
         if task.part > 0:
             return
-        if self._job.begins_a_run(task.microbatch):
+        if self._marks.begins_run[task.microbatch % self._a_step]:
             self._gradients.open(task.stage)
         else:
             self._gradients.keep_open(task.stage)
@@ -170,16 +181,19 @@ class StageWorker(Worker):
     def _end(self, task: Task, piece: Piece) -> None:
         """Close the gradients that the last backward of a step, or of a reduction, on a stage has
         completed."""
-        slot, index = task.microbatch, self._kept_as(task)
-        if self._job.ends_a_run(slot):
-            step = self._job.step_of(slot)[0] if self._job.ends_a_step(slot) else None
+        slot = task.microbatch
+        index = self._kept_as(task) if self._job.in_tree else None
+        within = slot % self._a_step
+        if self._marks.ends_run[within]:
+            step = slot // self._a_step if self._marks.ends_step[within] else None
             self._gradients.close(task.stage, step, piece.completes if piece.more else None, index)
         elif index is not None:
             self._gradients.put_aside(task.stage, index)
 
     def _kept_as(self, task: Task) -> int | None:
-        """The index in its step of a task's microbatch, where its gradient is kept apart."""
-        number = self._number_of(task)
-        if number is None or not self._job.in_tree:
+        """The index in its step of a task's microbatch, whose gradient is kept apart; None: its
+        slot is empty."""
+        number = self._slots.number_of(task)
+        if number is None:
             return None
         return self._job.place_in_batch(number, 0)[1]

@@ -53,9 +53,17 @@ class Worker(Protocol):
         """
         ...
 
+    def act_of(self, kind: AnyKind) -> Callable[[Task], Made]:
+        """The function that does the tasks of a kind: `run`, or a part of it."""
+        return self.run
+
     def piece_of(self, task: Task) -> Piece:
         """The place of a task that is about to run among the pieces of its work."""
         return WHOLE
+
+    def ends(self, kind: AnyKind) -> bool:
+        """`complete` does something for tasks of a kind."""
+        return type(self).complete is not Worker.complete
 
     def complete(self, task: Task, made: Made) -> Made:
         """End a task that has finished on the device: values may be read, and what it made may
@@ -102,6 +110,10 @@ class Workers:
         workers: workers, each of which runs some kinds.
         hears: function that hears a message and its payload at once, by meaning; other payloads go
             into the mail.
+    Attributes:
+        piece_of: function that gives the place of a task that is about to run among the pieces of
+            its work, by kind.
+        told_of_posts: kinds whose worker is told when all that follows from a task has left.
     """
 
     def __init__(
@@ -110,8 +122,16 @@ class Workers:
         workers: Sequence[Worker],
         hears: Mapping[Meaning, Callable[[Message, Any], None]] | None = None,
     ) -> None:
-        self._mail = mail
+        self._put = mail.put
         self._worker_of = {kind: worker for worker in workers for kind in worker.kinds}
+        self._act_of = {kind: worker.act_of(kind) for kind, worker in self._worker_of.items()}
+        self.piece_of = {kind: worker.piece_of for kind, worker in self._worker_of.items()}
+        self._ended = {kind for kind, worker in self._worker_of.items() if worker.ends(kind)}
+        self.told_of_posts = {
+            kind
+            for kind, worker in self._worker_of.items()
+            if type(worker).posted is not Worker.posted
+        }
         self._hears = hears or {}
         # Of tasks that have run and not ended.
         self._made: dict[Task, Made] = {}
@@ -119,14 +139,32 @@ class Workers:
 
     def keep(self, message: Message, payload: Any) -> None:
         """Keep the payload of a message until the task that needs it runs."""
-        self._hears.get(message.meaning, self._mail.put)(message, payload)
+        if message.meaning in self._hears:
+            self._hears[message.meaning](message, payload)
+        elif payload is not None:
+            self._put(message, payload)
 
-    def run(self, task: Task, here: Sequence[Message] = ()) -> None:
-        """Run a task, see `Worker.run`, and keep the payloads of messages that follow from it on
-        this rank. It is called where tasks run, behind those that have started before."""
+    def run(self, task: Task, here: Sequence[Message]) -> Made:
+        """Run a task that has ended when it has run, and end it.
+
+        Args:
+            task: task to run; those that have started before have ended.
+            here: messages that follow from it on this rank, whose payloads are kept.
+        Returns:
+            The result of `Worker.complete`.
+        """
+        made = self._act_of[task.kind](task)
+        for message in here:
+            self.keep(message, made(message))
+        return self._worker_of[task.kind].complete(task, made) if task.kind in self._ended else made
+
+    def begin(self, task: Task, here: Sequence[Message]) -> None:
+        """Run a task whose end comes later, see `Worker.run`, and keep the payloads of messages
+        that follow from it on this rank. It is called where tasks run, behind those that have
+        started before."""
         if task.kind.in_pieces:
-            self._pieces[task] = self._worker_of[task.kind].piece_of(task)
-        self._made[task] = self._worker_of[task.kind].run(task)
+            self._pieces[task] = self.piece_of[task.kind](task)
+        self._made[task] = self._act_of[task.kind](task)
         if here:
             self.keep_made(task, here)
 
@@ -136,17 +174,18 @@ class Workers:
             self.keep(message, self._made[task](message))
 
     def piece(self, task: Task) -> Piece:
-        """The place of a task that has run among the pieces of its work; to be asked for once."""
+        """The place of a task that has begun among the pieces of its work; to be asked for once."""
         return self._pieces.pop(task)
 
     def has_more_pieces(self, task: Task) -> bool:
         """The task would be a piece, and another piece of the same work comes after it; every task
         that has started has run."""
-        return task.kind.in_pieces and self._worker_of[task.kind].piece_of(task).more
+        return task.kind.in_pieces and self.piece_of[task.kind](task).more
 
     def complete(self, task: Task) -> Made:
-        """End a task that has finished on the device; see `Worker.complete`."""
-        return self._worker_of[task.kind].complete(task, self._made.pop(task))
+        """End a task that has begun and finished on the device; see `Worker.complete`."""
+        made = self._made.pop(task)
+        return self._worker_of[task.kind].complete(task, made) if task.kind in self._ended else made
 
     def posted(self, task: Task) -> None:
         """Note that all that follows from a task has left; see `Worker.posted`."""

@@ -14,12 +14,13 @@ from .policy import Bounds, Policy, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
-    due: int | None = view.memo.get(plan)
-    if due is None:  # it is asked for by every head, and again by a rank that waits
-        places = [
+    if plan in view.memo:  # it is asked for by every head, and most often it is still the same
+        due = plan.first_due(view.memo[plan], view.started)
+    else:
+        due = min(
             plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes
-        ]
-        due = view.memo[plan] = min(places)
+        )
+    view.memo[plan] = due
     return due
 
 
@@ -47,9 +48,10 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
     """
     if (task.stage, task.kind) not in plan.due_lanes:
         return True
-    is_forward, due = task.kind is Kind.FORWARD, _due(plan, view)
+    is_forward = task.kind is Kind.FORWARD
     if is_forward and view.held >= cap:
         return False
+    due = _due(plan, view)
     if _place(plan, task, view) == due:
         return True
     a_weight_gradient_waits = view.held > view.in_flight

@@ -119,7 +119,7 @@ class View(Protocol):
 
     @property
     def memo(self) -> dict[Any, Any]:
-        """What policies have worked out from what has started here; empty after each start."""
+        """What policies keep from one look to the next; what has started only grows."""
         ...
 
     def started(self, kind: AnyKind, stage: int) -> int:

@@ -21,7 +21,7 @@ from ..bucket import BucketCopy, Copies
 from ..job import Job, Seat
 from ..message import Meaning, Message, numbered
 from ..task import Kind, Task
-from .row import Need, OnDevice, Row, StageHere, urgent
+from .row import Need, OnDevice, Row, StageHere, at_once, urgent
 
 
 def collectives(here: StageHere) -> Iterator[Row]:
@@ -35,7 +35,7 @@ def collectives(here: StageHere) -> Iterator[Row]:
             yield Row(
                 Kind.ANNOUNCE,
                 (Need(Meaning.READY, everyone, bucket),),
-                urgent(0),
+                at_once,
                 turns(copies),
                 bucket=bucket,
                 queue=OnDevice.TURNS,

@@ -13,21 +13,11 @@ training.
 from collections.abc import Iterator
 
 from ..task import Kind
-from .pipeline import by_policy, gradient, in_order, inputs, sent_back, sent_on
-from .row import Row, StageHere, nothing
+from .pipeline import gradient, inputs, sent_back, sent_on
+from .row import Row, StageHere
 
 
 def evaluation(here: StageHere) -> Iterator[Row]:
     """The rows of a stage."""
-    turn = in_order()
-    then = nothing if here.is_last else lambda task: sent_on(here, task)
-    yield Row(Kind.FORWARD, inputs(here), turn, then, admitted=by_policy, in_flight=1, held=1)
-    yield Row(
-        Kind.BACKWARD,
-        gradient(here),
-        turn,
-        lambda task: sent_back(here, task),
-        admitted=by_policy,
-        in_flight=-1,
-        held=-1,
-    )
+    yield Row(Kind.FORWARD, inputs(here), level=1, sends=sent_on(here), in_flight=1, held=1)
+    yield Row(Kind.BACKWARD, gradient(here), level=1, sends=sent_back(here), in_flight=-1, held=-1)

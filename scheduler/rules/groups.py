@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from ..message import Meaning, Message
 from ..task import Kind, Task
 from .replicas import column, seats_of, sums, to_copies
-from .row import Need, Row, StageHere, urgent
+from .row import Need, Row, StageHere, at_once
 
 
 def groups(here: StageHere) -> Iterator[Row]:
@@ -31,10 +31,10 @@ def groups(here: StageHere) -> Iterator[Row]:
     for bucket in range(len(here.buckets)):
         owners = seats_of(column(here, bucket))
         subtotals = Need(Meaning.SUBTOTAL, owners, bucket)
-        yield Row(Kind.ACROSS, (subtotals,), urgent(0), totals(here), bucket=bucket)
+        yield Row(Kind.ACROSS, (subtotals,), at_once, totals(here), bucket=bucket)
         if not here.job.shards:
             whole = Need(Meaning.TOTAL, owners, bucket)
-            yield Row(Kind.JOIN, (whole,), urgent(0), sums(here), bucket=bucket)
+            yield Row(Kind.JOIN, (whole,), at_once, sums(here), bucket=bucket)
 
 
 def totals(here: StageHere) -> Callable[[Task], list[Message]]:

@@ -23,7 +23,7 @@ from ..policies.policy import View
 from ..stash import StashMove
 from ..task import Kind, Task
 from .replicas import parts, reduced
-from .row import Leave, Need, Row, StageHere, Turn
+from .row import Leave, Need, Row, Sending, StageHere, always, nothing
 
 
 def pipeline(here: StageHere) -> Iterator[Row]:
@@ -35,59 +35,43 @@ def pipeline(here: StageHere) -> Iterator[Row]:
     yield Row(
         Kind.FORWARD,
         (*inputs(here), Need(Gate.WEIGHTS), *whole_weights(here, Gate.FORWARDS)),
-        in_order(),
-        lambda task: losses(here, task) if here.is_last else sent_on(here, task),
+        then=(lambda task: losses(here, task)) if here.is_last else nothing,
+        level=1,
+        sends=sent_on(here),
         admitted=with_room(here),
         in_flight=1,
         held=1,
-        stash=StashMove.MAKES,
+        stash=StashMove.MAKES if here.offloads_stash else None,
     )
     if not here.job.splits:
         yield Row(
             Kind.BACKWARD,
             (*gradient(here), *whole_weights(here, Gate.BACKWARDS), *reduced(here)),
-            in_order(),
-            lambda task: sent_back(here, task),
-            completes,
-            admitted=by_policy,
+            completes=completes,
+            level=1,
+            sends=sent_back(here),
             in_flight=-1,
             held=-1,
-            stash=StashMove.USES_UP,
+            stash=StashMove.USES_UP if here.offloads_stash else None,
         )
         return
     yield Row(
         Kind.INPUT,
         (*gradient(here), *whole_weights(here, Gate.BACKWARDS)),
-        in_order(),
-        lambda task: sent_back(here, task),
-        admitted=by_policy,
+        level=1,
+        sends=sent_back(here),
         in_flight=-1,
     )
     yield Row(
         Kind.WEIGHT,
         (Need(Kind.INPUT),),
-        in_order(3),
         completes=completes,
-        admitted=by_policy,
+        level=3,
         early=early_by_policy,
         fills=True,
         held=-1,
-        stash=StashMove.USES_UP,
+        stash=StashMove.USES_UP if here.offloads_stash else None,
     )
-
-
-def in_order(level: int = 1) -> Turn:
-    """The turn that the policy's key gives.
-
-    Args:
-        level: rank of the row among all turns: 1 for what the policy orders, more for fillers.
-    """
-    return lambda task, view: (level, *view.policy.key(task, view))
-
-
-def by_policy(task: Task, view: View) -> bool:
-    """The policy admits a task."""
-    return view.policy.admits(task, view)
 
 
 def early_by_policy(task: Task, view: View) -> bool:
@@ -96,10 +80,10 @@ def early_by_policy(task: Task, view: View) -> bool:
 
 
 def with_room(here: StageHere) -> Leave:
-    """The policy admits a forward, and its stash has room on the device."""
+    """The stash of a forward has room on the device."""
     if not here.offloads_stash:
-        return by_policy
-    return lambda task, view: view.has_room(StashMove.MAKES, task.stage) and by_policy(task, view)
+        return always
+    return lambda task, view: view.has_room(StashMove.MAKES, task.stage)
 
 
 def whole_weights(here: StageHere, gate: Gate) -> tuple[Need, ...]:
@@ -128,23 +112,21 @@ def gradient(here: StageHere) -> tuple[Need, ...]:
     return *made, Need(Meaning.GRADIENT, (after,), after=Kind.FORWARD)
 
 
-def sent_on(here: StageHere, task: Task) -> list[Message]:
-    """The message to the next stage: its activation is there."""
-    return [Message(Meaning.ACTIVATION, task.stage + 1, task.microbatch, here.seat.pipe)]
+def sent_on(here: StageHere) -> Sending | None:
+    """The message to the next stage: its activation is there. The last stage sends none."""
+    pipe, stage = here.seat
+    return None if here.is_last else Sending(Meaning.ACTIVATION, stage + 1, pipe)
 
 
-def sent_back(here: StageHere, task: Task) -> list[Message]:
-    """The message to the stage before: its gradient is there. None for stage 0."""
-    if here.is_first:
-        return []
-    return [Message(Meaning.GRADIENT, task.stage - 1, task.microbatch, here.seat.pipe)]
+def sent_back(here: StageHere) -> Sending | None:
+    """The message to the stage before: its gradient is there. Stage 0 sends none."""
+    pipe, stage = here.seat
+    return None if here.is_first else Sending(Meaning.GRADIENT, stage - 1, pipe)
 
 
 def losses(here: StageHere, task: Task) -> list[Message]:
     """After the last forward of a step: a message to every stage of every pipe that the losses are
     known."""
-    if not here.job.ends_a_step(task.microbatch):
-        return []
     step, _ = here.job.step_of(task.microbatch)
     number = numbered(step, range(here.job.pipes), here.seat.pipe)
     return [Message(Meaning.LOSS, stage, number, pipe) for pipe, stage in here.job.seats()]

@@ -30,7 +30,7 @@ from ..lane import Gate
 from ..message import Meaning, Message, numbered
 from ..task import Counts, Kind, Task
 from .collectives import by_library, ready
-from .row import Need, Opening, Row, StageHere, for_steps, nothing, urgent
+from .row import Need, Opening, Row, StageHere, at_once, for_steps, nothing, urgent
 
 
 def replicas(here: StageHere) -> Iterator[Row]:
@@ -41,7 +41,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
             then = nothing if here.job.shards else sums(here)
             then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if holds_back(here, copies) else ()
-            yield Row(Kind.REDUCE, (parts_of_all,), urgent(0), then, bucket=bucket, opens=opens)
+            yield Row(Kind.REDUCE, (parts_of_all,), at_once, then, bucket=bucket, opens=opens)
         if here.job.steps_on_host(copies):
             continue
         tried = here.job.speculates  # then a commit waits for the vote, and opens the weights

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..bucket import Copies
 from ..job import Job, Seat
 from ..lane import Counter, Gate
-from ..message import Message
+from ..message import Meaning, Message
 from ..policies.policy import View
 from ..stash import StashMove
 from ..task import AnyKind, Kind, Task
@@ -51,6 +51,19 @@ class Need(NamedTuple):
     senders: tuple[Seat, ...] = ()
     bucket: int | None = None
     after: AnyKind | None = None
+
+
+class Sending(NamedTuple):
+    """The message that follows from every task of a row: it has the number of the task.
+
+    Args:
+        meaning: what became true.
+        stage, pipe: the stage that it is addressed to.
+    """
+
+    meaning: Meaning
+    stage: int
+    pipe: int
 
 
 class Opening(NamedTuple):
@@ -99,6 +112,11 @@ def for_steps(job: Job, *gates: Gate) -> tuple[Opening, ...]:
     return tuple(Opening(gate, lambda steps: job.first_of(steps + 1)) for gate in gates)
 
 
+def at_once(task: Task, view: View) -> tuple[int, ...]:
+    """The turn of work that comes before all other, in the order of stages and buckets."""
+    return (0, 0, task.stage, task.part)
+
+
 def urgent(level: int) -> Turn:
     """The turn of work that ends a step, or brings weights: before all that the policy orders, the
     least level first, then by stage and bucket."""
@@ -112,15 +130,19 @@ class Row:
     Args:
         kind: kind of work.
         needs: counters, each of which must have passed the head before it may run.
-        then: function that gives the messages that follow from a task; a task in pieces sends them
-            with its last piece.
+        then: function that gives the messages that follow from a task, besides that of `sends`. Of
+            work that counts microbatches it is asked for the last one of a step alone. A task in
+            pieces sends them with its last piece.
         completes: function that gives the messages that follow where a task, or a piece of it,
             completes the gradient of a bucket; None where the work completes none.
         bucket: index of the bucket that the work is done on; None: the stage.
         queue: queue on which the work runs.
         turn: function that gives the sort key of a head; of all heads of a queue that may run, the
-            one with the least turn does. Turns begin with 0 for work that ends a step, 1 for work
+            one with the least key does. Keys begin with 0 for work that ends a step, 1 for work
             that the policy orders, and more for work that fills time.
+        level: what the key begins with where the policy gives the rest of it, and is asked whether
+            the head may run, besides `admitted`. 0: the policy is not asked, and `turn` is.
+        sends: message that follows from every task; None: none does.
         admitted: function that says whether the head has room to run now.
         early: function that says whether other work comes first by the policy's plan, though the
             head may run; that work should be here any moment.
@@ -141,11 +163,13 @@ class Row:
 
     kind: AnyKind
     needs: tuple[Need, ...]
-    turn: Turn
+    turn: Turn = at_once
     then: Callable[[Task], Iterable[Message]] = nothing
     completes: Callable[[Task, int], Iterable[Message]] | None = None
     bucket: int | None = None
     queue: Queue = OnDevice.COMPUTE
+    level: int = 0
+    sends: Sending | None = None
     admitted: Leave = always
     early: Leave = never
     fills: bool = False

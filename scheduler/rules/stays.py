@@ -61,7 +61,7 @@ from ..policies.policy import View
 from ..stays import READERS
 from ..task import AnyKind, Counts, Kind, Task
 from .replicas import weights, weights_of_all
-from .row import Need, OnDevice, Opening, Pool, Row, StageHere, nothing, urgent
+from .row import Need, OnDevice, Opening, Pool, Row, StageHere, at_once, nothing, urgent
 
 _GATES: dict[AnyKind, Gate] = {
     Kind.FORWARD: Gate.FORWARDS,
@@ -108,7 +108,7 @@ def stays(here: StageHere) -> Iterator[Row]:
     yield Row(
         Kind.RELEASE,
         (Need(Kind.SHARE if job.shards else Kind.BRING),),
-        urgent(0),
+        at_once,
         admitted=is_over,
         fills=True,
         opens=(Opening(Gate.LEFT, lambda stays: stays + 1),),

@@ -67,6 +67,8 @@ class Looks:
 class LateEnds(Inline):
     """Runs what is put at once, and tells its end some looks later."""
 
+    at_once = False
+
     def put(self, run: Callable[[], object]) -> Moment:
         run()
         return Looks(3)

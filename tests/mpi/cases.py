@@ -21,6 +21,7 @@ from axrt.heartbeat import Heartbeat
 from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
+from axrt.scheduler.task import Kind
 from axrt.store.bucket import OptimizerFactory
 from axrt.transport import Parcel, Transport, single_copy
 from axrt.transport.envelope import is_large, pack, seal
@@ -30,6 +31,7 @@ from axrt.transport.mpi import MpiTransport
 from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
+from tests.engine.calls import counted
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
     ONE_PIPE,
@@ -62,6 +64,7 @@ _SIZES: dict[str, tuple[int, ...]] = {
     "bits_of_every_policy": (1, 2, 3, 4),
     "replicas_have_the_bits_of_a_world_in_one_process": (2, 3, 4),
     "two_pipes_have_the_bits_of_a_world_in_one_process": (2, 4),
+    "a_task_takes_few_calls": (2,),
 }
 
 
@@ -348,15 +351,15 @@ def case_an_error_of_mpi_while_receiving_is_the_senders_end_and_names_it(comm: "
 
 def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm") -> None:
     transport, fails = MpiTransport(comm), threading.Event()
-    moved = transport._moved
+    move = transport._move
 
     def failing() -> Any:
         if threading.current_thread() is not threading.main_thread():
             fails.set()
             raise LookupError("in the thread")
-        return moved()
+        return move()
 
-    transport._moved = failing  # type: ignore[method-assign]
+    transport._move = failing  # type: ignore[method-assign]
     transport.send((comm.rank + 1) % comm.size, parcel(0, torch.ones(200_000)))
     assert fails.wait(10)
     with pytest.raises(LookupError, match="in the thread"):
@@ -382,12 +385,19 @@ def case_ranks_of_a_node_agree_who_takes_messages_alone(comm: "MPI.Comm") -> Non
 
 def case_what_the_thread_has_found_ends_a_waits_longer_pauses(comm: "MPI.Comm") -> None:
     transport, ended = MpiTransport(comm), threading.Event()
-    transport._patience.reset = ended.set  # type: ignore[method-assign]
-    transport._early.append((0, parcel(7)))
+    transport._patience.reset, transport._patience.spins = ended.set, 5  # type: ignore[method-assign]
+    transport._arrived.append((0, parcel(7)))
     assert [p.message.number for _, p in transport.poll(wait_s=0)] == [7]
     assert ended.is_set()
     comm.Barrier()
     transport.close()
+
+
+def case_a_task_takes_few_calls(comm: "MPI.Comm") -> None:
+    """One message comes in for each microbatch, and one leaves; the first rank sends the target as
+    well."""
+    calls = counted("gpipe", comm.size)
+    assert calls.of_a_task(Kind.FORWARD, Kind.BACKWARD) <= 190
 
 
 class Deaf:

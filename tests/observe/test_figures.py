@@ -13,7 +13,6 @@ from axrt.observe.observer import Wait
 from axrt.observe.progress import Shown
 from axrt.observe.rate import Rate
 from axrt.observe.trackers import theirs
-from axrt.scheduler.task import Kind, Task
 
 
 class Clock:
@@ -48,13 +47,13 @@ def test_a_rate_that_is_not_known_yet_is_not_shown_as_zero() -> None:
 
 def test_idle_time_is_shared_out_by_cause() -> None:
     clock = Clock()
-    idle, task = Idle(clock), Task(Kind.FORWARD, 0, 0)
+    idle = Idle(clock)
 
     def wait(cause: str, until: float) -> None:
         idle.waiting(Wait(lambda: "", lambda: cause, lambda: ()))
         idle.waiting(Wait(lambda: "", lambda: "later", lambda: ()))  # the first cause counts
         clock.now = until
-        idle.started(task)
+        idle.resumed()
 
     clock.now = 1.0
     wait("input", 2.0)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from axrt.observe.activity import Activity
 from axrt.observe.diagnosis import WaitDiagnosis
 from axrt.observe.observer import Wait
 from axrt.observe.progress import Live, Plain, Quiet, Shown, progress_for
@@ -21,11 +22,13 @@ def test_a_rank_that_waits_long_names_what_it_lacks_and_who_owes_it() -> None:
         return "; ".join(str(lack) for lack in state.waiting_for())
 
     wait = Wait(what, lambda: "input", set[int])
-    diagnosis = WaitDiagnosis(1, patience_s=60, say=said.append, now=lambda: now[0])
+    activity = Activity()
+    diagnosis = WaitDiagnosis(1, activity, patience_s=60, say=said.append, now=lambda: now[0])
     for second in (0, 30, 61, 90, 125, 200):
         now[0] = second
         diagnosis.waiting(wait)
-    diagnosis.arrived(0, Message(Meaning.ACTIVATION, 1, 0))
+    activity.heard = 0, Message(Meaning.ACTIVATION, 1, 0)
+    diagnosis.resumed()
     for second in (201, 260):
         now[0] = second
         diagnosis.waiting(wait)

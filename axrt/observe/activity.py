@@ -1,0 +1,27 @@
+"""What a rank does at the moment. The loop writes it, and whoever wants to know reads it, also from
+another thread: a task costs no call for that."""
+
+import time
+from dataclasses import dataclass, field
+
+from axrt.note import News
+from axrt.scheduler.task import Task
+
+
+@dataclass(slots=True)
+class Activity:
+    """What the loop of a rank does.
+
+    Attributes:
+        task: task that runs or has run last; None before the first.
+        since_s: when it has started, or ended; in seconds of `time.perf_counter`.
+        under_way: number of tasks on a device or a thread that have started and not ended.
+        heard: rank and message that were heard last; None before the first.
+        waits: the rank does nothing until something arrives.
+    """
+
+    task: Task | None = None
+    since_s: float = field(default_factory=time.perf_counter)
+    under_way: int = 0
+    heard: tuple[int, News] | None = None
+    waits: bool = False

@@ -1,0 +1,108 @@
+"""Counts the calls that a task costs: of Python functions, and of functions in C that these call.
+
+Numbers of calls are exact where microseconds are noise. As `cProfile` they count what Python's own
+hook tells of; layers and loss are empty, so nearly all of it is the runtime's.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import axrt
+from axrt.observe.idle import Idle
+from axrt.observe.observer import Observer
+from axrt.scheduler.task import AnyKind, Task
+from axrt.transport import Transport
+
+MICROBATCHES = 32
+SHAPE = (64, 64)  # 16 KiB, which fit an envelope
+
+
+class Same(nn.Module):
+    """A layer that does nothing, with a weight that it does not use: a model must have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value
+
+
+def one_element(value: Tensor, target: Tensor) -> Tensor:
+    """An empty loss."""
+    return value[0, 0]
+
+
+class Calls(Observer):
+    """Counts calls from the start of each task to the start of the next one.
+
+    Attributes:
+        between: counts, by the kind of the task that begins them.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.between: dict[AnyKind, list[int]] = {}
+        self._last: tuple[AnyKind, int] | None = None
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Context in which calls of this thread count."""
+        self.total, self._last = 0, None
+        sys.setprofile(self._count)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def started(self, task: Task) -> None:
+        if self._last is not None:
+            kind, then = self._last
+            self.between.setdefault(kind, []).append(self.total - then)
+        self._last = task.kind, self.total
+
+    def of_a_task(self, *kinds: AnyKind) -> float:
+        """The mean over these kinds of the median count: tasks for which a rank has waited, and
+        those of the end of a step, are no middle ones."""
+        return sum(median(self.between[kind]) for kind in kinds) / len(kinds)
+
+    def _count(self, frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            self.total += 1
+
+
+def counted(policy: str, ranks: int, transport: Transport | None = None) -> Calls:
+    """Count two steps of empty layers on this rank, watched as `axrt train` watches."""
+    chunks = 2 if policy == "zb-v" else 1
+    layers = [axrt.LayerSpec(Same) for _ in range(ranks * chunks)]
+    settings = {
+        "schedule": {"microbatches": MICROBATCHES, "policy": policy},
+        "run": {"device": "cpu"},
+    }
+    calls = Calls()
+    engine = axrt.initialize(
+        axrt.PipelineModule(layers, one_element),
+        config=settings,
+        transport=transport,
+        observers=[Idle(), calls],
+    )
+    with engine:
+        batches = _wanting()
+        engine.train_batch(batches)  # the first step makes what later ones find
+        with calls.counting():
+            engine.train_batch(batches)
+            engine.train_batch(batches)
+    return calls
+
+
+def _wanting() -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs that want a gradient, as activations do."""
+    value, target = torch.zeros(SHAPE, requires_grad=True), torch.zeros(1)
+    while True:
+        yield value, target
