@@ -491,6 +491,8 @@ class Loop:
     def _finish(self, session: Session, runs: Compute) -> bool:
         """End the tasks of a queue that have ended since the last round."""
         ended = runs.finished()
+        if ended and self._activity.waits:
+            self._go_on()
         for task, began_s, ended_s in ended:
             if runs.queue.apart and task.kind.in_pieces:
                 self._has_run(session, task)
