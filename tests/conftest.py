@@ -8,7 +8,7 @@ from hypothesis import settings
 
 from .sweeps import FULL
 
-NOT_THE_REST = " and not combination and not sweep"  # the end of what pyproject.toml selects
+NOT_THE_REST = " and not long and not sweep"  # the end of what pyproject.toml selects
 # What waits a lot begins, beside what computes; what is short fills the end.
 IN_ORDER = (
     "tests/slurm/",
@@ -25,11 +25,12 @@ settings.register_profile("axrt", deadline=None)  # other tests may run beside t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A test that is named by its id has all its cases. Where no sweep is left out, all is full."""
+    """A test that is named by its id has its cases of the full run, which leaves no sweep out; on a
+    GPU loops within a test go through all they have."""
     if any("::" in argument for argument in config.args):
         config.option.markexpr = config.option.markexpr.removesuffix(NOT_THE_REST)
-    of_all = "all" if "not combination" not in config.option.markexpr else "yes"
-    os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else of_all
+    full = "yes" if "not gpu" in config.option.markexpr else "all"
+    os.environ[FULL] = "no" if "not sweep" in config.option.markexpr else full
     settings.load_profile("axrt")
     # A shell's background jobs ignore Ctrl-C, as would all that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

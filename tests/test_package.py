@@ -90,7 +90,7 @@ def test_it_works_away_from_the_checkout(built: Path, tmp_path: Path) -> None:
     assert ", version 0." in run(*axrt, "--version", cwd=tmp_path, **env)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_site_without_a_network_installs_it_from_a_wheelhouse(
     built: Path, tmp_path: Path
 ) -> None:
@@ -124,7 +124,7 @@ def test_a_site_without_a_network_installs_it_from_a_wheelhouse(
     assert "step 2/2" in run(*train, cwd=tmp_path, **plain)
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_users_types_are_checked_against_it(built: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(USER)
     told = run(

@@ -114,12 +114,7 @@ def test_wheels_for_a_node_are_of_other_packages_than_this_one(tmp_path: Path) -
 def test_scripts_test_leaves_sweeps_out_and_ci_runs_it_on_both_libraries() -> None:
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert options["addopts"].endswith(f"-m 'not gpu and not exact{NOT_THE_REST}'")
-    assert {"sweep", "combination"} <= {mark.partition(":")[0] for mark in options["markers"]}
-    script = (ROOT / "scripts" / "test").read_text()
-    assert (
-        '--full) exec "$python" -m pytest -m "not gpu and not exact and not combination"' in script
-    )
-    assert '--all) exec "$python" -m pytest -m "not gpu and not exact"' in script
+    assert {"long", "sweep"} <= {mark.partition(":")[0] for mark in options["markers"]}
     runs = re.findall(
         r"^AXRT_MPI=(\w+) (?:PYTEST_ADDOPTS=-rs )?scripts/test ?(.*?)(?: #.*)?$",
         (ROOT / ".ci" / "run").read_text(),

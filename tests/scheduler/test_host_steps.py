@@ -15,7 +15,7 @@ from axrt.scheduler.simulator import Costs, Work, simulate
 from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.task import Kind, Task
 
-from ..sweeps import draws, swept
+from ..sweeps import fewer, swept
 from . import pipelines
 from .pipelines import Pipeline, run_in_random_order
 from .test_offload import COMPUTE, IN, OUT, finish, lacks, microbatch, run, start, time_of_step
@@ -116,7 +116,7 @@ def test_a_gradient_leaves_while_a_vote_is_awaited_and_the_step_waits_for_it() -
 @pytest.mark.parametrize("name", NAMES)
 def test_in_any_order_of_events_nobody_gets_stuck(name: str, rooms: int) -> None:
     """`SlotWatch` looks at every task."""
-    for seed in range(draws(8, quick=6)):
+    for seed in range(fewer(8, quick=6)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),
@@ -137,7 +137,7 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str, rooms: int) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_on_both_routes_nobody_gets_stuck(name: str, share: float) -> None:
     """Some buckets step on the host and others in slots; `SlotWatch` looks at every task."""
-    for seed in range(draws(6, quick=4)):
+    for seed in range(fewer(6, quick=4)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),

@@ -19,7 +19,7 @@ from axrt.scheduler.state import CAUSES, COPIES, INPUT, IllegalMove, RankState
 from axrt.scheduler.task import AnyKind, Kind, Task
 from axrt.scheduler.timeline import Timeline
 
-from ..sweeps import draws, examples, swept
+from ..sweeps import examples, fewer, swept
 from .pipelines import Pipeline, drawn, run_in_random_order
 
 COMPUTE, IN, OUT = OnDevice.COMPUTE, OnDevice.COPIES_IN, OnDevice.COPIES_OUT
@@ -201,7 +201,7 @@ def test_in_any_order_of_events_state_is_never_older_than_its_weights(
 ) -> None:
     """`SlotWatch` looks at every task. With nine slots there is always a free one, so a fetch
     waits for stores alone."""
-    for seed in range(draws(10, quick=6)):
+    for seed in range(fewer(10, quick=6)):
         clips, tries = seed % 2 == 0, seed % 4 == 0
         pipeline = Pipeline(
             policy_by_name(name),

@@ -14,7 +14,7 @@ from axrt.scheduler.state import IllegalMove, RankState
 from axrt.scheduler.stay_planner import plan_stays
 from axrt.scheduler.task import Kind, Task
 
-from ..sweeps import draws
+from ..sweeps import fewer
 from . import pipelines
 from .pipelines import Pipeline, run_in_random_order
 from .test_offload import COMPUTE, IN, OUT, finish, lacks, run, start
@@ -102,7 +102,7 @@ def test_where_steps_wait_for_a_vote_the_last_stay_does_not_last() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_in_any_order_of_events_nobody_gets_stuck(name: str, room: int) -> None:
     """`SlotWatch` looks at every task."""
-    for seed in range(draws(8, quick=6)):
+    for seed in range(fewer(8, quick=6)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),
