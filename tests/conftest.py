@@ -1,5 +1,6 @@
 """Which cases run, see `sweeps`; and in which order, where tests run side by side."""
 
+import gc
 import os
 import signal
 
@@ -35,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs ignore Ctrl-C, as would all that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: a collection of garbage, of which some tests ask for
+    many, need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

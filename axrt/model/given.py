@@ -32,10 +32,10 @@ class GivenElsewhere:
     def told(self) -> str:
         """A sentence about those that somebody still refers to; "" where they are few. It is told
         once."""
-        if not self._left:
+        left, self._left = self._left, []
+        if sum(size for _, size in left) < _LEAST_BYTES:
             return ""
         gc.collect()  # some may be in cycles that nobody refers to
-        left, self._left = self._left, []
         sizes = [size for layer, size in left if layer() is not None]
         if sum(sizes) < _LEAST_BYTES:
             return ""
