@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,39 @@ from axrt.transport import Transport
 
 SEED = 7
 SCRATCH = "AXRT_TEST_SCRATCH"  # memory.scratch of runs that these helpers configure; unset: none
+# One of each class: whole or split backwards, with a chunk a rank or several, and two pipes.
+CLASSES = ("1f1b", "zb-h1", "breadth-first", "zb-v", "chimera")
+POLICIES = (*CLASSES, *(name for name in NAMES if name not in CLASSES))
+TWO_PIPES = tuple(
+    name for name in POLICIES if policy_by_name(name).placements == ("bidirectional",)
+)
 # they have the bits of plain torch
-ONE_PIPE = tuple(name for name in NAMES if policy_by_name(name).placements != ("bidirectional",))
-TWO_PIPES = tuple(name for name in NAMES if name not in ONE_PIPE)
+ONE_PIPE = tuple(name for name in POLICIES if name not in TWO_PIPES)
 CPU = torch.device("cpu")
 Item = tuple[Any, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def made_once(run: Callable[P, T]) -> Callable[P, T]:
+    """A run beside which results are held: it is made once for all cases of a process that ask for
+    it with equal arguments."""
+    made: dict[object, T] = {}
+
+    @wraps(run)
+    def asked(*args: P.args, **keys: P.kwargs) -> T:
+        key = _as_key((args, keys))
+        if key not in made:
+            made[key] = run(*args, **keys)
+        return made[key]
+
+    return asked
+
+
+def _as_key(value: Any) -> object:
+    if isinstance(value, dict):
+        return frozenset((name, _as_key(of)) for name, of in value.items())
+    return tuple(map(_as_key, value)) if isinstance(value, list | tuple) else value
 
 
 @dataclass
@@ -133,6 +162,18 @@ def total_norm(gradients: list[Tensor]) -> Tensor:
     return on_host
 
 
+@made_once
+def plain_torch(
+    model: Callable[[], axrt.PipelineModule],
+    batches: Callable[[int], Sequence[Item]],
+    steps: int,
+    factory: OptimizerFactory = adamw,
+    **keys: Any,
+) -> Outcome:
+    """`train_in_plain_torch` of a new model, made once."""
+    return train_in_plain_torch(model(), batches, steps, factory, **keys)
+
+
 @dataclass
 class Scale:
     """A dynamic loss scale, as `torch.amp.GradScaler` keeps it."""
@@ -205,6 +246,18 @@ def train_with_masters(
             scale.update(overflowed)
     outcome.parameters = {name: p.detach().cpu().clone() for name, p in named}
     return outcome
+
+
+@made_once
+def plain_masters(
+    model: Callable[[], axrt.PipelineModule],
+    batches: Callable[[int], Sequence[Item]],
+    steps: int,
+    factory: OptimizerFactory = adamw,
+    **keys: Any,
+) -> Outcome:
+    """`train_with_masters` of a new model, made once; not for keys that it changes."""
+    return train_with_masters(model(), batches, steps, factory, **keys)
 
 
 class _Narrow:
@@ -412,6 +465,7 @@ def together(outcomes: Sequence[Outcome], pipes: int = 1) -> Outcome:
     return Outcome(outcomes[0].losses, outcomes[0].norms, parameters)
 
 
+@cache
 def random_batches(
     shape: tuple[int, ...], classes: int, microbatches: int
 ) -> Callable[[int], list[Item]]:
@@ -430,6 +484,7 @@ def random_batches(
     return of_step
 
 
+@cache
 def token_batches(vocab: int, context: int, microbatches: int) -> Callable[[int], list[Item]]:
     """Microbatches of two sequences of random tokens and those that follow them, the same for the
     same step."""
