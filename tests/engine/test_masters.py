@@ -25,11 +25,12 @@ from .reference import (
     adamw,
     configured,
     momentum,
+    plain_masters,
+    plain_torch,
     random_batches,
     spoiling,
     together,
     token_batches,
-    train_in_plain_torch,
     train_on_a_rank,
     train_with_masters,
 )
@@ -39,7 +40,7 @@ from .test_ties import three_times, tied
 from .test_weighted_losses import batches as weighted_batches
 from .test_weighted_losses import model as weighted_model
 
-MICROBATCHES, STEPS = 12, 3
+MICROBATCHES, STEPS = 4, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 BFLOAT16 = {"weights": "bfloat16"}
 IN_WEIGHTS = {"weights": "bfloat16", "gradients": "weights"}
@@ -55,12 +56,13 @@ def on_ranks(
     seed: int = 0,
     pipes: int = 1,
     microbatches: int = MICROBATCHES,
+    steps: int = STEPS,
     **sections: Any,
 ) -> Outcome:
     config = configured(microbatches, precision=precision, **sections)
     return together(
         LocalWorld(ranks, seed).run(
-            lambda t: train_on_a_rank(t, model(), batches, STEPS, config, factory)
+            lambda t: train_on_a_rank(t, model(), batches, steps, config, factory)
         ),
         pipes,
     )
@@ -77,36 +79,51 @@ def without_norms(outcome: Outcome) -> Outcome:
 # Bits.
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["float32", "weights"])
-def reference(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Outcome]:
-    """The keys of a run, and what plain torch makes of it; both types of gradients."""
-    outcome = train_with_masters(perceptron(), BATCHES, STEPS, in_weights=request.param)
-    assert outcome != train_in_plain_torch(perceptron(), BATCHES, STEPS)
-    assert outcome != train_with_masters(perceptron(), BATCHES, STEPS, in_weights=not request.param)
-    return IN_WEIGHTS if request.param else BFLOAT16, outcome
+IN: dict[str, dict[str, Any]] = {"float32": BFLOAT16, "weights": IN_WEIGHTS}  # by the sum's type
 
 
-@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE))
+def reference(gradients: str, **keys: Any) -> Outcome:
+    """What plain torch makes of a run with gradients of that type."""
+    in_weights = gradients == "weights"
+    return plain_masters(perceptron, BATCHES, STEPS, in_weights=in_weights, **keys)
+
+
+def test_every_type_has_bits_of_its_own() -> None:
+    """So the tests below can fail."""
+    float32, weights = reference("float32"), reference("weights")
+    assert float32 != weights
+    assert plain_torch(perceptron, BATCHES, STEPS) not in (float32, weights)
+
+
+@swept(("ranks", [2, 4, 1]), ("policy", ONE_PIPE), ("gradients", IN), quick=4)
 def test_every_policy_and_depth_has_the_bits_of_master_copies(
-    reference: tuple[dict[str, Any], Outcome], ranks: int, policy: str
+    ranks: int, policy: str, gradients: str
 ) -> None:
-    precision, expected = reference
     schedule, memory = {"policy": policy}, {"bucket_mb": 0.002}
-    assert on_ranks(ranks, precision, schedule=schedule, memory=memory) == expected
+    found = on_ranks(ranks, IN[gradients], schedule=schedule, memory=memory)
+    assert found == reference(gradients)
 
 
-@swept(("recompute", ["full", 1, "stage-aware:0.6"]), ("policy", ["1f1b", "gpipe", "zb-h2"]))
-def test_layers_that_run_again(
-    reference: tuple[dict[str, Any], Outcome], recompute: str | int, policy: str
-) -> None:
-    precision, expected = reference
+def test_a_longer_run_has_the_bits_of_master_copies() -> None:
+    batches = random_batches((6, 16), classes=5, microbatches=12)
+    expected = plain_masters(perceptron, batches, 3)
+    assert on_ranks(3, batches=batches, microbatches=12, steps=3) == expected
+
+
+@swept(
+    ("recompute", ["full", 1, "stage-aware:0.6"]),
+    ("policy", ["1f1b", "gpipe", "zb-h2"]),
+    ("gradients", IN),
+)
+def test_layers_that_run_again(recompute: str | int, policy: str, gradients: str) -> None:
     memory = {"recompute": recompute}
-    assert on_ranks(3, precision, schedule={"policy": policy}, memory=memory) == expected
+    found = on_ranks(3, IN[gradients], schedule={"policy": policy}, memory=memory)
+    assert found == reference(gradients)
 
 
 @swept(("policy", ["1f1b", "zb-h1", "adaptive"]), ("in_weights", [False, True]))
 def test_clipping_is_by_the_norm_of_what_the_optimizer_steps(policy: str, in_weights: bool) -> None:
-    expected = train_with_masters(perceptron(), BATCHES, STEPS, in_weights=in_weights, clip=0.5)
+    expected = plain_masters(perceptron, BATCHES, STEPS, in_weights=in_weights, clip=0.5)
     assert all(norm > 0.5 for norm in expected.norms)
     found = on_ranks(
         2,
@@ -118,18 +135,17 @@ def test_clipping_is_by_the_norm_of_what_the_optimizer_steps(policy: str, in_wei
     assert without_norms(found) == without_norms(expected)
 
 
-@pytest.mark.parametrize("precision", [BFLOAT16, IN_WEIGHTS], ids=["float32", "weights"])
+@pytest.mark.parametrize("gradients", IN)
 @pytest.mark.parametrize("factory", [momentum, spoiling])
-def test_any_optimizer_steps_masters(precision: dict[str, Any], factory: Any) -> None:
-    in_weights = precision is IN_WEIGHTS
-    expected = train_with_masters(perceptron(), BATCHES, STEPS, factory, in_weights=in_weights)
-    assert on_ranks(2, precision, factory=factory) == expected
+def test_any_optimizer_steps_masters(gradients: str, factory: Any) -> None:
+    expected = reference(gradients, factory=factory)
+    assert on_ranks(2, IN[gradients], factory=factory) == expected
 
 
 @swept(("ranks", [1, 2, 4]), ("policy", ["1f1b", "zb-h1"]))
 def test_structured_activations_kept_modules_and_frozen_weights(ranks: int, policy: str) -> None:
     batches = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
-    expected = train_with_masters(motley(), batches, STEPS, keep=[nn.BatchNorm1d])
+    expected = plain_masters(motley, batches, STEPS, keep=[nn.BatchNorm1d])
     keep = {**BFLOAT16, "keep": ["BatchNorm1d"]}
     assert on_ranks(ranks, keep, motley, batches, schedule={"policy": policy}) == expected
 
@@ -162,7 +178,7 @@ def test_tied_weights_are_summed_in_the_order_of_layers(
     ranks: int, in_weights: bool, model: Any
 ) -> None:
     batches = tied_batches()
-    expected = train_with_masters(model(), batches, STEPS, in_weights=in_weights)
+    expected = plain_masters(model, batches, STEPS, in_weights=in_weights)
     precision = IN_WEIGHTS if in_weights else BFLOAT16
     found = on_ranks(ranks, precision, model, batches, microbatches=len(batches(0)))
     assert found.losses == expected.losses
@@ -213,8 +229,7 @@ def test_a_tied_weight_may_be_kept_in_one_of_its_layers(collectives: str, in_wei
 
 @swept(
     ("collectives", ["parts", "library"]),
-    ("policy", ["1f1b", "zb-h1", *TWO_PIPES]),
-    ("in_weights", [False, True]),
+    ("policy, in_weights", [*zip(("1f1b", "zb-h1", *TWO_PIPES), (True, False) * 2, strict=True)]),
 )
 def test_copies_are_added_up_in_float32(collectives: str, policy: str, in_weights: bool) -> None:
     """Of two holders, so that there is one order."""
@@ -267,13 +282,13 @@ def overflowing(at: int) -> Any:
     def of_step(step: int) -> Any:
         items = BATCHES(step)
         if step == at:
-            items[5] = (items[5][0] * 1e6, items[5][1])
+            items[2] = (items[2][0] * 1e6, items[2][1])
         return items
 
     return of_step
 
 
-@swept(("ranks", [1, 2, 4]), ("policy", ["1f1b", "zb-h1", "adaptive"]), ("clip", [0.0, 0.5]))
+@swept(("ranks", [1, 2, 4]), ("policy", ["1f1b", "zb-h1", "adaptive"]), ("clip", [0.5, 0.0]))
 def test_a_scaled_loss_has_the_bits_of_plain_torch_in_float16(
     ranks: int, policy: str, clip: float
 ) -> None:

@@ -13,10 +13,12 @@ from axrt.scheduler.task import Kind, Task
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..sweeps import first, swept
 from .models import perceptron
 from .reference import (
     Outcome,
     configured,
+    made_once,
     random_batches,
     together,
     train_on_a_rank,
@@ -26,7 +28,7 @@ from .test_ties import MICROBATCHES as TIED
 from .test_ties import batches as tied_batches
 from .test_ties import tied
 
-MICROBATCHES, STEPS = 4, 3
+MICROBATCHES, STEPS = 4, 2
 SMALL, LARGE = 1e-6, 1000.0  # MiB: a bucket a parameter, a bucket a stage
 POLICIES = ("1f1b", "gpipe", "zb-h1", "adaptive", "breadth-first", "merak")
 
@@ -51,10 +53,12 @@ def trained(
     return together(outcomes, 2)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("pipe", [1, 2])
-def test_the_size_of_buckets_changes_no_bit(pipe: int, policy: str) -> None:
-    whole = trained(pipe, LARGE, policy)
+trained_once = made_once(trained)
+
+
+@swept(("policy", POLICIES), ("pipe", [2, 1]))
+def test_the_size_of_buckets_changes_no_bit(policy: str, pipe: int) -> None:
+    whole = trained_once(pipe, LARGE, policy)
     assert trained(pipe, SMALL, policy, seed=pipe) == whole
     assert trained(pipe, 0.002, policy, seed=5) == whole
 
@@ -62,7 +66,7 @@ def test_the_size_of_buckets_changes_no_bit(pipe: int, policy: str) -> None:
 @pytest.mark.parametrize("recompute", ["full", 1])
 def test_nor_where_forwards_run_again(recompute: str | int) -> None:
     """On two ranks a pipeline: a rank that holds one microbatch recomputes nothing."""
-    plain = trained(2, LARGE, "1f1b")
+    plain = trained_once(2, LARGE, "1f1b")
     for bucket_mb in (SMALL, LARGE):
         assert trained(2, bucket_mb, "1f1b", memory={"recompute": recompute}) == plain
 
@@ -202,9 +206,11 @@ def skipping() -> list[nn.Module]:
     return [nn.Linear(4, 4), Keeps(box), nn.Linear(4, 4), Adds(box), nn.Linear(4, 4)]
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize("policy", ["1f1b", "zb-h1"])
-@pytest.mark.parametrize("layers", [lambda: borrowing(True), lambda: borrowing(False), skipping])
+@swept(
+    ("layers", [lambda: borrowing(True), lambda: borrowing(False), skipping]),
+    ("policy, microbatches", [("1f1b", 3), ("zb-h1", 1), ("1f1b", 1), ("zb-h1", 3)]),
+    quick=6,
+)
 def test_layers_that_know_each_other_have_the_bits_of_one_bucket(
     layers: Any, policy: str, microbatches: int
 ) -> None:
@@ -237,7 +243,7 @@ def test_layers_that_know_each_other_have_the_bits_of_one_bucket(
 
 
 @pytest.mark.parametrize("policy", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first(range(6), quick=3))
 def test_a_call_does_not_return_before_the_last_piece(policy: str, seed: int) -> None:
     """The last piece of a stage that begins with layers without weights completes no bucket."""
     linear = axrt.LayerSpec(nn.Linear, 8, 8)
@@ -253,7 +259,7 @@ def test_a_call_does_not_return_before_the_last_piece(policy: str, seed: int) ->
             memory={"bucket_mb": SMALL},
         )
         with axrt.initialize(model, config=config, transport=transport) as engine:
-            for step in range(4):
+            for step in range(3):
                 mine = batches(step)[2 * engine.data_rank :][:2]
                 engine.train_batch(iter(mine))
                 assert not any(stage._stash for stage in engine._model.stages.values())

@@ -22,6 +22,7 @@ from .reference import (
     Outcome,
     configured,
     momentum,
+    plain_torch,
     random_batches,
     spoiling,
     together,
@@ -30,7 +31,7 @@ from .reference import (
 )
 from .test_engine import delayed
 
-MICROBATCHES, STEPS = 6, fewer(10, quick=4)
+MICROBATCHES, STEPS = 6, fewer(10, quick=3)
 
 
 def batches_for(replicas: int) -> Any:
@@ -55,9 +56,8 @@ def on_ranks(
     return together(outcomes, data)
 
 
-@cache
 def in_plain_torch(replicas: int) -> Outcome:
-    return train_in_plain_torch(perceptron(), batches_for(replicas), STEPS)
+    return plain_torch(perceptron, batches_for(replicas), STEPS)
 
 
 def sgd_of_rate_one(named: Any) -> torch.optim.Optimizer:
@@ -110,6 +110,7 @@ def test_an_optimizer_may_write_to_gradients_while_their_sums_are_on_their_way(s
 @swept(
     ("pipe, data", [(1, 2), (2, 2), (3, 2), (1, 3), (2, 3), (3, 3)]),
     ("policy", ONE_PIPE),
+    quick=6,
 )
 def test_replicas_train_as_one_process_with_all_their_microbatches(
     pipe: int, data: int, policy: str
@@ -170,8 +171,7 @@ def test_a_replica_whose_device_is_slow_changes_no_bit(monkeypatch: pytest.Monke
     assert on_ranks(2, 2, steps=4, seed=3) == expected
 
 
-@pytest.mark.parametrize("seed", first([2, 5, 3, 0, 1, 4], quick=2))
-@pytest.mark.parametrize("optimizer", [momentum, spoiling])
+@swept(("seed", [2, 5, 3, 0, 1, 4]), ("optimizer", [momentum, spoiling]), quick=2)
 def test_sums_leave_unchanged_where_devices_tell_ends_late(
     seed: int, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,7 +251,7 @@ def test_one_huge_parameter_is_a_bucket_of_its_own(landed: list[int]) -> None:
     assert landed
 
 
-@swept(("seed", range(10)), quick=4)
+@swept(("seed", range(10)), quick=3)
 def test_the_first_reader_that_ends_ends_the_step_on_every_rank(seed: int) -> None:
     batches = batches_for(2)
 
@@ -277,6 +277,7 @@ def test_the_first_reader_that_ends_ends_the_step_on_every_rank(seed: int) -> No
     assert ranks[0] == on_ranks_with_the_default_optimizer()
 
 
+@cache
 def on_ranks_with_the_default_optimizer() -> list[float]:
     def rank_main(transport: Transport) -> list[float]:
         with axrt.initialize(

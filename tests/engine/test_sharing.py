@@ -13,24 +13,24 @@ from axrt.observe.observer import Observer, Wait
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
-from ..sweeps import first
+from ..sweeps import swept
 from .models import motley, perceptron
 from .reference import (
     SEED,
     Outcome,
     configured,
     momentum,
+    plain_torch,
     random_batches,
     run_in_plain_torch,
     together,
-    train_in_plain_torch,
     train_on_a_rank,
 )
 from .test_ties import MICROBATCHES as TIED_MICROBATCHES
 from .test_ties import batches as tied_batches
 from .test_ties import tied
 
-MICROBATCHES, STEPS = 8, 3
+MICROBATCHES, STEPS = 8, 2
 SHARED = {"share": True}
 
 
@@ -61,29 +61,29 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "zb-h1": {"schedule": {"policy": "zb-h1"}},
     "axonn": {"schedule": {"policy": "axonn"}},
     "interleaved": {"schedule": {"policy": "interleaved-1f1b", "chunks": 2}},
-    "zb-v": {"schedule": {"policy": "zb-v"}},
     "recomputing": {"memory": {"recompute": 1}},
+    "zb-v": {"schedule": {"policy": "zb-v"}},
     "zero 1": {"memory": {"zero": 1}},
-    "zero 2": {"memory": {"zero": 2, "reductions": 2}},
-    "zero 3": {"memory": {"zero": 3}},
-    "offloaded": {"memory": {"offload": "stream", "bucket_mb": 0.004}},
     "stashes away": {
         "schedule": {"policy": "zb-v"},
         "memory": {"offload_activations": 4},
     },
+    "zero 2": {"memory": {"zero": 2, "reductions": 2}},
+    "zero 3": {"memory": {"zero": 3}},
+    "offloaded": {"memory": {"offload": "stream", "bucket_mb": 0.004}},
 }
+OF_SEVERAL_RANKS = ("zb-h1", "interleaved", "zb-v", "stashes away")
 
 
-@pytest.mark.parametrize("name", first(list(SECTIONS), quick=4))
-@pytest.mark.parametrize(("pipe", "data"), [(1, 3), (2, 2)])
+@swept(("name", SECTIONS), ("pipe, data", [(2, 2), (1, 3)]))
 def test_the_batch_is_that_of_plain_torch(name: str, pipe: int, data: int) -> None:
     sections = {key: dict(of) for key, of in SECTIONS[name].items()}
-    if pipe == 1 and name in ("zb-h1", "interleaved", "zb-v", "stashes away"):
+    if pipe == 1 and name in OF_SEVERAL_RANKS:
         pytest.skip("a schedule of several ranks")
     sections.setdefault("schedule", {"policy": "1f1b"})
     clip = sections.get("optimizer", {}).get("clip", 0.0)
-    expected = train_in_plain_torch(perceptron(), batches_for(data), STEPS, momentum, clip=clip)
-    for seed in range(3):
+    expected = plain_torch(perceptron, batches_for(data), STEPS, momentum, clip=clip)
+    for seed in range(2):
         check_close(trained(pipe, data, seed, **sections), expected)
 
 
@@ -122,7 +122,7 @@ def test_each_microbatch_is_computed_once_and_some_by_another_replica() -> None:
 
 def test_structured_activations_and_evaluations_between_steps() -> None:
     batches = random_batches((6, 12), classes=4, microbatches=2 * MICROBATCHES)
-    expected = train_in_plain_torch(motley(), batches, STEPS, momentum)
+    expected = plain_torch(motley, batches, STEPS, momentum)
     config = configured(MICROBATCHES, schedule={"policy": "1f1b"} | SHARED, parallel={"data": 2})
 
     def rank_main(transport: Transport) -> list[float]:
@@ -134,14 +134,14 @@ def test_structured_activations_and_evaluations_between_steps() -> None:
                 engine.eval_batch(batches(9)[: 1 + engine.data_rank])
         return losses
 
-    for seed in range(3):
+    for seed in range(2):
         for losses in LocalWorld(4, seed).run(rank_main):
             assert losses == pytest.approx(expected.losses, rel=1e-6)
 
 
 @pytest.mark.parametrize("short", [0, 1, 4])
 def test_an_iterator_that_ends_drops_the_step_on_every_rank(short: int) -> None:
-    expected = train_in_plain_torch(perceptron(), batches_for(2), 2, momentum)
+    expected = plain_torch(perceptron, batches_for(2), 2, momentum)
     config = configured(MICROBATCHES, schedule={"policy": "1f1b"} | SHARED, parallel={"data": 2})
 
     def rank_main(transport: Transport) -> list[float]:
@@ -156,7 +156,7 @@ def test_an_iterator_that_ends_drops_the_step_on_every_rank(short: int) -> None:
                 losses.append(engine.train_batch(iter(items)).loss)
         return losses
 
-    for seed in range(4):
+    for seed in range(2):
         for losses in LocalWorld(4, seed).run(rank_main):
             assert losses == pytest.approx(expected.losses, rel=1e-6)
 
@@ -245,10 +245,10 @@ def train_in_a_tree(model: axrt.PipelineModule, batches: Any, clip: float) -> Ou
     return Outcome(losses, norms, {name: p.detach().clone() for name, p in named})
 
 
-@pytest.mark.parametrize(
-    "memory", [{}, {"bucket_mb": 0.002}, {"offload": "stream", "bucket_mb": 0.004}]
+@swept(
+    ("pipe, data", [(1, 3), (2, 2), (2, 3)]),
+    ("memory", [{}, {"bucket_mb": 0.002}, {"offload": "stream", "bucket_mb": 0.004}]),
 )
-@pytest.mark.parametrize(("pipe", "data"), [(1, 3), (2, 2), (2, 3)])
 def test_bits_are_those_of_a_tree_whoever_computes_what(
     pipe: int, data: int, memory: dict[str, Any]
 ) -> None:
@@ -278,14 +278,14 @@ def test_tied_weights_have_one_sum_whoever_computes_what(pipe: int) -> None:
     )
     batches = tied_batches(2)
     outcomes = []
-    for seed in range(5):
+    for seed in range(3):
 
         def rank_main(transport: Transport) -> Outcome:
             return train_on_a_rank(transport, tied(), batches, STEPS, config, momentum)
 
         found = LocalWorld(2 * pipe, seed).run(rank_main)
         outcomes.append(found)
-    expected = train_in_plain_torch(tied(), batches, STEPS, momentum)
+    expected = plain_torch(tied, batches, STEPS, momentum)
     assert outcomes[0][0].losses == pytest.approx(expected.losses, rel=1e-6)
     for found in outcomes[1:]:
         for one, other in zip(found, outcomes[0], strict=True):

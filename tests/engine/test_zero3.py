@@ -23,13 +23,20 @@ from axrt.transport.local import LocalWorld
 
 from ..sweeps import swept
 from .models import perceptron
-from .reference import Outcome, adamw, configured, random_batches, together, train_on_a_rank
+from .reference import (
+    Outcome,
+    adamw,
+    configured,
+    random_batches,
+    together,
+    train_on_a_rank,
+)
 from .test_offload import TYPES
 from .test_ties import MICROBATCHES as TIED_MICROBATCHES
 from .test_ties import on_ranks, tied
 from .test_zero2 import SMALL, num_bytes, squares
 
-MICROBATCHES, STEPS = 8, 2
+MICROBATCHES, STEPS = 4, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
 CHUNKS = {"breadth-first": 4, "interleaved-1f1b": 4, "interleaved-zb": 3}
 
@@ -51,10 +58,12 @@ def trained(policy: str, memory: dict[str, Any], kind: str, seed: int) -> Outcom
 
 @swept(
     ("kind", TYPES),
-    ("policy", [*CHUNKS, "zb-v", "v-half", "adaptive"]),
-    ("gathered", [1, 2, 3]),
-    ("recompute", ["none", "full"]),
-    quick=10,
+    (
+        "policy",
+        ["breadth-first", "zb-v", "interleaved-zb", "adaptive", "interleaved-1f1b", "v-half"],
+    ),
+    ("gathered, recompute", [(1, "none"), (2, "full"), (3, "none"), (1, "full")]),
+    quick=4,
 )
 def test_stages_that_come_and_go_change_no_bit(
     kind: str, policy: str, gathered: int, recompute: str
@@ -67,8 +76,7 @@ def test_stages_that_come_and_go_change_no_bit(
         assert torch.equal(found.parameters[name], value), name
 
 
-@pytest.mark.parametrize("microbatches_a_run", [1, 2])
-@pytest.mark.parametrize("gathered", [1, 2])
+@swept(("gathered", [1, 2]), ("microbatches_a_run", [2, 1]))
 def test_tied_stages_that_come_and_go_within_a_step_change_no_bit(
     gathered: int, microbatches_a_run: int
 ) -> None:
@@ -105,8 +113,7 @@ def two_steps(
             assert all(is_hollow(p) for _, p in engine.named_parameters()), "none is whole"
 
 
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("data", [2, 4])
+@swept(("kind", TYPES), ("data", [2, 4]))
 def test_a_rank_keeps_its_share_of_everything_for_the_step(
     kind: str, data: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,8 +292,7 @@ def reading(width: int) -> axrt.PipelineModule:
     return axrt.PipelineModule([*specs, axrt.LayerSpec(nn.Linear, width, 5)], cross_entropy)
 
 
-@pytest.mark.parametrize("policy", ["1f1b", "interleaved-zb", "adaptive"])
-@pytest.mark.parametrize("width", [16, 160])
+@swept(("width", [160, 16]), ("policy", ["1f1b", "interleaved-zb", "adaptive"]))
 def test_weights_that_land_and_that_others_read_change_no_bit(
     width: int, policy: str, landed: list[int]
 ) -> None:
@@ -302,7 +308,7 @@ def test_weights_that_land_and_that_others_read_change_no_bit(
         )
         with axrt.initialize(reading(width), adamw, None, config, transport=transport) as engine:
             mine = slice(engine.data_rank * 4, engine.data_rank * 4 + 4)
-            for step in range(3):
+            for step in range(2):
                 engine.train_batch(iter(batches(step)[mine]) if engine.reads else None)
                 engine.eval_batch(iter(batches(9)[:2]) if engine.reads else None)
                 with pytest.raises(StopIteration):
@@ -310,7 +316,7 @@ def test_weights_that_land_and_that_others_read_change_no_bit(
         return {name: p.detach().clone() for name, p in engine.named_parameters()}
 
     plain = LocalWorld(4, seed=1).run(lambda t: on_a_rank(t, {}))
-    for seed in range(3):
+    for seed in range(2):
         memory = {"zero": 3, "reductions": 1, "gathered": 1 + seed % 2}
         found = LocalWorld(4, seed=seed).run(lambda t: on_a_rank(t, memory))  # noqa: B023
         for one, other in zip(plain, found, strict=True):
