@@ -49,15 +49,16 @@ from tests.engine.reference import (
 )
 from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
-from tests.sweeps import some
+from tests.sweeps import fewer, some
 from tests.transport.payloads import PAYLOADS, assert_same
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-MICROBATCHES, STEPS = 12, 3
+MICROBATCHES, STEPS = fewer(12, 4), fewer(3, 2)
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
+HALF = 6  # microbatches of a replica, where two share them
 TOKEN_BATCHES = token_batches(vocab=256, context=8, microbatches=MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
 _SIZES: dict[str, tuple[int, ...]] = {
@@ -429,6 +430,28 @@ def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
     comm.Barrier()
 
 
+def case_a_rank_that_waits_for_itself_is_found_although_it_looks_for_messages(
+    comm: "MPI.Comm",
+) -> None:
+    """It takes a fifth of a core for that, which is no sign of life."""
+    heartbeat, told = Heartbeat(comm.Dup(), 2.0), ""
+    owing = (lambda: (1,)) if comm.rank == 0 else (lambda: ())
+    while not told and not comm.iprobe(0):
+        try:
+            heartbeat.waits(owing)
+        except axrt.PeerLostError as error:
+            told = str(error)
+        looks_until_s = time.monotonic() + 1e-3
+        while time.monotonic() < looks_until_s:
+            pass
+        time.sleep(4e-3)
+    for rank in range(1, comm.size if comm.rank == 0 else 0):
+        comm.send(told, rank)
+    said = "for rank 1, which has shown no sign of life for 2 s (it answers, and does nothing"
+    assert said in (told or comm.recv(source=0))
+    heartbeat.stop()
+
+
 def case_tensors_are_matched_to_their_envelopes_whatever_the_sizes(comm: "MPI.Comm") -> None:
     """Envelopes beyond what MPI sends eagerly, between small ones; large tensors find theirs by
     order alone."""
@@ -627,14 +650,14 @@ def case_modules_given_as_they_are_take_the_first_replicas_values(comm: "MPI.Com
 
 def case_a_checkpoint_of_these_ranks_goes_on_with_the_bits(comm: "MPI.Comm") -> None:
     folder = Path(comm.bcast(tempfile.mkdtemp() if comm.rank == 0 else None))
-    batches, config = masked_batches(MICROBATCHES), configured(MICROBATCHES)
-    reference = of_one_rank(comm, lambda: train_in_plain_torch(masked(), batches, STEPS))
+    batches, config, steps = masked_batches(MICROBATCHES), configured(MICROBATCHES), 3
+    reference = of_one_rank(comm, lambda: train_in_plain_torch(masked(), batches, steps))
     with axrt.initialize(masked(), adamw, config=config, transport=MpiTransport(comm)) as engine:
         engine.train_batch(iter(batches(0)))
         engine.save_checkpoint(folder / "step-1", extra={"epoch": [1]})
         engine.train_batch(iter(batches(1)))
         assert engine.load_checkpoint(folder) == {"epoch": [1]}
-        losses = [engine.train_batch(iter(batches(step))).loss for step in range(1, STEPS)]
+        losses = [engine.train_batch(iter(batches(step))).loss for step in range(1, steps)]
     assert losses == reference.losses[1:]
 
 
@@ -680,24 +703,24 @@ class Slowly(torch.nn.Module):
 def case_replicas_share_microbatches_and_a_slow_one_computes_fewer(comm: "MPI.Comm") -> None:
     if comm.size % 2:
         return
-    model, seen = perceptron(), list[float]()
+    model, seen, steps = perceptron(), list[float](), 3
+    batches = random_batches((6, 16), classes=5, microbatches=2 * HALF)
     slowly = axrt.PipelineModule(
-        [Slowly(0.02 if comm.rank < comm.size // 2 else 0.001, seen), *model.layers], model.loss_fn
+        [Slowly(0.05 if comm.rank < comm.size // 2 else 0.001, seen), *model.layers], model.loss_fn
     )
-    half = MICROBATCHES // 2
     config = configured(
-        half,
+        HALF,
         schedule={"policy": "1f1b", "share": True},
         parallel={"data": 2},
         optimizer={"clip": 1.0},
         run={"deterministic": True},
     )
-    outcome = train_on_a_rank(MpiTransport(comm), slowly, BATCHES, STEPS, config, momentum)
+    outcome = train_on_a_rank(MpiTransport(comm), slowly, batches, steps, config, momentum)
 
     def somebody(transport: Transport) -> Outcome:
         layers = [torch.nn.Identity(), *perceptron().layers]
         usual = axrt.PipelineModule(layers, model.loss_fn)
-        return train_on_a_rank(transport, usual, BATCHES, STEPS, config, momentum)
+        return train_on_a_rank(transport, usual, batches, steps, config, momentum)
 
     in_one_process = of_one_rank(
         comm, lambda: together(LocalWorld(2, seed=7).run(somebody), pipes=2).losses
@@ -705,17 +728,17 @@ def case_replicas_share_microbatches_and_a_slow_one_computes_fewer(comm: "MPI.Co
     assert outcome.losses == in_one_process, "bits, whoever computes what"
     expected = train_in_plain_torch(
         axrt.PipelineModule([torch.nn.Identity(), *perceptron().layers], model.loss_fn),
-        BATCHES,
-        STEPS,
+        batches,
+        steps,
         momentum,
         clip=1.0,
     )
     assert outcome.losses == pytest.approx(expected.losses, rel=1e-6)
     counts = comm.allgather(seen)
-    whole = sorted(float(inputs.sum()) for step in range(STEPS) for inputs, _ in BATCHES(step))
+    whole = sorted(float(inputs.sum()) for step in range(steps) for inputs, _ in batches(step))
     assert sorted(one for of in counts for one in of) == whole, "each once"
     slow, fast = (sum(map(len, of)) for of in (counts[: comm.size // 2], counts[comm.size // 2 :]))
-    assert slow < fast - STEPS, "some in each step"
+    assert slow < fast - steps, "some in each step"
 
 
 def case_a_library_adds_up_what_replicas_share_out(comm: "MPI.Comm") -> None:

@@ -1,27 +1,31 @@
-"""Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME."""
+"""Jobs that go wrong, each in its own way: mpirun -n N python -m tests.mpi.victims NAME, or several
+in one job, see `trials.py`."""
 
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 import axrt
+from axrt import launch
 from axrt.launch import told
 from axrt.note import Topic
 from tests.engine.reference import configured, random_batches
 
 BATCHES = random_batches((4, 8), classes=3, microbatches=4)
+LONG_S = 5.0  # longer than any patience here
+PATIENCE_S = 2.0  # twenty times as long as a rank that is well goes without a sign
 
 
 class FailsAt(nn.Module):
@@ -102,7 +106,7 @@ def two_threads_call() -> None:
 
         def batches() -> Iterator[Any]:
             inside.set()
-            time.sleep(60)
+            threading.Event().wait()  # as a reader that hangs
             yield None
 
         threading.Thread(
@@ -151,6 +155,8 @@ def my_rank() -> int:
 
 
 def one_rank_disagrees() -> None:
+    """It waits for the other rank to come along, which does not."""
+    launch._ALL_AGREE_S = 0.5
     engine(run={"steps": 0} if my_rank() == 1 else {})
 
 
@@ -199,7 +205,7 @@ def a_rank_that_is_asked_to_share_is_stopped() -> None:
     shares = {"schedule": {"policy": "1f1b", "microbatches": 8, "share": True}}
     act = (lambda: os.kill(os.getpid(), signal.SIGSTOP)) if my_rank() == 0 else lambda: None
     layers = model(axrt.LayerSpec(DoesAt, 6, act))
-    config = configured(8, **shares, parallel={"data": 2}, run={"patience_s": 2.0})
+    config = configured(8, **shares, parallel={"data": 2}, run={"patience_s": PATIENCE_S})
     batches = random_batches((4, 8), classes=3, microbatches=8)
     with axrt.initialize(layers, config=config) as e:
         for step in range(3):
@@ -227,21 +233,24 @@ def the_batches_end_while_a_thread_calls_mpi() -> None:
         ):
             takes(self)
 
-    MpiTransport._take_envelopes = often  # type: ignore[method-assign]
-    MpiTransport._tell_progress = lambda self: self._progress.wanted(True)  # type: ignore
-    the_batches_end()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MpiTransport, "_take_envelopes", often)
+        patch.setattr(MpiTransport, "_tell_progress", lambda self: self._progress.wanted(True))
+        the_batches_end()
 
 
 def _train_by_a_library(number: signal.Signals) -> None:
     """Rank 1 of two sends itself a signal where it would issue its first collective."""
     from axrt.workers.collectives import CollectiveWorker
 
-    if my_rank() == 1:
-        CollectiveWorker._collect = lambda self, task: os.kill(os.getpid(), number)  # type: ignore
     parallel = {"data": 2, "collectives": "library"}
-    with engine(parallel=parallel, run={"patience_s": 5.0}) as e:
-        for _ in range(3):
-            e.train_batch(iter(BATCHES(e.rank)))
+    with pytest.MonkeyPatch.context() as patch:
+        if my_rank() == 1:
+            ends = lambda self, task: os.kill(os.getpid(), number)  # noqa: E731
+            patch.setattr(CollectiveWorker, "_collect", ends)
+        with engine(parallel=parallel, run={"patience_s": PATIENCE_S}) as e:
+            for _ in range(3):
+                e.train_batch(iter(BATCHES(e.rank)))
 
 
 def a_rank_dies_when_it_is_its_turn() -> None:
@@ -268,7 +277,7 @@ def a_rank_dies_while_the_library_carries() -> None:
     if my_rank() == 1:
         Lines.receive = dying  # type: ignore
     batches = random_batches((4000, 8), classes=3, microbatches=4)
-    with engine(parallel={"activations": "library"}, run={"patience_s": 5.0}) as e:
+    with engine(parallel={"activations": "library"}, run={"patience_s": PATIENCE_S}) as e:
         for step in range(3):
             e.train_batch(iter(batches(step)))
 
@@ -282,9 +291,8 @@ def more_stages_than_layers() -> None:
 
 def a_rank_dies_before_it_begins() -> None:
     if my_rank() == 1:
-        time.sleep(1)
         os._exit(0)
-    engine(run={"start_patience_s": 3})
+    engine(run={"start_patience_s": 1})
 
 
 def too_many_stages() -> None:
@@ -295,7 +303,7 @@ def one_rank_saves() -> None:
     with engine() as e:
         train(e, 1)
         if e.rank == 0:
-            e.save_checkpoint(Path(tempfile.mkdtemp()) / "a")
+            e.save_checkpoint(Path.cwd() / "a")
         train(e, 1)
 
 
@@ -309,11 +317,13 @@ def one_rank_broadcasts() -> None:
 
 def a_rank_forks() -> None:
     with engine() as e:
+        train(e, 1)
         if e.rank == 1 and os.fork() == 0:
             os._exit(0)
         # no fork in our sense: nothing of this process runs in it
         subprocess.run(["true"], check=True)
         train(e, 1)
+    print(f"rank {e.rank} is done")
 
 
 def all_is_well() -> None:
@@ -326,6 +336,12 @@ def nobody_closes() -> None:
     e = engine()
     train(e, 2)
     print(f"rank {e.rank} is done")
+
+
+def large_messages_come() -> None:
+    from . import large_messages  # which needs an MPI library
+
+    large_messages.main()
 
 
 class DoesAt(nn.Module):
@@ -342,7 +358,7 @@ class DoesAt(nn.Module):
         return value
 
 
-def _on_rank_1(act: Callable[[], object], patience_s: float = 2.0) -> None:
+def _on_rank_1(act: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
     """Rank 1 of two does something at its sixth forward, in the second step."""
     does = axrt.LayerSpec(DoesAt, 6, act)
     with engine(
@@ -367,7 +383,10 @@ def a_rank_is_stopped_while_it_sends() -> None:
         functional.cross_entropy,
     )
     config = configured(
-        4, parallel={"partition": [0, 2, 3]}, schedule={"policy": "gpipe"}, run={"patience_s": 2.0}
+        4,
+        parallel={"partition": [0, 2, 3]},
+        schedule={"policy": "gpipe"},
+        run={"patience_s": PATIENCE_S},
     )
     batches = random_batches((200, 8), classes=3, microbatches=4)
     with axrt.initialize(whole, config=config) as e:
@@ -385,7 +404,7 @@ def a_rank_waits_for_itself() -> None:
 
 
 def two_ranks_wait_for_each_other() -> None:
-    with engine(run={"patience_s": 2.0}) as e:
+    with engine(run={"patience_s": PATIENCE_S}) as e:
         train(e, 1)
         owed = e._exchange.claim(Topic.VALUES, 999, [1 - e.rank])
         e._exchange.wait(owed, "what nobody sends")
@@ -395,12 +414,12 @@ def one_replica_saves() -> None:
     with engine(parallel={"data": 2}) as e:
         train(e, 1)
         if e.is_main:
-            e.save_checkpoint(Path(tempfile.mkdtemp()) / "a", wait=False)
+            e.save_checkpoint(Path.cwd() / "a", wait=False)
         train(e, 1)
 
 
 def one_rank_finishes_a_save() -> None:
-    folder = Path(os.environ["FOLDER"])
+    folder = Path.cwd()
     with engine(parallel={"data": 2}) as e:
         for number in range(3):
             train(e, 1)
@@ -412,19 +431,19 @@ def one_rank_finishes_a_save() -> None:
 def ranks_save_to_other_places() -> None:
     with engine(parallel={"data": 2}) as e:
         train(e, 1)
-        e.save_checkpoint(Path(os.environ["FOLDER"]) / f"{e.rank}")
+        e.save_checkpoint(Path.cwd() / f"{e.rank}")
 
 
 def a_rank_is_stopped_in_a_save() -> None:
-    with engine(run={"patience_s": 2.0}) as e:
+    with engine(run={"patience_s": PATIENCE_S}) as e:
         train(e, 1)
         if e.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
-        e.save_checkpoint(Path(os.environ["FOLDER"]) / "a")
+        e.save_checkpoint(Path.cwd() / "a")
 
 
 def a_rank_is_stopped_at_the_end() -> None:
-    with engine(run={"patience_s": 2.0}) as e:
+    with engine(run={"patience_s": PATIENCE_S}) as e:
         train(e, 1)
         if e.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -437,11 +456,11 @@ def _compute(seconds: float) -> None:
 
 
 def a_rank_computes_for_long() -> None:
-    _on_rank_1(lambda: _compute(7))
+    _on_rank_1(lambda: _compute(LONG_S))
 
 
 def a_rank_waits_for_a_child_that_computes() -> None:
-    code = "import time; until = time.monotonic() + 7\nwhile time.monotonic() < until: pass"
+    code = f"import time; until = time.monotonic() + {LONG_S}\nwhile time.monotonic() < until: pass"
     _on_rank_1(lambda: subprocess.run([sys.executable, "-c", code], check=True))
 
 
@@ -466,12 +485,8 @@ def a_thread_leaves_by_the_back_door() -> None:
 
 
 def a_rank_leaves_by_the_back_door_when_all_is_done() -> None:
-    from mpi4py import MPI
-
     with engine() as e:
         train(e, 1)
-    MPI.COMM_WORLD.Barrier()
-    MPI.Finalize()
     os._exit(0)
 
 

@@ -1,0 +1,312 @@
+"""What ranks do, and how that ends their job: many trials on the ranks of one job.
+
+mpirun -n N python -m tests.mpi.trials FOLDER
+
+A job takes seconds to start, and a failure ends it. Here all that ends a job runs as it is, up to
+its last call: MPI's Abort, the end of MPI, or the end of the process. In place of that call every
+rank is let out of whatever it is in, one that is stopped too, and all begin the next trial with
+communicators of their own. That those calls do end a job is tried in jobs of their own, see
+`test_failures.py`.
+
+FOLDER has `trials.json`, a list of trials, and gets `RANK.json`: how each of them ended there.
+"""
+
+import atexit
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from axrt import launch, survivors  # noqa: F401 - before another class stands for that of a job
+from axrt.cli import main as axrt
+from axrt.device import CPU
+from axrt.heartbeat import Silence
+
+from . import victims
+
+TRIALS = "trials.json"
+_LETS_OUT = signal.SIGUSR2  # a signal that nothing else here listens to
+_LOOK_S = 0.005
+# A hang: ten times what the longest trial takes.
+_LIMIT_S = 150.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What ranks do.
+
+    Args:
+        name: name of the trial; that of a function of `victims.py` where there are no words.
+        words: a command line of axrt, without its first word.
+        folder: directory that the ranks are in; "": a new one.
+        variables: variables of their environment.
+        cores: number of cores that a rank may use; 0: all.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    folder: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    cores: int = 0
+
+    def act(self) -> None:
+        if self.words:
+            sys.argv = ["axrt", *self.words]
+            axrt()
+        else:
+            getattr(victims, self.name)()
+
+
+@dataclass
+class Told:
+    """How a trial ended on one rank.
+
+    Args:
+        how: "returns", "exits", "aborts", "leaves" or "is let out".
+        code: exit code of the process, and of the job where it aborts.
+        out, err: what the process has printed.
+    """
+
+    how: str = "is let out"
+    code: int = 0
+    out: str = ""
+    err: str = ""
+
+
+class Out(BaseException):
+    """A rank is out of its trial: it has ended the job, or somebody else has."""
+
+
+@dataclass
+class Ending:
+    """The last call of a rank in a trial.
+
+    Args:
+        others: processes of the other ranks.
+        told: how the trial ended here.
+        is_inside: the rank is in the trial.
+    """
+
+    others: list[int]
+    told: Told = field(default_factory=Told)
+    is_inside: bool = False
+
+    def ends(self, how: str, code: int) -> NoReturn:
+        """What the rank does in place of its end."""
+        if self.told.how == "is let out":
+            self.told.how, self.told.code = how, int(code)
+        if how in ("aborts", "leaves"):  # whereby a launcher ends all others
+            for other in self.others:
+                os.kill(other, _LETS_OUT)
+                os.kill(other, signal.SIGCONT)
+        if threading.current_thread() is not threading.main_thread():
+            os.kill(os.getpid(), _LETS_OUT)
+            sys.exit()  # the thread
+        self.is_inside = False
+        raise Out
+
+    def heard(self, *_: object) -> None:
+        if self.is_inside:
+            self.is_inside = False
+            raise Out
+
+
+class TriedWorld(launch.MpiWorld):
+    """The job of a trial.
+
+    Args:
+        mpi, device: as the launcher's job gets them.
+        comm: communicator of the ranks.
+        ending: the last call of this rank.
+    """
+
+    def __init__(self, mpi: Any, device: torch.device, comm: Any, ending: Ending) -> None:
+        super().__init__(mpi, device, comm)
+        self._ending = ending
+
+    def heartbeat(self, patience_s: float) -> Silence:
+        made = super().heartbeat(patience_s)
+        # Not freed: who gets the number of its communicator next would get questions of this one
+        # that nobody has heard.
+        made.free = made.stop  # type: ignore[method-assign]
+        return made
+
+    def fail(self, error: BaseException) -> NoReturn:
+        if isinstance(error, Out):
+            raise error
+        super().fail(error)
+
+    def abort(self, code: int) -> None:
+        self._ending.ends("aborts", code)
+
+    def end_mpi(self, code: int) -> None:
+        self._ending.ends("leaves with all", code)
+
+    def ends_in_order(self) -> None:
+        """Do what the interpreter does at its exit."""
+        for close in list(self._closes):
+            close()
+
+    def let_go(self) -> list[Any]:
+        """Stop what calls MPI. Returns it, since MPI may still read from its memory."""
+        for close in self._closes:
+            atexit.unregister(close)
+        threads = list(self._threads)
+        for thread in threads:
+            thread.stop()
+        return threads
+
+
+@contextmanager
+def printed(told: Told, folder: Path) -> Iterator[None]:
+    """Context in which all that the process prints goes to what is told of a trial."""
+    files = [folder / f"{os.getpid()}.{name}" for name in ("out", "err")]
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    for descriptor, file in zip((1, 2), files, strict=True):
+        with file.open("wb") as opened:
+            os.dup2(opened.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, descriptor)
+            os.close(before)
+        told.out, told.err = (file.read_text(errors="replace") for file in files)
+
+
+@contextmanager
+def placed(trial: Trial) -> Iterator[None]:
+    """Context in the directory of a trial, with its environment."""
+    here, variables, path = Path.cwd(), dict(os.environ), list(sys.path)
+    cores, modules, hooks = os.sched_getaffinity(0), set(sys.modules), (os._exit, sys.excepthook)
+    os.chdir(trial.folder)
+    os.environ.update(trial.variables)
+    if trial.cores:
+        os.sched_setaffinity(0, sorted(cores)[: trial.cores])
+    try:
+        yield
+    finally:
+        os._exit, sys.excepthook = hooks
+        threading.excepthook = threading.__excepthook__
+        os.sched_setaffinity(0, cores)
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(here)
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:  # a user's own, which the next one has, too
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == Path(
+                trial.folder
+            ):
+                del sys.modules[name]
+
+
+def settled(request: Any) -> None:
+    """Wait without a core for what all ranks begin."""
+    while not request.Test():
+        time.sleep(_LOOK_S)
+
+
+class Ranks:
+    """This rank, trial by trial.
+
+    Args:
+        folder: for what is printed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._folder = MPI.COMM_WORLD.Dup(), folder
+        self._pids = self._comm.allgather(os.getpid())
+        self._kept: list[Any] = []
+
+    def told_of(self, trial: Trial) -> Told:
+        """How a trial ends here, once it has ended on all ranks."""
+        mine, worlds = os.getpid(), list[TriedWorld]()
+        ending, comm = Ending([pid for pid in self._pids if pid != mine]), self._comm.Dup()
+
+        class Here(TriedWorld):
+            def __init__(self, mpi: Any, device: torch.device = CPU) -> None:
+                super().__init__(mpi, device, comm, ending)
+                worlds.append(self)
+
+        def leaves(code: int) -> NoReturn:
+            if os.getpid() != mine:
+                launch._EXIT(code)
+            ending.ends("leaves", code)
+
+        launch.MpiWorld, launch._exit = Here, leaves  # type: ignore[assignment, misc]
+        signal.signal(_LETS_OUT, ending.heard)
+        settled(self._comm.Ibarrier())
+        with placed(trial), printed(ending.told, self._folder):
+            _tries(trial, ending, worlds)
+            for one in worlds:
+                self._kept += one.let_go()
+            settled(self._comm.Ibarrier())
+        return ending.told
+
+
+def _tries(trial: Trial, ending: Ending, worlds: list[TriedWorld]) -> None:
+    def tried(act: Callable[[], object]) -> None:
+        try:
+            ending.is_inside = True
+            act()
+            ending.is_inside = False
+        except Out:
+            pass
+        except SystemExit as error:
+            ending.is_inside = False
+            ending.told.how, ending.told.code = "exits", int(error.code or 0)
+        except BaseException as error:
+            failure = error  # the interpreter tells its hook
+            ending.told.how, ending.told.code = ("is let out", 0) if worlds else ("exits", 1)
+            tried(lambda: sys.excepthook(type(failure), failure, failure.__traceback__))
+
+    def whole() -> None:
+        trial.act()
+        for world in worlds:
+            world.ends_in_order()
+        ending.told.how = "returns"
+
+    tried(whole)
+
+
+def _ends_a_hang(trial: Trial, ended: threading.Event) -> None:
+    if not ended.wait(_LIMIT_S):
+        faulthandler.dump_traceback()
+        os.write(2, f"{trial.name} hangs\n".encode())
+        launch._EXIT(1)
+
+
+def main(folder: Path) -> None:
+    from mpi4py import MPI
+
+    torch.set_num_threads(1)
+    trials = [Trial(**one) for one in json.loads((folder / TRIALS).read_text())]
+    ranks, told = Ranks(folder), dict[str, Any]()
+    for trial in trials:
+        ended = threading.Event()
+        threading.Thread(target=_ends_a_hang, args=(trial, ended), daemon=True).start()
+        told[trial.name] = asdict(ranks.told_of(trial))
+        ended.set()
+        (folder / f"{MPI.COMM_WORLD.rank}.json").write_text(json.dumps(told))
+    settled(MPI.COMM_WORLD.Ibarrier())
+    with suppress(OSError):
+        sys.stdout.flush()
+    MPI.COMM_WORLD.Abort(0)  # what a trial has left on its way is of no interest to its receiver
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
