@@ -12,7 +12,7 @@ import pytest
 
 from ..cli.test_train import TINY
 from .mpirun import environment, is_open_mpi, launcher, mpirun
-from .test_runs import lines
+from .runs import lines
 
 STEPS, EVERY = 90, 4
 SETTINGS = (

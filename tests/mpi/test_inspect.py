@@ -18,8 +18,7 @@ from click.testing import CliRunner, Result
 
 from axrt.cli import main
 
-from .test_offload import ranks_of
-from .test_runs import begin
+from .runs import begin, ranks_of
 
 # Steps in which ranks mostly sleep, so that they leave the machine to whoever asks.
 SLOW = """
@@ -107,4 +106,6 @@ def test_of_a_run_that_has_ended_its_state_is_said(
     Path("out/config.toml").write_text("[run]\nsteps = 4\n")
     asked = CliRunner().invoke(main, ["inspect", "out", "--within", "0.5"])
     assert asked.exit_code == 69
-    assert "nobody answers in out within 0.5 s, and its run is at step 4, done; expe" in asked.output
+    assert (
+        "nobody answers in out within 0.5 s, and its run is at step 4, done; expe" in asked.output
+    )

@@ -17,8 +17,7 @@ from ..cli.test_train import TINY
 from ..engine.models import perceptron
 from ..engine.reference import adamw, random_batches, train_in_plain_torch
 from .mpirun import ROOT, environment, is_open_mpi, launcher, mpirun
-from .test_offload import told
-from .test_runs import lines
+from .runs import lines, told
 
 STEPS, EVERY = 40, 5
 TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", f"checkpoint.every={EVERY}")

@@ -20,8 +20,8 @@ from axrt.checkpoint.memory_run import NAME, MemoryRun
 from ..cli.test_train import TINY
 from ..sweeps import first
 from .mpirun import environment, launcher, mpirun
+from .runs import told
 from .test_launch import Launch, starts
-from .test_offload import told
 
 STEPS = 600  # more than pass while this process is given no core
 TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", "model.layers=4")

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from axrt import launch, survivors  # noqa: F401 - before another class stands for that of a job
+from axrt import launch, survivors  # noqa: F401 - knows the class of a job, and not the one below
 from axrt.cli import main as axrt
 from axrt.device import CPU
 from axrt.heartbeat import Silence
@@ -115,7 +115,8 @@ class Ending:
         self.is_inside = False
         raise Out
 
-    def heard(self, *_: object) -> None:
+    def heard(self) -> None:
+        """Let the rank out of its trial."""
         if self.is_inside:
             self.is_inside = False
             raise Out
@@ -228,34 +229,37 @@ class Ranks:
     def __init__(self, folder: Path) -> None:
         from mpi4py import MPI
 
-        self._comm, self._folder = MPI.COMM_WORLD.Dup(), folder
-        self._pids = self._comm.allgather(os.getpid())
+        self._all, self._folder, self._pid = MPI.COMM_WORLD.Dup(), folder, os.getpid()
+        self._others = [pid for pid in self._all.allgather(self._pid) if pid != self._pid]
+        self._comm, self._ending = self._all, Ending(self._others)
+        self._worlds: list[TriedWorld] = []  # of the trial
         self._kept: list[Any] = []
-
-    def told_of(self, trial: Trial) -> Told:
-        """How a trial ends here, once it has ended on all ranks."""
-        mine, worlds = os.getpid(), list[TriedWorld]()
-        ending, comm = Ending([pid for pid in self._pids if pid != mine]), self._comm.Dup()
+        ranks = self
 
         class Here(TriedWorld):
             def __init__(self, mpi: Any, device: torch.device = CPU) -> None:
-                super().__init__(mpi, device, comm, ending)
-                worlds.append(self)
+                super().__init__(mpi, device, ranks._comm, ranks._ending)
+                ranks._worlds.append(self)
 
-        def leaves(code: int) -> NoReturn:
-            if os.getpid() != mine:
-                launch._EXIT(code)
-            ending.ends("leaves", code)
+        # Once: what is imported in a trial, such as a command, knows the class from then on.
+        launch.MpiWorld, launch._exit = Here, self._leaves  # type: ignore[assignment, misc]
+        signal.signal(_LETS_OUT, lambda *_: self._ending.heard())
 
-        launch.MpiWorld, launch._exit = Here, leaves  # type: ignore[assignment, misc]
-        signal.signal(_LETS_OUT, ending.heard)
-        settled(self._comm.Ibarrier())
-        with placed(trial), printed(ending.told, self._folder):
-            _tries(trial, ending, worlds)
-            for one in worlds:
-                self._kept += one.let_go()
-            settled(self._comm.Ibarrier())
-        return ending.told
+    def _leaves(self, code: int) -> NoReturn:
+        if os.getpid() != self._pid:
+            launch._EXIT(code)
+        self._ending.ends("leaves", code)
+
+    def told_of(self, trial: Trial) -> Told:
+        """How a trial ends here, once it has ended on all ranks."""
+        self._comm, self._ending, self._worlds = self._all.Dup(), Ending(self._others), []
+        settled(self._all.Ibarrier())
+        with placed(trial), printed(self._ending.told, self._folder):
+            _tries(trial, self._ending, self._worlds)
+            for world in self._worlds:
+                self._kept += world.let_go()
+            settled(self._all.Ibarrier())
+        return self._ending.told
 
 
 def _tries(trial: Trial, ending: Ending, worlds: list[TriedWorld]) -> None:

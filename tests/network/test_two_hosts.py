@@ -11,8 +11,7 @@ import pytest
 
 from ..cli.test_train import TINY
 from ..mpi.mpirun import environment, is_open_mpi, mpirun
-from ..mpi.test_offload import told
-from ..mpi.test_runs import lines
+from ..mpi.runs import lines, told
 from .hosts import TwoHosts, two_hosts
 
 STEPS = 120
