@@ -1,4 +1,9 @@
-"""A training whose ranks are killed goes on from memory, also where a host has lost what it had."""
+"""A training whose ranks are killed goes on from memory, also where a host has lost what it had.
+
+Nothing else finds copies of ranks that have died: all else of copies in memory is tried in one
+process (tests/checkpoint/test_in_memory.py). One run is killed, loses a host's memory, goes on
+under `axrt launch`, and is killed once more; nothing is ever saved on the disk.
+"""
 
 import os
 import re
@@ -10,28 +15,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from axrt.checkpoint.folder import candidates_in
 from axrt.checkpoint.memory_run import NAME, MemoryRun
 
-from ..cli.test_train import TINY
 from ..sweeps import first
-from .mpirun import environment, launcher, mpirun
-from .runs import told
-from .test_launch import Launch, starts
+from .mpirun import environment, launcher
+from .runs import LIMIT_S, last_told, ranks_of, trained_alone, write_files
+from .test_launch import SLOW, SLOWLY, Launch, starts
 
-STEPS = 600  # more than pass while this process is given no core
+STEPS = 60
 TRAIN = ("-m", "axrt", "train", "tiny.toml", f"run.steps={STEPS}", "model.layers=4")
-SETTINGS = ("run.log_every=1", "run.eval_every=0")
+# By host, and by ranks.
+TWO, FOUR = "run.host_of=0,1", "run.host_of=0,0,1,1"
 
 
 @pytest.fixture(autouse=True)
 def a_model(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 20)
+    write_files(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
 
 
 @pytest.fixture
@@ -42,37 +46,38 @@ def shm() -> Iterator[Path]:
         yield Path(folder)
 
 
-def kept(shm: Path) -> tuple[str, ...]:
+def kept(shm: Path, hosts: str) -> tuple[str, ...]:
     return (
-        "run.host_of=0,0,1,1",
-        "checkpoint.memory_every=3",
-        f"checkpoint.memory_dir={shm}",
+        *(hosts, "checkpoint.memory_every=3", f"checkpoint.memory_dir={shm}"),
         "checkpoint.resume=auto",
     )
 
 
 def wait_until_kept(folder: Path, step: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LIMIT_S
     while (said := MemoryRun.read(folder / "out" / "checkpoints")) is None or said.step < step:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "nothing is kept"
         time.sleep(0.01)
 
 
-def check_equal_to_quiet(folder: Path) -> None:
-    ended = mpirun(4, [*TRAIN, *SETTINGS, "run.out=quiet"], cwd=folder)
-    assert ended.code == 0, ended.err
-    by_step: dict[Any, Any] = {line["step"]: line for line in told(folder / "out")}
-    expected = told(folder / "quiet")
-    assert len(expected) == STEPS
-    assert [by_step[line["step"]] for line in expected] == expected
-
-
-@pytest.mark.parametrize("lost", first(["node-0", "node-1"]))
+@pytest.mark.parametrize(
+    ("hosts", "lost", "of_ranks"),
+    first(
+        [
+            (TWO, "node-0", "0"),
+            (TWO, "node-1", "1"),
+            (FOUR, "node-0", "0, 1"),
+            (FOUR, "node-1", "2, 3"),
+        ]
+    ),
+)
 def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
-    tmp_path: Path, shm: Path, lost: str
+    tmp_path: Path, shm: Path, hosts: str, lost: str, of_ranks: str
 ) -> None:
-    command = [launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(shm)]
+    ranks = str(hosts.count(",") + 1)
+    train = [sys.executable, *TRAIN, *SLOWLY, *kept(shm, hosts)]
+    command = [launcher(), "-n", ranks, *train]
     job = subprocess.Popen(
         command,
         cwd=tmp_path,
@@ -82,37 +87,30 @@ def test_a_killed_job_goes_on_from_memory_where_a_host_has_lost_its_own(
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until_kept(tmp_path, 30, job)
-    ranks = Launch.ranks_in(tmp_path)
-    os.kill(ranks[2], signal.SIGKILL)
-    job.communicate(timeout=120)
+    wait_until_kept(tmp_path, 6, job)
+    os.kill(ranks_of(job.pid)[1], signal.SIGKILL)
+    job.communicate(timeout=LIMIT_S)
     assert not candidates_in(tmp_path / "out" / "checkpoints"), "nothing is on the disk"
     (run,) = shm.iterdir()
     shutil.rmtree(run / lost)
-    ended = mpirun(4, [*TRAIN, *SETTINGS, *kept(shm)], cwd=tmp_path)
-    assert ended.code == 0, ended.err
+
+    again = Launch(tmp_path, "--", *command)
+    wait_until_kept(tmp_path, 21, again.process)
+    again.lose(1)
+    code, err = again.end()
+    assert code == 0, err
     found = re.search(
-        r"taken from memory: the copies of step (\d+), those of ranks (.*) from their", ended.err
+        r"taken from memory: the copies of step (\d+), those of ranks? (.*) from their", err
     )
-    assert found, ended.err
-    assert int(found[1]) >= 30
-    assert found[2] == {"node-0": "0, 1", "node-1": "2, 3"}[lost]
-    check_equal_to_quiet(tmp_path)
+    assert found, err
+    assert int(found[1]) >= 6
+    assert found[2] == of_ranks
+    first_start, second_start = starts(tmp_path)
+    assert first_start["gained"] > 0, "memory counts as gained"
+    assert second_start["step"] >= 21
     assert not list(shm.iterdir()), "what is done is removed"
     assert not (tmp_path / "out" / "checkpoints" / NAME).exists()
-
-
-def test_a_launch_gains_the_steps_that_memory_has(tmp_path: Path, shm: Path) -> None:
-    """Four starts that save nothing on the disk: three without a step would be the last."""
-    job = Launch(
-        tmp_path, "--", launcher(), "-n", "4", sys.executable, *TRAIN, *SETTINGS, *kept(shm)
-    )
-    for step in (20, 60, 100, 140):
-        wait_until_kept(tmp_path, step, job.process)
-        job.lose(1)
-    code, err = job.end()
-    assert code == 0, err
-    found = starts(tmp_path)
-    assert len(found) == 5
-    assert all(one["gained"] > 0 for one in found)
-    check_equal_to_quiet(tmp_path)
+    settings = ("model.layers=4", "run.log_every=1", "run.eval_every=0", f"run.steps={STEPS}")
+    quiet, all_told = trained_alone(tmp_path, "quiet", *settings), last_told(tmp_path / "out")
+    assert len(quiet) == STEPS
+    assert [all_told[line["step"]] for line in quiet] == quiet
