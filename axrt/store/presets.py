@@ -9,6 +9,7 @@ from torch import nn
 from axrt.config import Optimizer
 
 from .bucket import LrSchedule, OptimizerFactory
+from .eager_optimizers import SGD, Adam, AdamW
 
 
 def optimizer_factory(config: Optimizer) -> OptimizerFactory:
@@ -29,10 +30,10 @@ def optimizer_factory(config: Optimizer) -> OptimizerFactory:
         groups = [group for group in groups if group["params"]]
         betas = (config.betas[0], config.betas[1])
         if config.name == "adamw":
-            return torch.optim.AdamW(groups, lr=config.lr, betas=betas)
+            return AdamW(groups, lr=config.lr, betas=betas)
         if config.name == "adam":
-            return torch.optim.Adam(groups, lr=config.lr, betas=betas)
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+            return Adam(groups, lr=config.lr, betas=betas)
+        return SGD(groups, lr=config.lr, momentum=config.momentum)
 
     return factory
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from axrt.errors import ModelError
 
+from . import eager_optimizers
+
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 Moments = dict[str, torch.dtype]  # the type of each moment of a parameter, by key
 _SIZES = (2, 3, 5, 7, 11, 13, 17, 19)  # all different, so that no other state has a tiny's shape
@@ -124,9 +126,12 @@ _ELEMENTWISE = frozenset(
 )
 
 
+_OF_TORCH = ("torch.optim", eager_optimizers.__name__)  # modules
+
+
 def _is_torchs(optimizer: torch.optim.Optimizer) -> bool:
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    is_of_torch = type(optimizer).__module__.startswith("torch.optim")
+    is_of_torch = type(optimizer).__module__.startswith(_OF_TORCH)
     return is_of_torch and not any(hooks) and "step" not in vars(optimizer)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .eager_optimizers import SGD
+
 IsMoment = Callable[[Tensor, str, object], bool]  # of a parameter, a key of its state, the value
 _PLAIN = (int, float, complex, str, bytes, type(None))
-_ATTRIBUTES_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.empty(0)], lr=0.0)))
+_ATTRIBUTES_OF_TORCH = frozenset(vars(SGD([torch.empty(0)], lr=0.0)))
 
 
 class ResidentState:
