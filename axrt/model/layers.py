@@ -2,11 +2,12 @@
 functions."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from axrt.errors import ConfigError
 
@@ -243,12 +244,34 @@ def _built(layer: LayerSpec, index: int, seed: int) -> nn.Module:
             raise
 
 
+class _NothingDrawn(TorchFunctionMode):
+    """Context in which tensors of the meta device are not filled with normal numbers.
+
+    There is nothing to fill, and torch imports torch._dynamo for it, which takes as long as torch
+    itself. `nn.Embedding` draws such numbers, and so do most models.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.normal_, nn.init.normal_):
+            filled: Tensor = args[0] if args else given["tensor"]
+            if filled.is_meta:
+                return filled
+        return func(*args, **given)
+
+
 def without_memory(layer: LayerSpec) -> nn.Module:
     """The module of a specification on torch's meta device, which allocates nothing; on the CPU
     where its constructor looks at values. Torch's generator is afterwards where it was."""
     with torch.random.fork_rng(devices=[]):
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _NothingDrawn():
                 return layer.build()
         except (RuntimeError, NotImplementedError):
             return layer.build()

@@ -16,6 +16,10 @@ def rotations(model: Model) -> tuple[Tensor, Tensor]:
     Args:
         model: section `[model]`.
     """
+    if torch.get_default_device().type == "meta":
+        # no number is made there, and torch imports torch._dynamo for sums of no numbers
+        size = model.context, model.features_of_a_head // 2
+        return torch.empty(size), torch.empty(size)
     angles = torch.outer(torch.arange(model.context), _frequencies(model))
     return angles.cos(), angles.sin()
 
