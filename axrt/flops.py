@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from axrt.device import synchronize
 from axrt.ledger.skeleton import Skeletons
-from axrt.model import PipelineModule
 from axrt.payload import flatten, unflatten
 
 _SIZE, _TRIES = 512, 5  # of the product that is timed where nobody knows
@@ -28,22 +27,21 @@ _KNOWN = {
 }
 
 
-def training_flops(model: PipelineModule, sample: tuple[Any, Any]) -> float:
+def training_flops(skeletons: Skeletons, sample: tuple[Any, Any]) -> float:
     """Operations of a forward and a backward: three times those of the products of a forward,
     attention as if each token saw all. What is recomputed counts once.
 
     Args:
-        model: layers and loss.
+        skeletons: layers of the model.
         sample: a microbatch, (inputs, targets).
     Raises:
         Exception: some layer cannot run without memory; whatever it raises.
     """
-    skeletons = Skeletons(model.layers)
     kind, tensors = flatten(sample[0])
     value = unflatten(kind, [torch.empty_like(tensor, device="meta") for tensor in tensors])
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        for place in range(len(model.layers)):
+        for place in range(len(skeletons.layers)):
             value = skeletons.layer(place)(value)
     return 3.0 * counter.get_total_flops()
 

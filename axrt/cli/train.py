@@ -34,7 +34,7 @@ from axrt.hugging_face.text_files import carry_text_files
 from axrt.known_costs import check_costs
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
-from axrt.model import PipelineModule
+from axrt.ledger.skeleton import Skeletons
 from axrt.model.precision import types_of
 from axrt.models.registry import model_of
 from axrt.observe.idle import Idle
@@ -147,7 +147,7 @@ def _train(attempt: Attempt) -> Exit:
     sample = sample_of(config)
     # before the engine, which changes modules that are given as they are
     predictor = Predictor(model, optimizer_factory(config.optimizer), sample)
-    flops, idle = _flops(model, sample), Idle()
+    skeletons, idle = Skeletons(model.layers), Idle()
     with (
         nullcontext(attempt.interrupt) if attempt.interrupt else Interrupt() as interrupt,
         initialize(
@@ -166,7 +166,8 @@ def _train(attempt: Attempt) -> Exit:
         show = progress_for(
             config.run.progress if engine.is_main else "off", config.run.steps, engine.step
         )
-        record = _record(engine, show, files, idle, flops)
+        speeds = _speeds(engine, skeletons, sample) if engine.is_main else None
+        record = _record(engine, show, files, idle, speeds)
         # a number may have been added to its name
         directory = Path(engine.broadcast(str(record.directory) if record else None))
         attempt.directory = directory
@@ -203,7 +204,7 @@ def _train(attempt: Attempt) -> Exit:
 
 
 def _record(
-    engine: Engine, show: Progress, files: RunFiles | None, idle: Idle, flops: float | None
+    engine: Engine, show: Progress, files: RunFiles | None, idle: Idle, speeds: Speeds | None
 ) -> Record | None:
     """The record of the main rank; None on the others. Every rank calls it, since a tracker may
     refuse."""
@@ -212,18 +213,15 @@ def _record(
     )
     if files is None:
         return None
-    return Record(engine, show, files, idle, trackers or (), _speeds(engine, flops))
+    return Record(engine, show, files, idle, trackers or (), speeds)
 
 
-def _flops(model: PipelineModule, sample: tuple[Any, Any]) -> float | None:
-    """Operations of a microbatch; None where layers cannot be counted."""
+def _speeds(engine: Engine, skeletons: Skeletons, sample: tuple[Any, Any]) -> Speeds | None:
+    """Operations of the model and of the device; None where layers cannot be counted."""
     try:
-        return training_flops(model, sample)
+        flops = training_flops(skeletons, sample)
     except (Exception, SystemExit):  # of the user's own layers: what trains says so
         return None
-
-
-def _speeds(engine: Engine, flops: float | None) -> Speeds | None:
     if not flops:
         return None
     types = types_of(engine.config.precision)

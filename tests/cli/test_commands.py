@@ -13,6 +13,10 @@ from click.testing import CliRunner
 from axrt.cli import main
 from axrt.scheduler.cost_table import CostTable, LayerCosts
 
+from .test_train import axrt, in_a_directory
+
+__all__ = ["in_a_directory"]  # a fixture
+
 ROOT = Path(__file__).resolve().parents[2]
 SCREEN = 50
 WITHOUT_TORCH = (
@@ -22,6 +26,37 @@ WITHOUT_TORCH = (
     ("draw", "--help"),
     ("doctor", "--help"),
 )
+HEAVY = frozenset(["torch", "numpy", "mpi4py"])
+# What a start has no use for. Torch imports the first ones when something asks for them: an
+# optimizer of its own, numbers drawn on the meta device, fake tensors.
+UNUSED = frozenset(
+    [
+        "torch._dynamo",
+        "torch._inductor",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "torch.onnx",
+        "sympy",
+        "numpy.random",
+        "mpi4py.MPI",
+        "rich",
+        "tokenizers",
+        "transformers",
+    ]
+)
+COMMAND = "from axrt.cli import main; main(sys.argv[1:], standalone_mode=False)"
+STEPS = """
+import axrt.cli.train, torch
+from axrt.config import Config
+from axrt.engine import initialize
+from axrt.models.registry import model_of
+
+tokens = torch.zeros(1, 8, dtype=torch.int64)
+for optimizer in ("adamw", "adam", "sgd"):
+    config = Config.read("tiny.toml", [f"optimizer.name={optimizer}"])
+    with initialize(model_of(config), config=config) as engine:
+        engine.train_batch(iter([(tokens, tokens)] * 2))
+"""
 
 
 def test_what_is_said_of_a_command_is_what_it_says_of_itself() -> None:
@@ -78,25 +113,35 @@ def test_a_simulation_along_a_table_needs_no_torch(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text(CostTable({1: (LayerCosts(1, 1, 1, 1, 1, 0.0),) * 4}).to_json())
     asked = ("simulate", "--costs", str(costs), "--ranks", "2", "--microbatches", "4", "--plan")
-    ran = without_torch(asked)
-    assert ran.returncode == 0, ran.stderr
+    assert not HEAVY & imported_by(COMMAND, *asked)
 
 
 @pytest.mark.parametrize("arguments", WITHOUT_TORCH, ids=" ".join)
 def test_what_computes_nothing_starts_without_torch(arguments: tuple[str, ...]) -> None:
-    ran = without_torch(arguments)
-    assert ran.returncode == 0, ran.stderr
+    assert not HEAVY & imported_by(COMMAND, *arguments)
 
 
-def without_torch(arguments: tuple[str, ...]) -> "subprocess.CompletedProcess[str]":
-    """A command that has ended; its code is not 0 where it has imported what takes long."""
-    code = (
-        "import sys; from axrt.cli import main\n"
-        "main(sys.argv[1:], standalone_mode=False)\n"
-        "heavy = {'torch', 'numpy', 'mpi4py'} & set(sys.modules)\n"
-        "sys.exit(f'imported {sorted(heavy)}' if heavy else 0)"
+def test_a_rank_trains_without_what_torch_imports_for_compilers() -> None:
+    """The main rank of `axrt train` has it once it predicts memory, with fake tensors."""
+    assert not UNUSED & imported_by(STEPS, beside="torch")
+
+
+def test_a_model_goes_on_from_a_prompt_without_what_torch_imports_for_compilers() -> None:
+    assert axrt("tiny.toml", "run.steps=1").exit_code == 0
+    asked = ("generate", "out", "--prompt", "all", "--tokens", "2")
+    assert not UNUSED & imported_by(COMMAND, *asked, beside="torch")
+
+
+def imported_by(code: str, *arguments: str, beside: str = "sys") -> set[str]:
+    """The modules that a process has at its end, without those that `beside` imports by itself."""
+    script = (
+        f"import sys, {beside}\nbefore = set(sys.modules)\n{code}\n"
+        "print('', *(set(sys.modules) - before), sep='\\n')"
     )
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    asked = [sys.executable, "-c", script, *arguments]
+    ran = subprocess.run(asked, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return set(ran.stdout.splitlines())
 
 
 def test_modules_are_attributes_of_the_package_as_soon_as_they_are_asked_for() -> None:

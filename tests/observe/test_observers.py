@@ -4,8 +4,9 @@ import pytest
 
 from axrt.observe.activity import Activity
 from axrt.observe.diagnosis import WaitDiagnosis
+from axrt.observe.live import Live
 from axrt.observe.observer import Wait
-from axrt.observe.progress import Live, Plain, Quiet, Shown, progress_for
+from axrt.observe.progress import Plain, Quiet, Shown, progress_for
 from axrt.scheduler.job import Job
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.placement import Linear
