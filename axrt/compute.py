@@ -1,9 +1,9 @@
 """The engine that computes: starting a task and finishing it are two events.
 
-Tasks are put on a queue (`queues.py`). On a CPU a task has run when `start` returns, and its end is
-told when the loop asks next. On a device `start` launches the task's kernels. Its end is told when
-the device has passed it, so the loop never waits for the device and keeps a few tasks ahead. On a
-thread a task may not even have begun when `start` returns.
+Tasks are put on a queue (`queues.py`). On a CPU a task has ended when it has run, so the loop runs
+it without this engine (`at_once`). On a device `start` launches the task's kernels. Its end is told
+when the device has passed it, so the loop never waits for the device and keeps a few tasks ahead.
+On a thread a task may not even have begun when `start` returns.
 """
 
 import time
@@ -49,7 +49,7 @@ class Compute:
         clock: clock that says when tasks have ended; None: the host's.
         now: the host's clock, in seconds.
     Attributes:
-        at_once: a task has ended when `start` returns, so nobody need ask.
+        at_once: a task ends as it is run; see `Queue.at_once`.
         running: tasks that have started and whose end was not told, each with the second of its
             start and the moment of its end.
     """

@@ -133,8 +133,7 @@ class Loop:
         self._oldest = 0  # parcels of older generations are dead
         self._peers = Peers(lambda place: mesh.rank_of(*place), heartbeat)
         self._errands: list[Errand[Any]] = []
-        # On a rank alone nothing is on its way that would be worth waiting for.
-        self._lingers = transport.takes_time
+        self._lingers = transport.takes_time  # else nothing is worth waiting for
         self._linger = Linger(LINGER if transport.takes_time else 0.0)
         self._activity = activity or Activity()
 
@@ -160,12 +159,12 @@ class Loop:
             while True:
                 if (not moved or state.end is not None) and done():
                     break
-                wait_s = 0.0
-                if not moved and not self._compute.running:
+                waits = not moved and not self._compute.running
+                if waits:
                     self._wait(session)
-                    wait_s = self._patience_s()
                 if self._errands:
                     self._run_errands()
+                wait_s = self._patience_s() if waits else 0.0
                 moved = False
                 for runs in self._lasting:
                     if runs.running and self._finish(session, runs):
@@ -204,8 +203,7 @@ class Loop:
             PeerLostError: a rank that owes something has died or shows no sign of life.
         """
         self._peers.begin_call()
-        for tell in self._audience.entered:
-            tell()
+        self._begin_call()
         with self._compute.current():
             moved = True
             while not self._meets(until):
@@ -216,7 +214,7 @@ class Loop:
                         self._peers.check_owing(owing(), what)
                 arrived = self._transport.poll(0.0 if moved else self._look_s)
                 moved = self._hear_all(arrived)
-        self._go_on()
+        self.moves()
 
     def tell(self, rank: int, note: Note, payload: Any, generation: int = 0) -> None:
         """Send a note to a rank; a note to this rank itself is heard at once."""
@@ -299,8 +297,7 @@ class Loop:
         """Pass on what a reader has read, or is told by one."""
         rank = self._rank_for(session, message)
         if rank is None:
-            session.state.deliver(message)
-            session.workers.keep(message, self._taken(payload))
+            self._take(session, message, payload)
             return
         # What was read may just be launched.
         after = moment_of(flatten(payload)[1]) if message.is_read else NOW
@@ -324,9 +321,7 @@ class Loop:
         self._session = session
         self._linger.end()
         self._peers.begin_session(session.generation)
-        self._activity.waits = False
-        for tell in self._audience.entered:
-            tell()
+        self._begin_call()
         for message, payload in self._for_later.pop(session.generation, []):
             self._take(session, message, payload)
 
@@ -497,7 +492,7 @@ class Loop:
             if runs.queue.apart and task.kind.in_pieces:
                 self._has_run(session, task)
             self._activity.under_way -= 1
-            self._activity.since_s = ended_s
+            self._activity.since_s = max(self._activity.since_s, ended_s)
             made = session.workers.complete(task)
             self._end(session, task, made, began_s, ended_s)
         return bool(ended)
@@ -525,6 +520,11 @@ class Loop:
         entered, generation = self._peers.place
         for rank in self._peers.to_be_told(lacks):
             self._send(rank, Parcel(generation, Note(Topic.WAITS, 0, entered)))
+
+    def _begin_call(self) -> None:
+        self._activity.waits, self._activity.since_s = False, time.perf_counter()
+        for tell in self._audience.entered:
+            tell()
 
     def _tell_waiting(self, wait: Wait) -> None:
         self._activity.waits = True

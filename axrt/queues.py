@@ -39,7 +39,8 @@ class Queue(Protocol):
 
     @property
     def at_once(self) -> bool:
-        """What is put has ended when `put` returns, so that nobody need ask its moment."""
+        """What is put has ended when `put` returns, so that nobody need ask its moment. The loop
+        runs a task of such a queue itself, and does not put it."""
         ...
 
     def put(self, run: Callable[[], object]) -> Moment:

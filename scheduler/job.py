@@ -329,8 +329,8 @@ class Job:
         )
 
     def marks(self) -> Marks:
-        """What each microbatch of a step begins and ends: the answers of the three above, for who
-        asks once a task."""
+        """What each microbatch of a step begins and ends: the answers of `begins_a_run`,
+        `ends_a_run` and `ends_a_step`, for who asks once a task."""
         numbers = range(self.microbatches)
         return Marks(
             tuple([self.begins_a_run(number) for number in numbers]),

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .job import Seat
 from .message import Meaning
-from .task import AnyKind, Counts, Task
+from .task import AnyKind, Counts
 
 
 class Gate(Enum):
@@ -178,10 +178,6 @@ class Lane:
         return senders[self.count[counter] % len(senders)] if senders else None
 
     # Tasks.
-
-    def head(self, kind: AnyKind, stage: int) -> Task:
-        """The next task of a kind that has not started."""
-        return Task(kind, stage, self.count[kind], self.part[kind])
 
     def is_ready(self, kind: AnyKind) -> bool:
         """The head of a kind has all it needs."""

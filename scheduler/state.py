@@ -15,7 +15,8 @@ it is told later (`tell`), and its kind has no head until then.
 
 `deliver`, `start`, `tell` and `finish` are the only moves. An illegal one raises `IllegalMove` with
 the lane's story and changes nothing. Examples are a message that comes twice, a gradient before its
-forward, a step that is neither this one nor the next, a task that is not a ready head.
+forward, a step that is neither this one nor the next, a task that is not a ready head. A loop that
+starts what `pick` gives makes no illegal start, so that of a run does without those two checks.
 
 Two facts bound everything: forwards of step t+1 wait for the stage's own step t, so at most two
 steps are alive on a lane; and a policy's cap bounds the forwards in flight, hence every mailbox
@@ -104,7 +105,8 @@ class RankState:
             between the last backward and the next forward.
         held: number of microbatches that hold memory here, over all stages: forward started, weight
             gradient not.
-        memo: what policies keep from one look to the next.
+        memo: what policies have worked out from what has started here; empty after each start.
+        reached: what policies keep of how far a plan has come.
         reads: this rank's reader reads the microbatches of its replica.
         queues: queues on which some work of this rank runs.
         beside: those of them besides that of the device's tasks.
@@ -135,6 +137,7 @@ class RankState:
         self.reads = rank == self.placement.rank_of(0)
         self._marks = job.marks()
         self.memo: dict[Any, Any] = {}
+        self.reached: dict[Any, int] = {}
         self._steps_done = first_step
         self._free = {
             Pool.SLOTS: job.slots,
@@ -196,6 +199,8 @@ class RankState:
         """Take another policy for the steps that come; every task of those asked for is done."""
         assert self.finished
         self.policy = policy
+        self.memo.clear()
+        self.reached.clear()
 
     # The view of a policy (policies.policy.View).
 
@@ -356,6 +361,7 @@ class RankState:
                 row, head = entry.row, entry.made
                 if head is None or head.microbatch != number or head.part != parts[kind]:
                     head = entry.head()
+                # `_admits`, without a call
                 may_run = not row.level or policy.admits(head, self)
                 if may_run and (row.admitted is always or row.admitted(head, self)):
                     ready.append((row, head))
@@ -370,14 +376,15 @@ class RankState:
         """The head with the least key; of equal ones the first."""
         least: tuple[int, ...] | None = None
         for row, head in ready:
-            key = (row.level, *self.policy.key(head, self)) if row.level else row.turn(head, self)
+            turn = row.turn
+            key = turn(head, self) if turn else (row.level, *self.policy.key(head, self))
             if least is None or key < least:
                 first, least = head, key
         return first
 
     def _ready_of_a_step(self, queue: Queue) -> list[tuple[Row, Task]]:
-        """The heads of a queue that may run now and do not count microbatches; and whether it is
-        worth looking again before an event that `_look_again` notes."""
+        """The heads of a queue that may run now and do not count microbatches. It also notes
+        whether it is worth looking again before an event that `_look_again` tells of."""
         once = [entry for entry in self._table.once[queue] if entry.lane.is_ready(entry.kind)]
         heads = [(entry.row, entry.head()) for entry in once]
         ready = [
@@ -454,7 +461,7 @@ class RankState:
         Returns:
             The messages that are true on this rank from now on; they have been delivered.
         Raises:
-            IllegalMove: the task is not a ready head.
+            IllegalMove: the task is not a ready head, where this brain checks.
         """
         kind, stage, _, part = task
         if self._checks:
@@ -517,6 +524,8 @@ class RankState:
         """Count a task that runs, and deliver what follows from it here."""
         kind, _, number, _ = task
         row = entry.row
+        if self.memo:
+            self.memo.clear()
         whole = entry.lane.start(kind, more)
         if whole:
             self.in_flight += row.in_flight
@@ -627,7 +636,7 @@ class RankState:
             host.
         Raises:
             IllegalMove: the task has not started or not been told, or one before it has not
-                finished.
+                finished, where this brain checks.
         """
         if self._checks and not self._may_finish(task):
             raise IllegalMove(f"{task} cannot finish: {self._story(task.stage)}")

@@ -98,8 +98,8 @@ class Table:
         copies: copies of each bucket of a stage, by stage.
         features: functions that make the rows of a stage.
     Raises:
-        ValueError: two rows are of one kind and place, or a row needs what no row makes, or what
-            counts steps while the row counts microbatches.
+        ValueError: two rows are of one kind and place, a row has no turn and no level, or needs
+            what no row makes, or what counts steps while the row counts microbatches.
     Attributes:
         entries: all rows, in the order in which the features make them.
         queues: queues that some row runs on.
@@ -272,6 +272,8 @@ def _check(stage: int, rows: Sequence[Row]) -> None:
     opened.add(Gate.WEIGHTS)  # an evaluation's weights are there
     for row in rows:
         name = f"row {row.kind.value} of stage {stage}"
+        if (row.turn is None) == (row.level == 0):
+            raise ValueError(f"{name} has a turn and a level, or neither; expected one of them")
         if made.count((row.kind, row.bucket)) > 1:
             raise ValueError(f"{name} is there twice; expected one row a kind and place")
         for counter, _, bucket, _ in row.needs:

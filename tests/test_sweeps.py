@@ -114,7 +114,8 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
     """On a cluster the default run has two jobs, and test_rules.py the rest with stand-ins. A storm
     trains for half a minute; the default run has each kind of fault by itself. A type checker reads
     all of torch. The tutorial is a dozen commands, which the default run reads and does not
-    start."""
+    start. Under mpirun some ends of jobs say again what a cheaper test says, which is named at
+    each."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
@@ -125,4 +126,7 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
         "attacks/test_storm.py",
         "test_package.py",
         "docs/test_tutorial.py",
+        "mpi/test_commands.py",
+        "mpi/test_failures.py",
+        "mpi/test_runs.py",
     }

@@ -14,7 +14,8 @@ class Activity:
 
     Attributes:
         task: task that runs or has run last; None before the first.
-        since_s: when it has started, or ended; in seconds of `time.perf_counter`.
+        since_s: when it has started, or ended, or the call of the engine has begun, whichever is
+            latest; in seconds of `time.perf_counter`.
         under_way: number of tasks on a device or a thread that have started and not ended.
         heard: rank and message that were heard last; None before the first.
         waits: the rank does nothing until something arrives.

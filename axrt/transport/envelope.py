@@ -132,7 +132,7 @@ def open_envelope(
     tensors: list[Tensor] = []
     large: list[Tensor] = []
     for place, layout in enumerate(layouts):
-        if layout.num_bytes > _SMALL_BYTES:
+        if layout.num_bytes > _SMALL_BYTES:  # `is_large`, without a call
             fitting = place < len(rooms) and fits(rooms[place], layout)
             tensor = rooms[place] if fitting else room_for(layout)
             large.append(tensor)

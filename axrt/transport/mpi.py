@@ -214,7 +214,7 @@ class MpiTransport:
             if self._going:
                 self._send_what_is_ready()
             if self._sending or self._sending_by_line or self._coming:
-                self._move()
+                self._move(once=bool(self._arrived))  # what is here already need not wait
             arrived, self._arrived = self._arrived, []
             if arrived or not wait_s:
                 if self._patience.spins:
@@ -227,9 +227,11 @@ class MpiTransport:
             if time.perf_counter() >= until_s:
                 return arrived
 
-    def _move(self) -> None:
-        """Let messages move on, large ones several times, until some parcel is whole."""
-        for _ in range(min(1 + self._bytes_to_move() // _BYTES_OF_A_CALL, _CALLS)):
+    def _move(self, once: bool = False) -> None:
+        """Let messages move on, large ones several times unless told otherwise, until the tensors
+        of some parcel are here."""
+        calls = 1 if once else min(1 + self._bytes_to_move() // _BYTES_OF_A_CALL, _CALLS)
+        for _ in range(calls):
             if self._sending or self._sending_by_line:
                 self._let_go_of_sent()
             if self._coming and self._complete():
@@ -399,13 +401,15 @@ class MpiTransport:
 
     def _complete(self) -> bool:
         """Note the parcels whose tensors are here; True if there are any."""
-        coming, self._coming = self._coming, []
-        for one in coming:
+        left: list[_Coming] = []
+        for one in self._coming:
             if self._is_here(one):
                 self._arrived.append((one.source, one.arriving.parcel()))
             else:
-                self._coming.append(one)
-        return len(self._coming) < len(coming)
+                left.append(one)
+        found = len(left) < len(self._coming)
+        self._coming = left  # at last: `receiving` looks without the lock
+        return found
 
     def _is_here(self, one: _Coming) -> bool:
         if one.requests:

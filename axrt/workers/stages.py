@@ -83,6 +83,7 @@ class StageWorker(Worker):
         return kind is Kind.FORWARD and self._last in self._stages
 
     def complete(self, task: Task, made: Made) -> Made:
+        """Read the loss of a forward; see `ends`."""
         if task.stage != self._last:
             return made
         number = self._slots.number_of(task)

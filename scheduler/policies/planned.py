@@ -14,13 +14,13 @@ from .policy import Bounds, Policy, View
 
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
-    if plan in view.memo:  # it is asked for by every head, and most often it is still the same
-        due = plan.first_due(view.memo[plan], view.started)
+    if plan in view.reached:  # it is asked for by every head, and most often it is still the same
+        due = plan.first_due(view.reached[plan], view.started)
     else:
         due = min(
             plan.place(kind, stage, view.started(kind, stage)) for stage, kind in plan.due_lanes
         )
-    view.memo[plan] = due
+    view.reached[plan] = due
     return due
 
 

@@ -119,7 +119,13 @@ class View(Protocol):
 
     @property
     def memo(self) -> dict[Any, Any]:
-        """What policies keep from one look to the next; what has started only grows."""
+        """What policies have worked out from what has started here; empty after each start."""
+        ...
+
+    @property
+    def reached(self) -> dict[Any, int]:
+        """What policies keep of how far a plan has come; it is not emptied, so it may hold only
+        what grows with what has started here."""
         ...
 
     def started(self, kind: AnyKind, stage: int) -> int:

@@ -137,9 +137,10 @@ class Row:
             completes the gradient of a bucket; None where the work completes none.
         bucket: index of the bucket that the work is done on; None: the stage.
         queue: queue on which the work runs.
-        turn: function that gives the sort key of a head; of all heads of a queue that may run, the
-            one with the least key does. Keys begin with 0 for work that ends a step, 1 for work
-            that the policy orders, and more for work that fills time.
+        turn: function that gives the sort key of a head; None where there is a level instead. Of
+            all heads of a queue that may run, the one with the least key does. Keys begin with 0
+            for work that ends a step, 1 for work that the policy orders, and more for work that
+            fills time.
         level: what the key begins with where the policy gives the rest of it, and is asked whether
             the head may run, besides `admitted`. 0: the policy is not asked, and `turn` is.
         sends: message that follows from every task; None: none does.
@@ -163,7 +164,7 @@ class Row:
 
     kind: AnyKind
     needs: tuple[Need, ...]
-    turn: Turn = at_once
+    turn: Turn | None = None
     then: Callable[[Task], Iterable[Message]] = nothing
     completes: Callable[[Task, int], Iterable[Message]] | None = None
     bucket: int | None = None

@@ -354,11 +354,11 @@ def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm
     transport, fails = MpiTransport(comm), threading.Event()
     move = transport._move
 
-    def failing() -> Any:
+    def failing(once: bool = False) -> Any:
         if threading.current_thread() is not threading.main_thread():
             fails.set()
             raise LookupError("in the thread")
-        return move()
+        return move(once)
 
     transport._move = failing  # type: ignore[method-assign]
     transport.send((comm.rank + 1) % comm.size, parcel(0, torch.ones(200_000)))

@@ -33,6 +33,10 @@ class Seen(NamedTuple):
     def memo(self) -> dict[Any, Any]:
         return {}
 
+    @property
+    def reached(self) -> dict[Any, int]:
+        return {}
+
     def started(self, kind: AnyKind, stage: int) -> int:
         return self.done.get((kind, stage), 0)
 

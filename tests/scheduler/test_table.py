@@ -47,6 +47,25 @@ def test_work_on_microbatches_cannot_count_on_work_on_steps() -> None:
         state_with(recomputes)
 
 
+def test_a_row_has_a_turn_or_a_level_that_the_policy_orders_within() -> None:
+    def recomputes(here: StageHere) -> Iterator[Row]:
+        yield Row(Kind.RECOMPUTE, (Need(Kind.FORWARD),))
+
+    with pytest.raises(ValueError, match="row R of stage 0 has a turn and a level, or neither"):
+        state_with(recomputes)
+
+
+def test_what_a_policy_notes_is_forgotten_when_a_task_starts() -> None:
+    state = RankState(job(), 0)
+    state.ask_step()
+    for message in has_read(state.placement, 0, 0):
+        if state.is_here(message):
+            state.deliver(message)
+    state.memo["room"] = 1
+    state.start(Task(Kind.FORWARD, 0, 0))
+    assert not state.memo
+
+
 def run_to_the_end(state: RankState) -> list[str]:
     ran = []
     while (task := state.pick()) is not None:
