@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+from ..sweeps import FULL, is_full
 from .mpirun import COMPILES, Ended, mpirun
 from .trials import TRIALS, Told, Trial
 
@@ -15,13 +16,13 @@ CASE_S = 900  # the seconds after which a case counts as hung, many times what i
 
 
 @cache
-def _results_of(module: str, ranks: int, device: str, cases: tuple[str, ...]) -> Mapping[str, str]:
+def _results_of(module: str, ranks: int, device: str, all_ways: bool) -> Mapping[str, str]:
     out = Path(mkdtemp()) / "results.json"
     ended = mpirun(
         ranks,
-        ["-m", "tests.mpi.runner", module, str(out), *cases],
+        ["-m", "tests.mpi.runner", module, str(out)],
         timeout_s=3600,  # no measure of a hang: the runner ends a case that takes `CASE_S`
-        extra=_variables(module, device),
+        extra=_variables(module, device, all_ways),
     )
     results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
     for failed in out.parent.glob("*.failed"):
@@ -33,23 +34,24 @@ def _results_of(module: str, ranks: int, device: str, cases: tuple[str, ...]) ->
     )
 
 
-def _variables(module: str, device: str) -> dict[str, str]:
+def _variables(module: str, device: str, all_ways: bool) -> dict[str, str]:
     # Torch imports its compiler also where kernels are to repeat themselves.
     compiles = {COMPILES: "yes"} if module in ("tests.gpu.cases", "tests.device.cases") else {}
     # The workspace with which cuBLAS repeats itself.
-    return {DEVICE: device, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **compiles}
+    cublas = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    return {DEVICE: device, FULL: "yes" if all_ways else "no", **cublas, **compiles}
 
 
 def said(
-    module: str, ranks: int, case: str, device: str = "cpu", shared: tuple[str, ...] = ()
+    module: str, ranks: int, case: str, device: str = "cpu", all_ways: bool | None = None
 ) -> str:
     """What the case of a module said on a job of so many ranks: nothing where it holds.
 
     Args:
-        module, ranks, case, device: what runs, and where.
-        shared: cases that have the job together; (): all that the module has for so many ranks.
+        module, ranks, case, device: what runs, and where; all cases of a module have one job.
+        all_ways: cases go through all their ways, and not a few of them; None: in the full run.
     """
-    results = _results_of(module, ranks, device, shared)
+    results = _results_of(module, ranks, device, is_full() if all_ways is None else all_ways)
     return results.get(case, results.get("job", "did not run: an earlier case ended the job"))
 
 
