@@ -12,6 +12,7 @@ from typing import IO
 import pyte
 import pytest
 
+from ..sweeps import first
 from .test_train import environment, in_a_directory
 
 __all__ = ["in_a_directory"]  # a fixture
@@ -56,7 +57,7 @@ def test_the_bar_of_prepare_is_at_the_terminal_where_its_output_is_a_file(tmp_pa
     assert "made.bin: 1,0" in Path("said").read_text()
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", first([60, 80, 200]))
 def test_the_display_is_as_wide_as_the_terminal(columns: int) -> None:
     """As a terminal shows it in the end: no line is left over from an earlier state."""
     asked = ["optimizer.clip=1.0", "run.log_every=1", "run.steps=30", "run.eval_every=0"]

@@ -50,34 +50,29 @@ def records_of(file: Path) -> Iterator[Any]:
             whole = b""
 
 
-def test_weights_and_biases_has_them_without_a_network() -> None:
+def test_weights_and_biases_has_them_without_a_network_and_a_run_that_goes_on_is_the_same_run() -> (
+    None
+):
     pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    # In a process of its own: it takes the place of sys.exit, and keeps it.
-    train = ["-m", "axrt", "train", "tiny.toml", "run.wandb=trials", "run.log_every=1"]
+    # In processes of their own: it takes the place of sys.exit, and keeps it.
     offline = {**environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    ended = subprocess.run(
-        [sys.executable, *train], env=offline, capture_output=True, text=True, timeout=300
-    )
-    assert ended.returncode == 0, ended.stderr
-    (file,) = Path("out").glob("wandb/offline-run-*/*.wandb")
+    again = ("checkpoint.resume=auto", "run.steps=6")
+    for more in (["tiny.toml", "run.log_every=1"], ["out/config.toml", *again]):
+        train = [sys.executable, "-m", "axrt", "train", *more, "run.wandb=trials"]
+        ended = subprocess.run(train, env=offline, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == 0, ended.stderr
+    files = Path("out").glob("wandb/offline-run-*/*.wandb")
+    records = [list(records_of(file)) for file in sorted(files)]
+    assert len(records) == 2, "one for each start"
     losses = [
         float(item.value_json)
-        for record in records_of(file)
+        for of_start in records
+        for record in of_start
         for item in record.history.item
         if "/".join(item.nested_key or [item.key]) == "loss_metrics/global_avg_loss"
     ]
     assert losses == pytest.approx([line["loss"] for line in lines("out") if "loss" in line])
-
-
-def test_a_run_that_goes_on_is_the_same_run_of_weights_and_biases() -> None:
-    pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    offline = {**environment(), "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    for more in (["tiny.toml"], ["out/config.toml", "checkpoint.resume=auto", "run.steps=6"]):
-        train = ["-m", "axrt", "train", *more, "run.wandb=trials"]
-        subprocess.run([sys.executable, *train], env=offline, check=True, timeout=300)
-    files = sorted(Path("out").glob("wandb/offline-run-*/*.wandb"))
-    (name,) = {record.run.run_id for file in files for record in records_of(file)} - {""}
-    assert len(files) == 2, "one for each start"
+    (name,) = {record.run.run_id for of_start in records for record in of_start} - {""}
     assert Path("out/wandb-id").read_text().strip() == name
 
 

@@ -46,7 +46,7 @@ def test_a_run_that_is_under_way_is_followed_to_its_end() -> None:
             assert run.poll() is None
             time.sleep(0.01)
         followed = watch("out").output
-        assert run.wait(60) == 0
+        assert run.wait(120) == 0
     assert "step 2: validation loss" in followed
     assert "step 40/40" in followed
     assert "step 40 of 40, done" in followed.splitlines()[-1]

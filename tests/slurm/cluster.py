@@ -18,13 +18,12 @@ import pytest
 
 NODES = ("n1", "n2")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
-_START_S = 30.0
+_START_S = 120.0
 
 # cred_expire: a job that is requeued waits as long before it starts again, two minutes by default.
 # FirstJobId: MPICH names its shared memory by the job, and there may be other clusters like this
-# one on the machine. KillWait: from SIGTERM to SIGKILL. config_overrides: a node has the CPUs that
-# stand here, whatever
-# the machine has.
+# one on the machine. KillWait: from SIGTERM to SIGKILL, longer than any test waits for what must come
+# without it. config_overrides: a node has the CPUs that stand here, whatever the machine has.
 _CONF = """
 ClusterName=axrt
 SlurmctldHost={host}(127.0.0.1)
@@ -52,7 +51,7 @@ SlurmUser=root
 SlurmdUser=root
 MpiDefault=none
 ReturnToService=2
-KillWait=15
+KillWait=600
 JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -124,7 +123,7 @@ class Cluster:
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
-                daemon.wait(10)
+                daemon.wait(60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()

@@ -55,7 +55,7 @@ def ended(folder: Path, srun: int, axrt: int | None, *told: signal.Signals) -> t
             script.send_signal(one)
             time.sleep(0.005)  # so that the shell hears them in this order
         (folder / "all").touch()
-    code = script.wait(30)
+    code = script.wait(120)
     return code, (folder / "told").exists() and (folder / "told").read_text() == "requeue 7\n"
 
 
