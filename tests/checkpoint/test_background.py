@@ -28,7 +28,7 @@ from ..sweeps import swept
 MICROBATCHES = 4
 BATCHES = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
 MOTLEY_BATCHES = random_batches((6, 12), classes=4, microbatches=MICROBATCHES)
-SMALL = 0.001
+SMALL = 0.004  # MiB: a bucket or two a layer
 NARROW = {"weights": "bfloat16", "gradients": "weights"}
 DISK = "disk"  # replaced by a directory of the test's own
 MEMORY: dict[str, dict[str, Any]] = {
@@ -60,6 +60,18 @@ def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, seconds: flo
     monkeypatch.setattr(module, name, slow)
 
 
+def held_up(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> threading.Event:
+    """Let a function wait until it may go on."""
+    plain, may = getattr(module, name), threading.Event()
+
+    def waiting(*args: Any) -> Any:
+        assert may.wait(600)
+        return plain(*args)
+
+    monkeypatch.setattr(module, name, waiting)
+    return may
+
+
 def shallow() -> axrt.PipelineModule:
     return perceptron(layers=4)
 
@@ -73,7 +85,7 @@ def both_ways(
         with axrt.initialize(model(), factory, config=config, transport=transport) as engine:
             count = engine.config.schedule.microbatches
             mine = slice(engine.data_rank * count, (engine.data_rank + 1) * count)
-            for step in range(3):
+            for step in range(2):
                 engine.save_checkpoint(folder / f"waited-{step}", extra={"step": step})
                 asked = folder / f"beside-{step}"
                 assert engine.save_checkpoint(asked, extra={"step": step}, wait=False)
@@ -121,7 +133,7 @@ def test_files_are_those_of_the_step_to_the_byte(
 
 
 def check_equal(folder: Path) -> None:
-    for step in range(3):
+    for step in range(2):
         waited = files_in(folder / f"waited-{step}")
         assert len(waited) > 2
         assert files_in(folder / f"beside-{step}") == waited
@@ -147,13 +159,12 @@ def running() -> axrt.PipelineModule:
     )
 
 
-@pytest.mark.parametrize("precision", [{}, NARROW], ids=["float32", "narrow"])
-@pytest.mark.parametrize(
-    ("model", "batches"),
-    [(running, BATCHES), (tied, token_batches()), (motley, MOTLEY_BATCHES)],
-    ids=["running means", "tied weights", "odd shapes"],
+@swept(
+    ("model, batches", [(running, BATCHES), (tied, token_batches()), (motley, MOTLEY_BATCHES)]),
+    ("policy", ["1f1b", "chimera"]),
+    ("precision", [{}, NARROW]),
+    quick=4,
 )
-@pytest.mark.parametrize("policy", ["1f1b", "chimera"])
 def test_models_that_are_hard_to_copy(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -181,14 +192,7 @@ def step(engine: axrt.Engine) -> None:
 def test_training_goes_on_while_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_write = threading.Event()
-    plain = getattr(writing, "write_file")  # noqa: B009
-
-    def held_up(*args: Any) -> Any:
-        assert may_write.wait(60)
-        return plain(*args)
-
-    monkeypatch.setattr(writing, "write_file", held_up)
+    may_write = held_up(monkeypatch, writing, "write_file")
     told: list[str] = []
     with alone(tmp_path) as engine:
         step(engine)
@@ -216,7 +220,7 @@ def test_a_step_waits_for_the_copy_of_its_own_bucket_alone(
 
     def copying(taken: Any, values: Any) -> None:
         if getattr(values, "__self__", None) is last:
-            assert may_copy.wait(60)
+            assert may_copy.wait(600)
         copy(taken, values)
 
     def stepping(bucket: Bucket, number: int) -> None:
@@ -245,7 +249,7 @@ def test_a_step_waits_for_the_copy_of_its_own_bucket_alone(
 def test_weights_that_somebody_writes_to_while_they_are_copied_are_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    slowed(monkeypatch, snapshot, "_fill", 0.05)
+    may_copy = held_up(monkeypatch, snapshot, "_fill")
     told: list[str] = []
     with alone(tmp_path) as engine:
         step(engine)
@@ -253,6 +257,7 @@ def test_weights_that_somebody_writes_to_while_they_are_copied_are_not_saved(
         assert engine.save_checkpoint(tmp_path / "a", wait=False, then=told.append)
         with torch.no_grad():
             weight.mul_(2)
+        may_copy.set()
         if by == "a layer":
             step(engine)
         with pytest.raises(axrt.SaveError, match="was written to before it was copied"):
@@ -281,11 +286,12 @@ def test_a_save_that_is_refused_leaves_the_one_before_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks for parameters still waits for the copies of the first one."""
-    slowed(monkeypatch, snapshot, "_fill", 0.05)
+    may_copy = held_up(monkeypatch, snapshot, "_fill")
     with alone(tmp_path) as engine:
         step(engine)
         assert engine.save_checkpoint(tmp_path / "a", wait=False)
         assert not engine.save_checkpoint(tmp_path / "b", wait=False)
+        may_copy.set()
         with torch.no_grad():
             for _, parameter in engine.named_parameters():
                 parameter.mul_(2)

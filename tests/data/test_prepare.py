@@ -194,7 +194,7 @@ def command(folder: Path, *arguments: str) -> list[str]:
 
 
 def test_a_killed_one_goes_on_where_it_was_and_leaves_no_process(tmp_path: Path) -> None:
-    texts = [f"{number} " + "some more words " * 2000 for number in range(4000)]
+    texts = [f"{number} " + "some more words " * 2000 for number in range(2300)]
     source = str(json_lines(tmp_path / "a.jsonl", texts))
     assert Path(source).stat().st_size > 1 << 26, "two pieces at least"
     begun = subprocess.Popen(

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil
 from random import Random
 
@@ -476,7 +476,8 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     """Deliver, start and finish in any order that a network and devices allow; stop when nothing
     can move.
 
-    In some runs one queue is so slow that the others are steps ahead of it, if they may be.
+    In some runs one queue is so slow that the others are steps ahead of it, if they may be. What a
+    rank may do is asked again when something has happened to it: it does not depend on others.
     """
     random = Random(seed)
     share_told_later = random.choice((0.0, 0.5, 1.0))
@@ -486,26 +487,21 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
     running: list[dict[Queue, list[Task]]] = [
         {queue: [] for queue in state.queues} for state in pipeline.states
     ]
+    moves_of: list[list[Move]] = [[] for _ in pipeline.states]
+    changed = set(range(len(pipeline.states)))
     while True:
-        for state in pipeline.states:
-            for message in read(state, pipeline.end_of(state)):
-                if state.is_here(message):  # the reader's own stage hears it at once
-                    state.deliver(message)
-                else:
-                    wires.append(message)
+        reading = {place for place in sorted(changed) if _reads(pipeline, place, wires)}
+        for place in changed:
+            moves_of[place] = _moves(pipeline.states[place], place, running[place])
         moves: list[Move] = [("deliver", i, OnDevice.COMPUTE) for i in range(len(wires))]
-        for place, state in enumerate(pipeline.states):
-            for queue, tasks in running[place].items():
-                moves += [("finish", place, queue)] * bool(tasks)
-                moves += [("start", place, queue)] * (
-                    len(tasks) < 2 and state.pick(queue) is not None
-                )
+        moves += chain.from_iterable(moves_of)
         if not moves:
             return
         move, which, queue = random.choice(_without(slow, moves, random))
         if move == "deliver":
             message = wires.pop(which)
-            pipeline.states[pipeline.place_of(message)].deliver(message)
+            which = pipeline.place_of(message)
+            pipeline.states[which].deliver(message)
         elif move == "finish":
             wires += pipeline.finish(which, running[which][queue].pop(0))
         else:
@@ -513,6 +509,28 @@ def run_in_random_order(pipeline: Pipeline, seed: int) -> None:
             assert picked is not None
             pipeline.start(which, picked, random.random() < share_told_later)
             running[which][queue].append(picked)
+        changed = {which, *reading}
+
+
+def _reads(pipeline: Pipeline, place: int, wires: list[Message]) -> bool:
+    """Let the reader of a rank say what it has read, if anything."""
+    state = pipeline.states[place]
+    messages = read(state, pipeline.end_of(state))
+    for message in messages:
+        if state.is_here(message):  # the reader's own stage hears it at once
+            state.deliver(message)
+        else:
+            wires.append(message)
+    return bool(messages)
+
+
+def _moves(state: RankState, place: int, running: dict[Queue, list[Task]]) -> list[Move]:
+    """What a rank may do: finish the first task of a queue, or start one more."""
+    moves: list[Move] = []
+    for queue, tasks in running.items():
+        moves += [("finish", place, queue)] * bool(tasks)
+        moves += [("start", place, queue)] * (len(tasks) < 2 and state.pick(queue) is not None)
+    return moves
 
 
 def _without(slow: Queue | None, moves: list[Move], random: Random) -> list[Move]:

@@ -112,11 +112,10 @@ def test_a_gradient_leaves_while_a_vote_is_awaited_and_the_step_waits_for_it() -
     run(state, HOST, "hoststep0.0")
 
 
-@pytest.mark.parametrize("rooms", [1, 3])
 @pytest.mark.parametrize("name", NAMES)
-def test_in_any_order_of_events_nobody_gets_stuck(name: str, rooms: int) -> None:
+def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
     """`SlotWatch` looks at every task."""
-    for seed in range(fewer(8, quick=6)):
+    for seed in range(fewer(16, quick=6)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),
@@ -124,7 +123,7 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str, rooms: int) -> None
             buckets=2,
             replicas=1 + seed % 2,
             clips=seed % 3 == 0,
-            host_rooms=rooms,
+            host_rooms=3 if seed % 3 == 1 else 1,
             shards=seed % 4 > 1,
             room=seed % 8 // 4,
             tied=seed % 5 == 0,
@@ -133,11 +132,10 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str, rooms: int) -> None
         assert all(state.finished and state.settled for state in pipeline.states)
 
 
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 @pytest.mark.parametrize("name", NAMES)
-def test_on_both_routes_nobody_gets_stuck(name: str, share: float) -> None:
+def test_on_both_routes_nobody_gets_stuck(name: str) -> None:
     """Some buckets step on the host and others in slots; `SlotWatch` looks at every task."""
-    for seed in range(fewer(6, quick=4)):
+    for seed in range(fewer(18, quick=6)):
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 4),
@@ -148,7 +146,7 @@ def test_on_both_routes_nobody_gets_stuck(name: str, share: float) -> None:
             speculates=seed % 6 == 0,
             slots=1 + seed % 3,
             host_rooms=1 + seed % 2,
-            host_share=share,
+            host_share=(1 + seed // 2 % 3) / 4,
             shards=seed % 4 > 1,
             room=seed % 8 // 4,
             tied=seed % 5 == 0,

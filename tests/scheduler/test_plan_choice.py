@@ -19,7 +19,7 @@ from axrt.scheduler.shards import with_shards
 from axrt.scheduler.simulator import Costs, Edge, Work, order_of, simulate
 from axrt.scheduler.task import Kind
 
-from ..sweeps import examples, swept
+from ..sweeps import examples, first
 
 STEPS = 8
 
@@ -116,7 +116,7 @@ def test_no_order_that_goes_with_the_run_is_told() -> None:
         job_along_plan(worlds(2, Costs(), ("linear",)), 4, 2, refused, effort=Effort(moves=1))
 
 
-@pytest.mark.parametrize(("held", "least"), [(4, 0.615), (6, 0.727), (8, 0.785)])
+@pytest.mark.parametrize(("held", "least"), first([(4, 0.615), (8, 0.785), (6, 0.727)], quick=2))
 def test_messages_that_take_as_long_as_a_forward(held: int, least: float) -> None:
     """Four ranks: the best policies reach 0.585, 0.640 and 0.810 there."""
     costs = Costs(edge=Edge(1.0))
@@ -126,7 +126,8 @@ def test_messages_that_take_as_long_as_a_forward(held: int, least: float) -> Non
     assert max(line.held) * job.placement.share <= held
 
 
-@swept(("held, least", [(12, 0.67), (8, 0.565), (16, 0.785)]), quick=1)
+@pytest.mark.long
+@pytest.mark.parametrize(("held", "least"), [(12, 0.67), (8, 0.565), (16, 0.785)])
 def test_messages_that_take_as_long_as_a_forward_on_eight_ranks(held: int, least: float) -> None:
     """The best policies without a plan reach 0.536, 0.571 and 0.636 there."""
     costs = Costs(edge=Edge(1.0))
@@ -156,7 +157,8 @@ def test_1f1b_has_its_published_bubble_rate(
 
 
 @pytest.mark.parametrize(
-    ("microbatches", "limit", "rate"), [(24, 8, 0.1585), (24, 15, 0.1083), (32, 8, 0.1242)]
+    ("microbatches", "limit", "rate"),
+    first([(24, 8, 0.1585), (24, 15, 0.1083), (32, 8, 0.1242)], quick=2),
 )
 def test_published_bubble_rates_of_the_zero_bubble_paper(
     microbatches: int, limit: int, rate: float

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import product
 from random import Random
 from statistics import median
 
@@ -94,7 +93,7 @@ def test_nothing_is_lost_however_slow_a_rank_is(
 def test_sequences_of_different_lengths_are_faster_shared_than_dealt_out() -> None:
     alone = job_of("1f1b", 2, 16, 8)
     gains = []
-    for seed in range(12):
+    for seed in range(5):
         costs = Costs(work=Work(1, 1, 1), lengths=0.5, seed=seed)
         took = [simulate(of, costs, steps=4).makespan for of in (alone, with_sharing(alone))]
         gains.append(took[0] / took[1])
@@ -105,7 +104,7 @@ def test_sequences_of_different_lengths_are_faster_shared_than_dealt_out() -> No
     "policy", ["1f1b", "eager-1f1b", "axonn", "interleaved-1f1b", "zb-h1", "zb-v", "v-half"]
 )
 def test_where_nothing_is_slow_little_is_lost(policy: str) -> None:
-    for ranks, replicas in product((2, 4), (2, 3)):
+    for ranks, replicas in ((2, 3), (4, 2)):
         alone = job_of(policy, ranks, 4 * ranks, replicas)
         found, usual = (
             simulate(of, Costs(work=Work(1, 1, 1)), steps=3) for of in (with_sharing(alone), alone)

@@ -20,14 +20,14 @@ from ..engine.reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
-from ..sweeps import swept
+from ..sweeps import fewer, swept
 
 MICROBATCHES, STEPS = 4, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=2 * MICROBATCHES)
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "one pipeline": (1, {"optimizer": {"clip": 0.5}}),
-    "replicas": (2, {"memory": {"bucket_mb": 0.001}}),
-    "shards": (2, {"memory": {"bucket_mb": 0.001, "zero": 3}, "optimizer": {"clip": 0.5}}),
+    "replicas": (2, {"memory": {"bucket_mb": 0.004}}),
+    "shards": (2, {"memory": {"bucket_mb": 0.004, "zero": 3}, "optimizer": {"clip": 0.5}}),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_message_that_is_lost_is_named_with_its_way(kind: str) -> None:
     config = config_of(kind)
     whole.run(lambda t: train_on_a_rank(t, perceptron(), BATCHES, STEPS, config, adamw))
     named: dict[str, int] = defaultdict(int)
-    for lost in range(0, whole.sent, max(1, whole.sent // 25)):
+    for lost in range(0, whole.sent, max(1, whole.sent // fewer(50, quick=12))):
         world, said = lacks_when_lost(kind, lost, seed=5)
         if world.lost is None:  # another history, and fewer parcels
             continue
