@@ -711,7 +711,11 @@ def case_which_layers_run_again_is_chosen(comm: "MPI.Comm") -> None:
     gpipe = {"policy": "gpipe"}
     with _repeatable():
         plain = _trained(comm, perceptron, batches, schedule=gpipe)
-        ways = [{}, {"scratch_gb_s": 0.5}, {"scratch": f"disk:{_folder(comm)}"}]
+        ways: list[dict[str, Any]] = [
+            {},
+            {"scratch_gb_s": 0.5},
+            {"scratch": f"disk:{_folder(comm)}"},
+        ]
         for more in _few(ways, 2):
             memory = {"offload_activations": 3, "recompute": "auto", **more}
             assert _trained(comm, perceptron, batches, schedule=gpipe, memory=memory) == plain
