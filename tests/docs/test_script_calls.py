@@ -23,7 +23,7 @@ def behind(script: Path) -> str:
     text = script.read_text()
     paths = [ROOT / name for name in re.findall(r"\S+\.py\b", text)]
     for name in re.findall(r'-m "?([a-z]\w*(?:\.\w+)*)', text):
-        for base in (ROOT, ROOT / "scripts/benchmarks"):
+        for base in (ROOT, ROOT / "scripts", ROOT / "scripts/benchmarks"):
             place = base.joinpath(*name.split("."))
             paths += [place.with_suffix(".py"), *place.glob("**/*.py")]
     return "\n".join([text, *(path.read_text() for path in paths if path.is_file())])
