@@ -1,9 +1,7 @@
 """Says which planted faults the tests find; see scripts/mutants."""
 
 import argparse
-import platform
 import shutil
-import time
 from pathlib import Path
 
 from .draw import FOLDERS, all_sites, drawn
@@ -31,8 +29,8 @@ def _asked() -> argparse.Namespace:
 
 def main() -> None:
     """Draw, run the suite with probes, plant, confirm, report."""
-    asked, began_s = _asked(), time.monotonic()
-    of = drawn(all_sites(ROOT), asked.sample, asked.seed)
+    asked, every = _asked(), all_sites(ROOT)
+    of = drawn(every, asked.sample, asked.seed)
     if asked.only:
         of = {asked.only: of[asked.only]}
     sites = [site for some in of.values() for site in some]
@@ -52,11 +50,14 @@ def main() -> None:
         measurement.forget(unfit)
         measurement.plant(of, measurement.choice(unfit), limits, asked.workers)
     known = measurement.results()
-    took = f"It took {(time.monotonic() - began_s) / 60:.0f} minutes on {platform.machine()}."
     tests = f"{len(measurement.choice().tests)} tests passed on the code without a fault."
-    page = report([known[site.key] for site in sites], read_equivalent(), took, tests)
+    equivalent = read_equivalent()
+    page = report([known[site.key] for site in sites], equivalent, measurement.took(), tests)
     (out / "report.md").write_text(page)
     print(page)
+    there = {site.key for some in every.values() for site in some}
+    if gone := sorted(equivalent.keys() - there):
+        print("equivalent.txt names what the code no longer has:", *gone)
 
 
 main()

@@ -3,7 +3,7 @@ confirmed on code without a fault. What is known is written at once, so that a r
 
 In the folder of a measurement:
 
-    probed.json    the sites whose probes were planted
+    probed.json    the sites whose probes were planted, and how long that run took
     tests.jsonl    the tests of the run with probes, and what each took
     reached/       which of them reached which site
     results.jsonl  a line a fault
@@ -81,8 +81,9 @@ class Measurement:
     def probe(self, sites: Sequence[Site]) -> None:
         """Run the suite on a copy with probes, unless that has been done for these sites."""
         done, keys = self._out / "probed.json", sorted(site.key for site in sites)
-        if done.exists() and set(keys) <= set(json.loads(done.read_text())):
+        if done.exists() and set(keys) <= set(json.loads(done.read_text())["keys"]):
             return
+        began_s = time.monotonic()
         tree, reached = copied(self._root, self._out / "tree-probed"), self._out / "reached"
         for old in reached.glob("*"):
             old.unlink()
@@ -93,12 +94,22 @@ class Measurement:
         with (self._out / "suite.log").open("w") as log:
             environ = environment(tree, **told)
             subprocess.run(self._suite, cwd=tree, env=environ, stdout=log, stderr=log)
-        done.write_text(json.dumps(keys))
+        took_s = round(time.monotonic() - began_s)
+        done.write_text(json.dumps({"keys": keys, "took_s": took_s}))
 
     def choice(self, unfit: Collection[str] = ()) -> Choice:
         """The tests for each site, without those that are unfit."""
         tests = read_tests(self._out / "tests.jsonl")
         return Choice(self._root, tests, probes.read(self._out / "reached"), unfit)
+
+    def took(self) -> str:
+        """How long it took, in words; a measurement may have gone on later."""
+        suite_s = json.loads((self._out / "probed.json").read_text())["took_s"]
+        faults_s = sum(result.wall_s for result in self.results().values())
+        return (
+            f"The run with probes took {suite_s / 60:.0f} minutes, and the faults"
+            f" {faults_s / 60:.0f} minutes of one worker's time."
+        )
 
     def results(self) -> dict[str, Result]:
         """What is known by now, by the keys of the sites."""

@@ -1,7 +1,8 @@
 """Which tests reach a site: a copy of the project in which each site tells of itself, once a test.
 
 The call stands within the line, so that lines keep their numbers, and it needs nothing of the
-project, so that it works wherever the file is imported. A process writes what it has to tell to a
+project, so that it works wherever the file is imported; torch's compiler takes what it returns as a
+constant, and so keeps it out of what it compiles. A process writes what it has to tell to a
 file of its own, at once: nothing is lost when it is killed. The test is the one that pytest names
 in the environment, which processes that a test starts inherit, ranks under mpirun too.
 """
@@ -27,6 +28,7 @@ def reached(site, seen=set(), folder={folder!r}):
             os.close(told)
         except OSError:
             pass
+reached._dynamo_marked_constant = True
 """
 
 
