@@ -16,9 +16,14 @@ from torch import Tensor, nn
 import axrt
 from axrt.observe.idle import Idle
 from axrt.observe.observer import Observer
-from axrt.scheduler.task import AnyKind, Task
+from axrt.scheduler.task import AnyKind, Kind, Task
 from axrt.transport import Transport
 
+KINDS: dict[str, tuple[AnyKind, ...]] = {
+    "gpipe": (Kind.FORWARD, Kind.BACKWARD),
+    "1f1b": (Kind.FORWARD, Kind.BACKWARD),
+    "zb-v": (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT),
+}
 MICROBATCHES = 32
 SHAPE = (64, 64)  # 16 KiB, which fit an envelope
 
@@ -106,3 +111,16 @@ def _wanting() -> Iterator[tuple[Tensor, Tensor]]:
     value, target = torch.zeros(SHAPE, requires_grad=True), torch.zeros(1)
     while True:
         yield value, target
+
+
+def main() -> None:
+    """Print the counts: `python -m tests.engine.calls`, or under mpirun with the number of ranks
+    behind it."""
+    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    for policy, kinds in KINDS.items():
+        calls = counted(policy, ranks)
+        print(f"{policy:6} {calls.of_a_task(*kinds):6.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

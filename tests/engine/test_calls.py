@@ -3,16 +3,9 @@ is a case in tests/mpi/cases.py."""
 
 import pytest
 
-from axrt.scheduler.task import Kind
-
-from .calls import counted
+from .calls import KINDS, counted
 
 MOST = 100
-KINDS = {
-    "gpipe": (Kind.FORWARD, Kind.BACKWARD),
-    "1f1b": (Kind.FORWARD, Kind.BACKWARD),
-    "zb-v": (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT),
-}
 
 
 @pytest.mark.parametrize("policy", KINDS)
