@@ -23,7 +23,7 @@ def _asked() -> argparse.Namespace:
     add("--resume", action="store_true", help="go on with what the folder has")
     add("--workers", type=int, default=2, help="faults that are tried at the same time")
     add("--cpu-s", type=float, default=60.0, help="seconds of the processor for each fault")
-    add("--wall-s", type=float, default=240.0, help="seconds of the clock for each fault")
+    add("--wall-s", type=float, default=900.0, help="seconds of the clock for each fault")
     return parser.parse_args()
 
 

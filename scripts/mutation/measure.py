@@ -144,7 +144,7 @@ class Measurement:
         found = [result.ended.test for result in self.results().values() if result.is_found]
         left = sorted({test for test in found if test in choice.tests})
         (tree,), unfit = self._trees(1), set[str]()
-        usual_s = {name: choice.tests[name].wall_s for name in left}
+        usual_s = {name: choice.usual_s(name) for name in left}
         all_s = 10 * len(left) * limits.wall_s
         while left:
             ended = run(tree, left, usual_s, Limits(all_s, all_s))
@@ -172,7 +172,7 @@ class Measurement:
 def _tried(tree: Path, folder: str, site: Site, choice: Choice, limits: Limits) -> Result:
     """Plant a fault and run its tests: a few, then the others."""
     began_s, tests = time.monotonic(), choice.tests_for(site.key)
-    usual_s = {name: choice.tests[name].wall_s for name in tests}
+    usual_s = {name: choice.usual_s(name) for name in tests}
     ended = Ended(Outcome.SURVIVED if choice.is_reached(site.key) else Outcome.NOT_REACHED)
     with planted(tree, site):
         for some in (tests[:_FIRST], tests[_FIRST:]):

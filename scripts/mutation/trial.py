@@ -44,7 +44,7 @@ class Limits:
     """
 
     cpu_s: float = 60.0
-    wall_s: float = 240.0
+    wall_s: float = 900.0
     hang_s: float = 30.0
 
 
