@@ -1,4 +1,9 @@
-"""Policy "auto": measured, simulated, chosen alike on every rank."""
+"""Policy "auto": measured, simulated, chosen alike on every rank.
+
+These cases alone prove what narrows the choice, what layers are measured to take, that a plan is
+among the candidates, and which policy is taken where none is named. Plans are made here with little
+effort; tests/scheduler has how good they are.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +43,9 @@ from .reference import (
     together,
     train_in_plain_torch,
 )
+from .test_default_plan import with_little_effort
 
-MICROBATCHES, STEPS = 4, 3
+MICROBATCHES, STEPS = 4, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 EQUAL = [LayerCosts(0.01, 0.01, 0.01, 1000, 2**20, 0.0)] * 8
 
@@ -71,6 +77,7 @@ LATE = ModelCosts(EQUAL, Edge(0.01))  # messages take as long as a layer, so a p
 
 def followed(monkeypatch: pytest.MonkeyPatch, **schedule: Any) -> Any:
     """What a run under "auto" takes on two ranks where messages are late: the engine, closed."""
+    with_little_effort(monkeypatch)
     monkeypatch.setattr("axrt.known_costs.measure", lambda *_: LATE.layers)
     monkeypatch.setattr("axrt.known_costs.measured_edge", lambda *_: LATE.edge)
 
@@ -106,6 +113,7 @@ def test_a_plan_has_as_many_stages_a_rank_as_are_asked_for(monkeypatch: pytest.M
 def test_a_plan_holds_more_where_that_is_faster_and_nothing_limits_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    with_little_effort(monkeypatch)
     config, model = (
         Config.read(configured(8, schedule={"policy": "auto"})),
         perceptron(layers=len(EQUAL)),

@@ -36,7 +36,7 @@ from .test_ties import tied
 from .test_weighted_losses import batches as weighted_batches
 from .test_weighted_losses import model as weighted_model
 
-MICROBATCHES, STEPS = 6, fewer(10, quick=4)
+MICROBATCHES, STEPS = 6, fewer(10, quick=3)
 
 
 def batches_for(data: int) -> Any:

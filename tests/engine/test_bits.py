@@ -14,6 +14,7 @@ from .reference import (
     ONE_PIPE,
     Outcome,
     configured,
+    plain_torch,
     random_batches,
     together,
     train_in_plain_torch,
@@ -55,7 +56,7 @@ def reference() -> Outcome:
     return outcome
 
 
-@swept(("ranks", [1, 2, 3, 4]), ("policy", ONE_PIPE), ("seed", range(3)))
+@swept(("ranks", [4, 3, 2, 1]), ("policy", ONE_PIPE), ("seed", range(3)), quick=6)
 def test_every_policy_and_depth_has_the_bits_of_plain_torch(
     reference: Outcome, ranks: int, policy: str, seed: int
 ) -> None:
@@ -73,9 +74,9 @@ def test_a_run_repeats_itself_under_another_order_of_events() -> None:
     assert on_ranks(4, 1, "axonn") == on_ranks(4, 2, "axonn")
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("ranks", [1, 3, 8])
 def test_structured_activations_travel_without_changing_a_bit(ranks: int) -> None:
-    reference = train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
+    reference = plain_torch(motley, MOTLEY_BATCHES, STEPS)
     assert reference == train_in_plain_torch(motley(), MOTLEY_BATCHES, STEPS)
     assert on_ranks(ranks, 0, "1f1b", model="motley") == reference
 

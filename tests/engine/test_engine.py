@@ -84,8 +84,7 @@ def in_plain_torch(steps: int) -> Outcome:
     return train_in_plain_torch(perceptron(), BATCHES, steps)
 
 
-@pytest.mark.parametrize("on_a_thread", [False, True])
-@pytest.mark.parametrize("policy", ONE_PIPE)
+@swept(("policy", ONE_PIPE), ("on_a_thread", [False, True]), quick=4)
 def test_work_that_ends_or_begins_later_than_it_starts_changes_no_bit(
     policy: str, on_a_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +193,7 @@ def plain_evaluation(model: nn.Sequential, items: list[Any]) -> float:
     return sum(losses) / len(losses)
 
 
-@swept(("ranks", [1, 3]), ("policy", ONE_PIPE))
+@swept(("ranks", [1, 3]), ("policy", ONE_PIPE), quick=4)
 def test_an_evaluation_has_the_loss_of_plain_torch_and_changes_nothing(
     ranks: int, policy: str
 ) -> None:

@@ -65,7 +65,7 @@ def reference() -> Outcome:
     return train_in_plain_torch(perceptron(), BATCHES, STEPS)
 
 
-@swept(("policy", ONE_PIPE), ("recompute", ["full", 1, "stage-aware:0.6"]))
+@swept(("policy", ONE_PIPE), ("recompute", ["full", 1, "stage-aware:0.6"]), quick=6)
 def test_every_policy_has_the_bits_of_plain_torch_dropout_included(
     reference: Outcome, policy: str, recompute: str | int
 ) -> None:

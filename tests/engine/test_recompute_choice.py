@@ -31,7 +31,7 @@ from .reference import (
     train_on_a_rank,
 )
 
-MICROBATCHES, STEPS = 8, 3
+MICROBATCHES, STEPS = 8, 2
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 AUTO: dict[str, Any] = {"recompute": "auto", "offload_activations": 3}
 GPIPE = {"policy": "gpipe"}

@@ -70,7 +70,7 @@ class Run(NamedTuple):
         config = configured(
             count,
             parallel={"pipe": pipe, "data": data},
-            memory={"zero": self.zero, "bucket_mb": 0.001},
+            memory={"zero": self.zero, "bucket_mb": 0.004},
             checkpoint={"memory_dir": str(self.folder / "shm"), "memory_every": 1},
             run={"host_of": HOSTS},
             schedule={"policy": "1f1b"},
@@ -111,7 +111,7 @@ class Run(NamedTuple):
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 600)), min_size=1, max_size=4),
     st.sampled_from([0, 1, 3]),
 )
-@examples(15, quick=5)
+@examples(20, quick=5)
 def test_whoever_dies_and_whenever_the_batch_of_each_step_is_that_of_a_quiet_run(
     seed: int, deaths: list[tuple[int, int]], zero: int
 ) -> None:
