@@ -1,25 +1,26 @@
-"""Which cases run, see `sweeps` and `shards`; in which order, where tests run side by side; and
-what the full run has found."""
+"""Which cases run, see `sweeps`; and in which order, where tests run side by side."""
 
 import gc
 import os
 import signal
-from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import settings
 
-from .shards import read_shard, shards_of
+from . import by_folder, shards
 from .sweeps import FULL
 
 NOT_THE_REST = " and not long and not sweep"  # the end of what pyproject.toml selects
 # What waits a lot begins, beside what computes; what is short fills the end.
 IN_ORDER = (
     "tests/slurm/",
+    "tests/network/",
     "tests/mpi/test_failures",
     "tests/gpu/",
+    "tests/mpi/test_runs",
     "tests/engine/",
     "tests/mpi/",
+    "tests/device/",
     "tests/attacks/",
     "tests/",
 )
@@ -29,7 +30,8 @@ settings.register_profile("axrt", deadline=None)  # other tests may run beside t
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--shard", default="", help="the piece of the run, as in 2/6; default: all")
+    parser.addoption("--shard", metavar="N/OF", help="take one piece of several, such as 2/6")
+    parser.addoption("--by-folder", action="store_true", help="say at the end what was found")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,10 +54,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.hookimpl(trylast=True)  # when marks have left out what they leave out
+@pytest.hookimpl(trylast=True)  # when marks have left out what they do
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.shard:
-        _leave_to_other_shards(config, items)
+        take_piece(config, items)
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(
             key=lambda item: next(
@@ -64,35 +66,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A line a folder, and why cases were skipped, in the full run."""
-    if os.environ[FULL] == "no":
-        return
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    reasons: Counter[str] = Counter()
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            folder, _, _ = report.nodeid.partition("::")[0].rpartition("/")
-            found[folder][outcome] += 1
-            if outcome == "skipped":
-                *_, reason = report.longrepr
-                reasons[reason.removeprefix("Skipped: ")] += 1
-    terminalreporter.section("what was found")
-    for folder, counts in sorted(found.items()):
-        told = ", ".join(f"{number} {outcome}" for outcome, number in counts.items())
-        terminalreporter.write_line(f"{folder:24} {told}")
-    for reason, number in sorted(reasons.items()):
-        terminalreporter.write_line(f"skipped {number:4}: {reason}")
-
-
-def _leave_to_other_shards(config: pytest.Config, items: list[pytest.Item]) -> None:
+def take_piece(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases of one piece of the run."""
     try:
-        shard, shards = read_shard(config.option.shard)
+        number, of = shards.read(config.option.shard)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
-    files = [item.nodeid.partition("::")[0] for item in items]
-    shard_of = shards_of(Counter(files), shards)
-    pairs = list(zip(items, files, strict=True))
-    others = [item for item, file in pairs if shard_of[file] != shard]
-    items[:] = [item for item, file in pairs if shard_of[file] == shard]
+    kept = shards.shards([item.nodeid for item in items], of)[number - 1]
+    others = [item for item in items if item.nodeid not in kept]
+    items[:] = [item for item in items if item.nodeid in kept]
     config.hook.pytest_deselected(items=others)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if config.option.by_folder:
+        terminalreporter.section("by folder")
+        for line in by_folder.told(terminalreporter.stats):
+            terminalreporter.write_line(line)

@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -112,21 +114,26 @@ def test_wheels_for_a_node_are_of_other_packages_than_this_one(tmp_path: Path) -
     assert not [one for one in packages if one.startswith(("axrt", "torch"))]
 
 
-def test_scripts_test_leaves_sweeps_out_and_ci_runs_it_on_both_libraries() -> None:
-    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert options["addopts"].endswith(f"-m 'not gpu and not exact{NOT_THE_REST}'")
-    assert {"long", "sweep"} <= {mark.partition(":")[0] for mark in options["markers"]}
-    runs = re.findall(
-        r"^AXRT_MPI=(\w+) (?:PYTEST_ADDOPTS=-rs )?scripts/test ?(.*?)(?: #.*)?$",
+def runs_of_ci() -> list[tuple[str, str]]:
+    """The library and the arguments of each scripts/test in .ci/run."""
+    return re.findall(
+        r"^AXRT_MPI=(\w+) (?:\w+=\S+ )*scripts/test ?(.*?)(?: #.*)?$",
         (ROOT / ".ci" / "run").read_text(),
         re.MULTILINE,
     )
-    assert runs[0] == ("mpich", "")
-    ((mpi, arguments),) = runs[1:]
-    assert mpi == "openmpi"
-    paths = [word for word in arguments.split() if word.startswith("tests/")]
-    assert "tests/mpi" in paths
-    assert all((ROOT / path).exists() for path in paths), "a file has another name"
+
+
+def test_scripts_test_leaves_out_what_is_long_and_ci_runs_it_on_both_libraries() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert options["addopts"].endswith(f"-m 'not gpu and not exact{NOT_THE_REST}'")
+    assert {"long", "sweep"} <= {mark.partition(":")[0] for mark in options["markers"]}
+    first, *others = runs_of_ci()
+    assert first == ("mpich", ""), "the default run"
+    assert {mpi for mpi, _ in others} == {"mpich", "openmpi"}
+    for _, arguments in others:
+        named = [word for word in arguments.split() if word.startswith("tests/")]
+        assert named, "a job of its own"
+        assert all((ROOT / place).exists() for place in named), "a file has another name"
 
 
 def test_the_head_of_scripts_test_is_its_help() -> None:
@@ -135,18 +142,36 @@ def test_the_head_of_scripts_test_is_its_help() -> None:
     ).stdout
     assert told.startswith("Installs axrt into .venv and runs its tests")
     assert "scripts/test --full" in told
-    assert told.count("\n") == 6
+    assert told.count("\n") == 8
 
 
-def test_a_command_under_load_ends_as_it_ends_alone_and_leaves_nothing_behind() -> None:
-    under_load = ROOT / "scripts" / "under_load"
-    # What the shell of the script has started, but for this command itself.
-    ended = subprocess.run(
-        [under_load, "sh", "-c", "pgrep -P $PPID; echo $$; exit 7"], capture_output=True, text=True
+def busy_below(process: int) -> list[psutil.Process]:
+    """The processes that a script has made to be busy."""
+    return [
+        child
+        for child in psutil.Process(process).children()
+        if "under_load" in " ".join(child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])
+def test_busy_processes_end_with_the_command_that_runs_beside_them(
+    number: signal.Signals | None, tmp_path: Path
+) -> None:
+    # It is busy as well until it may end, and says that it has begun.
+    command = f"touch {tmp_path}/begun; until [ -e {tmp_path}/end ]; do sleep 0.02; done; exit 7"
+    script = subprocess.Popen(
+        [ROOT / "scripts" / "under_load", "bash", "-c", command],
+        env={**os.environ, "AXRT_BUSY": "2"},
     )
-    *started, command = map(int, ended.stdout.split())
-    assert ended.returncode == 7
-    assert len({*started} - {command}) >= 2
-    assert not [pid for pid in started if psutil.pid_exists(pid)]
-    usage = subprocess.run([under_load], capture_output=True, text=True)
-    assert "scripts/under_load COMMAND" in usage.stdout
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    busy = busy_below(script.pid)
+    assert len(busy) == 2
+    if number is None:
+        (tmp_path / "end").touch()
+    else:
+        script.send_signal(number)
+    assert script.wait(120) == {None: 7, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    _, left = psutil.wait_procs(busy, timeout=120)
+    assert left == []

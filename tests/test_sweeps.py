@@ -111,22 +111,23 @@ def test_a_loop_has_each_value_and_on_a_gpu_each_pair(monkeypatch: pytest.Monkey
 
 
 def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
-    """On a cluster the default run has two jobs, and test_rules.py the rest with stand-ins. A storm
-    trains for half a minute; the default run has each kind of fault by itself. A type checker reads
-    all of torch. The tutorial is a dozen commands, which the default run reads and does not
-    start. Under mpirun some ends of jobs say again what a cheaper test says, which is named at
-    each."""
+    """Each is the long or the real form of what the default run has: Slurm beside stand-ins, a
+    storm beside single faults, a tutorial that is read, ways beside a few of them, a plan made anew
+    beside one that is followed, an end that another one has for a hundredth of its price."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
-        if re.search(r"^@pytest\.mark\.(long|sweep)\b", file.read_text(), re.MULTILINE)
+        if re.search(r"^(@|pytestmark = )pytest\.mark\.(long|sweep)\b", file.read_text(), re.M)
     }
     assert marked == {
         "slurm/test_pretrain.py",
+        "network/test_two_hosts.py",
         "attacks/test_storm.py",
         "test_package.py",
         "docs/test_tutorial.py",
-        "mpi/test_commands.py",
+        "gpu/test_gpu.py",
+        "device/test_device.py",
         "mpi/test_failures.py",
         "mpi/test_runs.py",
+        "mpi/test_commands.py",
     }

@@ -22,8 +22,8 @@ _START_S = 120.0
 
 # cred_expire: a job that is requeued waits as long before it starts again, two minutes by default.
 # FirstJobId: MPICH names its shared memory by the job, and there may be other clusters like this
-# one on the machine. KillWait: from SIGTERM to SIGKILL, longer than any test waits for what must
-# come without it. config_overrides: a node has the CPUs that stand here, whatever the machine has.
+# one on the machine. KillWait: from SIGTERM to SIGKILL, longer than tests wait for what must come
+# without it. config_overrides: a node has the CPUs that stand here, whatever the machine has.
 _CONF = """
 ClusterName=axrt
 SlurmctldHost={host}(127.0.0.1)
