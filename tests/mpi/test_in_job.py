@@ -1,4 +1,9 @@
-"""Ranks are killed, and those that are left go on in the same job (ULFM)."""
+"""Ranks are killed, and those that are left go on in the same job (ULFM).
+
+Only Open MPI shows it, so `.ci/run` has it and the default run on MPICH skips it. Each case is a
+job of its own, since each loses other ranks; what they are held beside is one run in this process,
+which differs by the order of sums.
+"""
 
 import os
 import signal
@@ -10,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..cli.test_train import TINY
+from ..sweeps import first
 from .mpirun import environment, is_open_mpi, launcher, mpirun
-from .runs import lines
+from .runs import LIMIT_S, lines, trained_alone, write_files
 
 STEPS, EVERY = 90, 4
 SETTINGS = (
@@ -34,7 +39,7 @@ def newest(run: Path) -> int:
 
 
 def wait_for(step: int, job: "subprocess.Popen[bytes]", run: Path, log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + LIMIT_S
     while newest(run) < step:
         assert job.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
@@ -49,8 +54,7 @@ def ranks_of(job: "subprocess.Popen[bytes]") -> list[int]:
 def needs_open_mpi(tmp_path: Path) -> None:
     if not is_open_mpi():
         pytest.skip("MPICH's mpirun ends all ranks when one is lost")
-    (tmp_path / "tiny.toml").write_text(TINY)
-    (tmp_path / "text.txt").write_text("all work and no play " * 40)
+    write_files(tmp_path)
 
 
 def run_with_losses(folder: Path, victims: tuple[int, ...], *settings: str) -> str:
@@ -65,16 +69,19 @@ def run_with_losses(folder: Path, victims: tuple[int, ...], *settings: str) -> s
         for number, victim in enumerate(victims):
             wait_for(15 * (number + 1), job, folder / "out", log)
             os.kill(ranks_of(job)[victim], signal.SIGKILL)
-        assert job.wait(timeout=180) == 0, log.read_text()
+        assert job.wait(timeout=2 * LIMIT_S) == 0, log.read_text()
     return log.read_text()
 
 
-def check_as_quiet(folder: Path, *settings: str) -> None:
+# The same samples on one rank.
+ALONE = ("parallel.pipe=1", "parallel.data=1", "schedule.microbatches=4")
+
+
+def check_as_quiet(folder: Path, *settings: str, since: int = 0) -> None:
     """Every step has the loss of a quiet run."""
-    quiet = mpirun(4, [*TRAIN, "run.out=quiet", *settings], cwd=folder)
-    assert quiet.code == 0, quiet.err
+    trained_alone(folder, "quiet", *SETTINGS, *ALONE, *settings)
     found, expected = losses(folder / "out"), losses(folder / "quiet")
-    assert sorted(found) == list(range(1, STEPS + 1))
+    assert sorted(found) == list(range(since + 1, max(expected) + 1))
     assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
 
 
@@ -92,7 +99,7 @@ def test_ranks_that_are_left_go_on_with_the_batch_of_a_quiet_run(tmp_path: Path)
     check_as_quiet(tmp_path)
 
 
-@pytest.mark.parametrize("zero", [0, 1])
+@pytest.mark.parametrize("zero", first([1, 0]))
 def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, zero: int) -> None:
     """Nothing is saved on a disk. A spare takes a lost place; then one replica is left, and that is
     on one host."""
@@ -105,7 +112,7 @@ def test_the_state_comes_from_memory_and_hardly_a_step_is_lost(tmp_path: Path, z
     assert "no copies are kept in memory from here on: " in said
     ran = [line["step"] for line in lines(tmp_path / "out") if "loss" in line]
     assert len(ran) - STEPS <= 2 * MOST_LOST, ran
-    check_as_quiet(tmp_path, f"memory.zero={zero}")
+    check_as_quiet(tmp_path)
 
 
 def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
@@ -117,7 +124,7 @@ def test_a_rank_that_is_stopped_is_killed_and_the_others_go_on(tmp_path: Path) -
         )
         wait_for(10, job, tmp_path / "out", log)
         os.kill(stopped := ranks_of(job)[2], signal.SIGSTOP)
-        assert job.wait(timeout=180) == 0, log.read_text()
+        assert job.wait(timeout=2 * LIMIT_S) == 0, log.read_text()
     said = log.read_text()
     assert f"rank 2 (process {stopped} on " in said
     assert "has shown no sign of life for run.patience_s: it is killed" in said
@@ -143,18 +150,21 @@ def test_a_job_that_is_asked_to_end_says_how_to_go_on_with_its_spare(tmp_path: P
         )
         wait_for(5, job, tmp_path / "out", log)
         job.send_signal(signal.SIGUSR1)
-        assert job.wait(timeout=120) == 75, log.read_text()
+        assert job.wait(timeout=2 * LIMIT_S) == 75, log.read_text()
     assert "go on with: mpirun --with-ft ulfm -n 5 axrt train out/config.toml" in log.read_text()
 
 
 @pytest.mark.parametrize(
     ("setting", "code"),
-    [
-        ("checkpoint.memory_every=1", 2),
-        ("run.host_of=0,0,1,1", 2),
-        ("memory.device_gb=0.000001", 2),
-        ("run.steps=2", 0),
-    ],
+    first(
+        [
+            ("run.host_of=0,0,1,1", 2),
+            ("run.steps=2", 0),
+            ("checkpoint.memory_every=1", 2),
+            ("memory.device_gb=0.000001", 2),
+        ],
+        quick=2,
+    ),
 )
 def test_a_job_with_spares_ends_as_one_without(tmp_path: Path, setting: str, code: int) -> None:
     """A refusal reaches the spares, too."""
@@ -168,7 +178,7 @@ def test_a_job_with_spares_ends_as_one_without(tmp_path: Path, setting: str, cod
             stdout=file,
             stderr=subprocess.STDOUT,
         )
-        assert job.wait(timeout=120) == code, log.read_text()
+        assert job.wait(timeout=2 * LIMIT_S) == code, log.read_text()
 
 
 def test_where_no_layout_is_left_the_job_ends_as_with_a_lost_rank(tmp_path: Path) -> None:
@@ -187,7 +197,7 @@ def test_where_no_layout_is_left_the_job_ends_as_with_a_lost_rank(tmp_path: Path
         )
         wait_for(5, job, tmp_path / "out", log)
         os.kill(ranks_of(job)[1], signal.SIGKILL)
-        assert job.wait(timeout=120) == 69, log.read_text()
+        assert job.wait(timeout=2 * LIMIT_S) == 69, log.read_text()
     assert "no layout with the same samples in a step fits them" in log.read_text()
 
 
@@ -220,22 +230,17 @@ def test_what_the_job_of_before_has_held_is_let_go_of(tmp_path: Path) -> None:
 
 def test_what_the_run_began_from_is_begun_from_again(tmp_path: Path) -> None:
     """There is no checkpoint of its own yet."""
-    base = mpirun(4, [*TRAIN, "run.out=base", "run.steps=20"], cwd=tmp_path)
-    assert base.code == 0, base.err
-    begins = "checkpoint.resume=base"
-    run_with_losses(tmp_path, (1,), *GOING_ON, "checkpoint.every=1000", begins, "run.steps=60")
-    quiet = mpirun(4, [*TRAIN, "run.out=quiet", begins, "run.steps=60"], cwd=tmp_path)
-    assert quiet.code == 0, quiet.err
-    found, expected = losses(tmp_path / "out"), losses(tmp_path / "quiet")
-    assert sorted(expected) == list(range(21, 61))
-    assert found == {step: pytest.approx(loss, rel=1e-6) for step, loss in expected.items()}
+    trained_alone(tmp_path, "base", *SETTINGS, *ALONE, "run.steps=20")
+    begins = ("checkpoint.resume=base", "run.steps=60")
+    run_with_losses(tmp_path, (1,), *GOING_ON, "checkpoint.every=1000", *begins)
+    check_as_quiet(tmp_path, *begins, since=20)
 
 
 def test_replicas_that_share_go_on_as_long_as_there_are_several(tmp_path: Path) -> None:
     batch = ("schedule.microbatches=4", "schedule.global_batch=8")
     said = run_with_losses(tmp_path, (1, 0), *GOING_ON, *batch, "schedule.share=true")
     assert "replicas: 1" in said
-    check_as_quiet(tmp_path, *batch)
+    check_as_quiet(tmp_path, "schedule.microbatches=8")
 
 
 def test_under_a_launcher_that_ends_all_ranks_it_is_said(tmp_path: Path) -> None:
