@@ -102,7 +102,7 @@ def live(folder: Path, at_call: int, beside: bool) -> Life:
         time.sleep(0.002)
     os.kill(child, signal.SIGCONT)
     _, ended = os.waitpid(child, 0)
-    tracer.wait(10)
+    tracer.wait(120)
     with os.fdopen(told) as file:
         lines = file.read().split()
     numbers = [int(line) for line in lines if line.isdigit()]

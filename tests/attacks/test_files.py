@@ -1,4 +1,5 @@
-"""A short form of `scripts/storm files`."""
+"""A short form of `scripts/storm files`: damage of any file of a run, where other tests damage a
+checkpoint."""
 
 from pathlib import Path
 

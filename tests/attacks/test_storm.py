@@ -1,4 +1,5 @@
-"""A short form of `scripts/storm`: one fault of each kind."""
+"""A short form of `scripts/storm`: one fault of each kind, in one run. Nothing else lets faults
+follow each other; test_runs.py and test_launch.py have each by itself."""
 
 from pathlib import Path
 

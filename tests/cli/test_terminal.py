@@ -36,7 +36,7 @@ def at_a_terminal(words: list[str], stdout: IO[bytes] | None = None, columns: in
     except OSError:  # the last one has closed it
         pass
     os.close(ours)
-    assert job.wait(60) == 0, shown.decode()
+    assert job.wait(300) == 0, shown.decode()
     return shown.decode()
 
 

@@ -1,6 +1,6 @@
 """The cases of this folder, each on the ranks of one job with a simulated accelerator.
 
-The quick run has each in a few of its ways on two ranks, `.ci/run` in all of them.
+The default run has each in a few of its ways on two ranks, `.ci/run` in all of them.
 """
 
 import pytest

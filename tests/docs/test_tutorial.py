@@ -47,7 +47,7 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
                     env={**extra, "PATH": path},
                     capture_output=True,
                     text=True,
-                    timeout=120,
+                    timeout=600,
                     check=False,
                 )
                 assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"

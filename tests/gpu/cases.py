@@ -86,7 +86,7 @@ _NOT_ON_CPU = (
 )
 # Dynamo makes tensors of its own there, for a device of which it knows no memory.
 _NOT_SIMULATED = ("case_compiled_layers_train_alike",)
-# In the quick run a plan that the same model follows has its bits.
+# In the default run a plan that the same model follows has its bits.
 _IN_FULL = ("case_a_gpt_has_the_bits",)
 
 
@@ -110,7 +110,7 @@ def _sizes_of(name: str, device: str) -> tuple[int, ...]:
 
 
 def _few(ways: Sequence[T], *places: int) -> list[T]:
-    """All of the ways, or in the quick run those at a few places."""
+    """All of the ways, or in the default run those at a few places."""
     return list(ways) if is_full() else [ways[place] for place in places]
 
 

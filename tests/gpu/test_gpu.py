@@ -1,7 +1,7 @@
 """The code for GPUs: where there is one (`pytest -m gpu`), and everywhere on the simulated
 accelerator, whose checker may find nothing. On the CPU it is the cases that are tried.
 
-Nothing else sees what waits for what on a device. The quick run has every case in a few of its
+Nothing else sees what waits for what on a device. The default run has every case in a few of its
 ways, on the two ranks of one job; `.ci/run` has all ways there. The full run has one rank and four,
 too.
 """

@@ -362,7 +362,7 @@ def case_what_fails_in_the_thread_is_raised_where_the_rank_polls(comm: "MPI.Comm
 
     transport._move = failing  # type: ignore[method-assign]
     transport.send((comm.rank + 1) % comm.size, parcel(0, torch.ones(200_000)))
-    assert fails.wait(10)
+    assert fails.wait(60)
     with pytest.raises(LookupError, match="in the thread"):
         receive(transport, 1)
     transport._failure = None
@@ -418,7 +418,7 @@ class Deaf:
 
 def case_a_rank_that_cannot_even_be_asked_is_lost(comm: "MPI.Comm") -> None:
     heartbeat = Heartbeat(Deaf(comm.Dup()), 0.5)  # type: ignore[arg-type]
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     with pytest.raises(  # noqa: PT012
         axrt.PeerLostError,
         match=rf"rank {comm.rank} has waited .* for rank 0, which has shown no sign of life",

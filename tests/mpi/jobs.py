@@ -12,7 +12,7 @@ from .mpirun import COMPILES, Ended, mpirun
 from .trials import TRIALS, Told, Trial
 
 DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases compute
-CASE_S = 900  # the seconds after which a case counts as hung, many times what it takes
+CASE_S = 900  # a hang: a case takes a minute at most, and most a tenth of a second
 
 
 @cache

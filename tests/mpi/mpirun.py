@@ -85,7 +85,7 @@ def run(
         out, err = ranks.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         ranks.terminate()  # not kill: mpirun ends its ranks first
-        out, err = ranks.communicate(timeout=10)
+        out, err = ranks.communicate(timeout=60)
         err += f"\nkilled after {timeout_s} s"
     return Ended(ranks.returncode, out, err, time.monotonic() - began)
 
@@ -93,7 +93,7 @@ def run(
 def mpirun(
     ranks: int,
     arguments: Sequence[str],
-    timeout_s: float = 120,
+    timeout_s: float = 300,
     cwd: Path = ROOT,
     extra: Mapping[str, str] = {},
 ) -> Ended:

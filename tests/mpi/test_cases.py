@@ -1,4 +1,8 @@
-"""Every case under mpirun, one job a world size; the quick run has the job of two ranks."""
+"""Every case under mpirun, one job a world size; the default run has the job of two ranks.
+
+Nothing else sends by a real MPI library what ranks of one process hand over: payloads, large
+messages in pieces, the order of both, and the bits of each kind of training that rest on them.
+"""
 
 import pytest
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from axrt.cli import main
 
-from .runs import begin, ranks_of
+from .runs import LIMIT_S, begin, ranks_of
 
 # Steps in which ranks mostly sleep, so that they leave the machine to whoever asks.
 SLOW = """
@@ -76,12 +76,12 @@ def test_the_one_that_everyone_waits_for_is_named_also_when_the_patience_ends(
         reading = threading.Thread(target=told.extend, args=(job.stderr,))
         reading.start()
         # Open MPI's mpirun says nothing before it has ended, and waits for every rank.
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + LIMIT_S
         while not has_ended(found[0]["pid"]) and time.monotonic() < deadline:
             time.sleep(0.1)
         with suppress(ProcessLookupError):
             os.kill(found[2]["pid"], signal.SIGKILL)
-        assert job.wait(timeout=150) != 0
+        assert job.wait(timeout=LIMIT_S) != 0
         reading.join()
     err = "".join(told)
     assert "has shown no sign of life" in err

@@ -70,5 +70,5 @@ def test_a_rank_that_is_lost_in_the_trial_holds_nobody_up(place: str, left: int)
     if not is_open_mpi():
         pytest.skip("MPICH's mpirun ends all ranks when one is lost")
     ranks = [sys.executable, "-m", "tests.mpi.lost_in_trial", "0", place]
-    ended = run([launcher(), "--with-ft", "ulfm", "-n", "4", *ranks], timeout_s=120)
+    ended = run([launcher(), "--with-ft", "ulfm", "-n", "4", *ranks], timeout_s=300)
     assert ended.out.count("heard") == left, ended.out + ended.err
