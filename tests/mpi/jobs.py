@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from ..sweeps import FULL, is_full
-from .mpirun import COMPILES, Ended, mpirun
+from .mpirun import Ended, mpirun
 from .trials import TRIALS, Told, Trial
 
 DEVICE = "AXRT_TEST_DEVICE"  # the environment's variable that says where cases compute
@@ -22,7 +22,7 @@ def _results_of(module: str, ranks: int, device: str, all_ways: bool) -> Mapping
         ranks,
         ["-m", "tests.mpi.runner", module, str(out)],
         timeout_s=3600,  # no measure of a hang: the runner ends a case that takes `CASE_S`
-        extra=_variables(module, device, all_ways),
+        extra=_variables(device, all_ways),
     )
     results: dict[str, str] = json.loads(out.read_text()) if out.exists() else {}
     for failed in out.parent.glob("*.failed"):
@@ -34,12 +34,10 @@ def _results_of(module: str, ranks: int, device: str, all_ways: bool) -> Mapping
     )
 
 
-def _variables(module: str, device: str, all_ways: bool) -> dict[str, str]:
-    # Torch imports its compiler also where kernels are to repeat themselves.
-    compiles = {COMPILES: "yes"} if module in ("tests.gpu.cases", "tests.device.cases") else {}
+def _variables(device: str, all_ways: bool) -> dict[str, str]:
     # The workspace with which cuBLAS repeats itself.
     cublas = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    return {DEVICE: device, FULL: "yes" if all_ways else "no", **cublas, **compiles}
+    return {DEVICE: device, FULL: "yes" if all_ways else "no", **cublas}
 
 
 def said(

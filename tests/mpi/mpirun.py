@@ -10,11 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..sweeps import is_full
-
 ROOT = Path(__file__).resolve().parents[2]
-SOONER = ROOT / "tests" / "mpi" / "sooner"  # what its sitecustomize.py says
-COMPILES = "AXRT_TEST_COMPILES"  # the environment's variable of ranks that compile
 
 
 @dataclass(frozen=True)
@@ -51,17 +47,11 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     }
-    sooner = (
-        {}
-        if is_full() or COMPILES in extra
-        else {"PYTHONPATH": f"{SOONER}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")}
-    )
     return {
         **os.environ,
         **openmpi,
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
-        **sooner,
         **extra,
     }
 

@@ -28,7 +28,7 @@ from axrt.scheduler.timeline import Timeline
 from ..cli.test_train import TINY
 from ..sweeps import first
 from .jobs import ends
-from .mpirun import COMPILES, Ended, environment, is_open_mpi, launcher
+from .mpirun import Ended, environment, is_open_mpi, launcher
 from .runs import (
     ENDLESS,
     LIMIT_S,
@@ -393,12 +393,12 @@ def quick(config):
 """
 
 
-def begun(folder: Path, command: list[str], line: str, **extra: str) -> "subprocess.Popen[str]":
+def begun(folder: Path, command: list[str], line: str) -> "subprocess.Popen[str]":
     """Start `axrt train` with other words, and wait for a line."""
     job = subprocess.Popen(
         [*command, "run.eval_every=0", "data.held_out=0"],
         cwd=folder,
-        env=environment({"AXRT_EXIT_FILE": str(folder / "code"), **extra}),
+        env=environment({"AXRT_EXIT_FILE": str(folder / "code")}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -426,9 +426,8 @@ def test_ctrl_c_before_the_first_step_ends_at_once(
     write_files(tmp_path)
     (tmp_path / "slow.py").write_text(SLOW_START)
     launched = [launcher(), "-n", str(ranks)] if ranks > 1 else []
-    compiles = {COMPILES: "yes"} if "run.compile=stuck" in settings else {}
     command = [*launched, sys.executable, *TRAIN, *settings]
-    job = begun(tmp_path, command, "waiting\n", **compiles)
+    job = begun(tmp_path, command, "waiting\n")
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=LIMIT_S)
     if not is_open_mpi():  # its mpirun ends the ranks half a second later, done or not
