@@ -113,7 +113,8 @@ def test_a_loop_has_each_value_and_on_a_gpu_each_pair(monkeypatch: pytest.Monkey
 def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
     """Each is the long or the real form of what the default run has: Slurm beside stand-ins, a
     storm beside single faults, a tutorial that is read, ways beside a few of them, a plan made anew
-    beside one that is followed, an end that another one has for a hundredth of its price."""
+    beside one that is followed, an end that another one has for a hundredth of its price, layers
+    that a compiler really makes, the whole effort of a choice of plans."""
     marked = {
         file.relative_to(TESTS).as_posix()
         for file in TESTS.rglob("test_*.py")
@@ -125,6 +126,8 @@ def test_no_test_is_left_out_whole_but_some_that_take_long() -> None:
         "attacks/test_storm.py",
         "test_package.py",
         "docs/test_tutorial.py",
+        "engine/test_compile.py",
+        "scheduler/test_plan_choice.py",
         "gpu/test_gpu.py",
         "device/test_device.py",
         "mpi/test_failures.py",
