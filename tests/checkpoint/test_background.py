@@ -61,11 +61,11 @@ def slowed(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, seconds: flo
 
 
 def held_up(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> threading.Event:
-    """Let a function wait until it may go on."""
-    plain, may = getattr(module, name), threading.Event()
+    """Let a function wait, on any thread but this one, until it may go on."""
+    plain, may, here = getattr(module, name), threading.Event(), threading.current_thread()
 
     def waiting(*args: Any) -> Any:
-        assert may.wait(600)
+        assert threading.current_thread() is here or may.wait(600)
         return plain(*args)
 
     monkeypatch.setattr(module, name, waiting)

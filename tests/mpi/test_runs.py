@@ -376,7 +376,7 @@ from axrt.models.gpt import gpt
 class Slow(nn.Linear):
     def __init__(self):
         super().__init__(4, 4)
-        print("waiting", flush=True)
+        print("waiting\\n", end="", flush=True)  # in one go: the other rank prints it, too
         time.sleep(1000)
 
 def stuck(graph, inputs):
@@ -405,7 +405,8 @@ def begun(folder: Path, command: list[str], line: str) -> "subprocess.Popen[str]
         text=True,
     )
     assert job.stdout is not None
-    while job.stdout.readline() != line:
+    # Two ranks may print at once, one in the other's line.
+    while line.strip() not in job.stdout.readline():
         assert job.poll() is None, job.communicate()
     return job
 
