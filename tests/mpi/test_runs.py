@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -467,6 +468,11 @@ def test_ctrl_c_twice_ends_a_step_that_lasts(tmp_path: Path) -> None:
     job.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
         job.wait(2.0)
-    job.send_signal(signal.SIGINT)
-    job.communicate(timeout=LIMIT_S)
+    # A rank that is given no core hears the first one late, and one within a second of that is
+    # taken for the same.
+    for _ in range(10):
+        job.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            job.communicate(timeout=LIMIT_S / 10)
+            break
     assert job.returncode == 130
