@@ -174,14 +174,16 @@ def _tried(tree: Path, folder: str, site: Site, choice: Choice, limits: Limits) 
     began_s, tests = time.monotonic(), choice.tests_for(site.key)
     usual_s = {name: choice.usual_s(name) for name in tests}
     ended = Ended(Outcome.SURVIVED if choice.is_reached(site.key) else Outcome.NOT_REACHED)
+    left = tests
     with planted(tree, site):
-        for some in (tests[:_FIRST], tests[_FIRST:]):
-            if some and ended.outcome is Outcome.SURVIVED:
-                left = replace(limits, cpu_s=limits.cpu_s - ended.cpu_s)
-                now = run(tree, some, usual_s, left)
-                ended = replace(
-                    now, tests=now.tests + ended.tests, cpu_s=round(now.cpu_s + ended.cpu_s, 2)
-                )
+        while left and ended.outcome is Outcome.SURVIVED:
+            some = left[:_FIRST] if left is tests else left
+            within = replace(limits, cpu_s=limits.cpu_s - ended.cpu_s)
+            now, passed = _run_twice(tree, some, usual_s, within)
+            left = left[passed:]
+            ended = replace(
+                now, tests=now.tests + ended.tests, cpu_s=round(now.cpu_s + ended.cpu_s, 2)
+            )
     return Result(
         site.key,
         folder,
@@ -194,3 +196,16 @@ def _tried(tree: Path, folder: str, site: Site, choice: Choice, limits: Limits) 
         ended,
         round(time.monotonic() - began_s, 1),
     )
+
+
+def _run_twice(
+    tree: Path, tests: Sequence[str], usual_s: Mapping[str, float], limits: Limits
+) -> tuple[Ended, int]:
+    """Run tests, and one that hangs once more: the machine may have stood still. Returns how it
+    ended and how many of the tests are done."""
+    ended = run(tree, tests, usual_s, limits)
+    if ended.outcome is not Outcome.HUNG or ended.test not in tests:
+        return ended, len(tests)
+    again = run(tree, [ended.test], usual_s, limits)
+    taken = replace(again, tests=ended.tests, cpu_s=ended.cpu_s + again.cpu_s)
+    return taken, tests.index(ended.test) + 1
