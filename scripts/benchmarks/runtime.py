@@ -209,8 +209,9 @@ def reaction_us() -> list[float]:
 PARTS = {"ours": ours_us, "bare": bare_us, "idle": idle_percent, "reaction": reaction_us}
 
 
-def measure(part: str, ranks: int, mpirun: str) -> Any:
-    """Run a part in processes of its own; what rank 0 (idle: rank 1) found."""
+def measure(part: str, ranks: int, mpirun: str, checkout: Path = ROOT) -> Any:
+    """Run a part in processes of its own, with the code of a checkout; what rank 0 (idle: rank 1)
+    found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         command = [sys.executable, __file__, "--part", part, "--out", str(out)]
@@ -218,8 +219,8 @@ def measure(part: str, ranks: int, mpirun: str) -> Any:
         subprocess.run(
             [*launch, *command],
             check=True,
-            cwd=ROOT,
-            env={**os.environ, "RANKS": str(ranks)},
+            cwd=checkout,
+            env={**os.environ, "RANKS": str(ranks), "PYTHONPATH": str(checkout)},
             timeout=300,
         )
         return json.loads((out.with_suffix(".1" if part == "idle" else ".0")).read_text())
@@ -253,6 +254,23 @@ def spread(values: list[float], unit: str) -> str:
         f"{statistics.median(values):,.1f} {unit} ({min(values):,.1f} to {max(values):,.1f}, "
         f"{len(values)} runs)"
     )
+
+
+def report_beside(rounds: int, mpirun: str, other: Path) -> None:
+    """A task's time in this state of the code and in another one, in turn."""
+    states = (ROOT, other)
+    found = {(state, ranks): list[float]() for state in states for ranks in (1, 2)}
+    for _ in range(rounds):
+        for (state, ranks), values in found.items():
+            values.append(measure("ours", ranks, mpirun, state))
+    for ranks in (1, 2):
+        here, there = (found[state, ranks] for state in states)
+        ratios = [mine / of_other for mine, of_other in zip(here, there, strict=True)]
+        print(f"a task, {ranks} rank(s): {spread(here, 'us')}; there: {spread(there, 'us')};")
+        print(
+            f"    ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            flush=True,
+        )
 
 
 def report(rounds: int, mpirun: str) -> None:
@@ -293,6 +311,11 @@ def report(rounds: int, mpirun: str) -> None:
 @click.option("--mpirun", default="mpirun", help="the launcher")
 @click.option("--rounds", default=5, help="interleaved repetitions")
 @click.option(
+    "--beside",
+    type=click.Path(path_type=Path, exists=True),
+    help="another checkout: a task's time there and here, in turn, and nothing else",
+)
+@click.option(
     "--freeze/--no-freeze",
     default=True,
     help="take what stands at the start out of garbage collection, as `axrt train` does",
@@ -303,11 +326,21 @@ def report(rounds: int, mpirun: str) -> None:
     help="run one part here and write its figure to --out.RANK",
 )
 @click.option("--out", type=click.Path(path_type=Path))
-def main(mpirun: str, rounds: int, freeze: bool, part: str | None, out: Path | None) -> None:
+def main(
+    mpirun: str,
+    rounds: int,
+    beside: Path | None,
+    freeze: bool,
+    part: str | None,
+    out: Path | None,
+) -> None:
     """Measure what the runtime itself costs."""
     if part is None:
         os.environ["FREEZE"] = str(int(freeze))
-        report(rounds, mpirun)
+        if beside:
+            report_beside(rounds, mpirun, beside.resolve())
+        else:
+            report(rounds, mpirun)
         return
     if os.environ.get("FREEZE") == "1":
         gc.freeze()

@@ -17,6 +17,7 @@ from axrt.checkpoint import manifest as manifests
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
+from ..disks import small_disk
 from ..engine.models import perceptron
 from ..engine.reference import (
     adamw,
@@ -66,6 +67,24 @@ def save(
             engine.save_checkpoint(path, extra={"epoch": 2, "names": ["a"]})
 
     LocalWorld(ranks, seed=1).run(rank_main)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_disk_that_fills_up_on_one_rank_is_told_on_every_rank(tmp_path: Path, zero: int) -> None:
+    """The second layer finds the disk full; ranks that write nothing hear of it too."""
+    with small_disk(tmp_path / "disk", "64k") as disk:
+
+        def rank_main(transport: Transport) -> list[float]:
+            config = config_for(2, memory={"zero": zero, "bucket_mb": 0.001})
+            with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
+                train(engine, 0, 1)
+                with pytest.raises(axrt.SaveError, match="No space left on device"):
+                    engine.save_checkpoint(disk / "a")
+                with pytest.raises(axrt.ConfigError, match="no whole checkpoint"):
+                    engine.load_checkpoint(disk)
+                return train(engine, 1, 2)
+
+        LocalWorld(4, seed=zero).run(rank_main)
 
 
 Loaded = tuple[list[float], dict[str, Tensor]]

@@ -590,10 +590,11 @@ def test_parts_of_two_jobs_never_go_together(
     assert ("gone or damaged" in capfd.readouterr().err) != both
 
 
-def test_a_copy_that_failed_leaves_nothing(
+def test_a_copy_that_failed_leaves_the_one_before_it_and_nothing_of_itself(
     places: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What it had taken is free for the next one."""
+    on_main: dict[int, set[str]] = {}
     with small_disk(tmp_path / "small", "800k") as small:
 
         def on_a_rank(transport: Transport) -> None:
@@ -608,9 +609,16 @@ def test_a_copy_that_failed_leaves_nothing(
                     engine.train_batch(iter(BATCHES(step)))
                     engine.keep_in_memory(places[0])
                     engine.finish_saving()
+                    if engine.is_main:
+                        on_main[step] = {one.name for one in small.glob("axrt-*/node-0/*/step-*")}
 
         LocalWorld(4).run(on_a_rank)
     told = capfd.readouterr().err
+    assert [on_main[step] for step in (1, 2, 3)] == [
+        {"step-00000001"},
+        {"step-00000001"},
+        {"step-00000003"},
+    ]
     assert "step 2: no copy in memory" in told
     assert told.count("no copy in memory") == 1, told
 

@@ -1,6 +1,7 @@
 """What holds under mpirun; each case runs on every rank of the job with a communicator of its
 own."""
 
+import os
 import tempfile
 import threading
 import time
@@ -18,11 +19,13 @@ from torch.nn.functional import cross_entropy
 
 import axrt
 from axrt.heartbeat import Heartbeat
+from axrt.launch import MpiWorld
 from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
 from axrt.scheduler.task import Kind
 from axrt.store.bucket import OptimizerFactory
+from axrt.threads import usable_cores
 from axrt.transport import Parcel, Transport, single_copy
 from axrt.transport.envelope import is_large, pack, seal
 from axrt.transport.lines import Lines
@@ -392,6 +395,23 @@ def case_what_the_thread_has_found_ends_a_waits_longer_pauses(comm: "MPI.Comm") 
     assert ended.is_set()
     comm.Barrier()
     transport.close()
+
+
+def case_ranks_of_a_node_share_its_cores_out(comm: "MPI.Comm") -> None:
+    """Nothing says how many threads a rank computes with."""
+    from mpi4py import MPI
+
+    said, threads = os.environ.pop("OMP_NUM_THREADS", None), torch.get_num_threads()
+    try:
+        torch.set_num_threads(64)
+        with axrt.initialize(perceptron(), config=configured(4), world=MpiWorld(MPI, comm=comm)):
+            taken = comm.allgather(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(threads)
+        if said is not None:
+            os.environ["OMP_NUM_THREADS"] = said
+    cores = set().union(*comm.allgather(set(usable_cores())))
+    assert sum(taken) <= max(comm.size, min(len(cores), 64 * comm.size)), (taken, cores)
 
 
 def case_a_task_takes_few_calls(comm: "MPI.Comm") -> None:

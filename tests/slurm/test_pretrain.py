@@ -281,7 +281,7 @@ def test_a_killed_rank_ends_its_step_at_once_and_the_run_goes_on_with_the_bits_o
     job = Job.submit(slurm, tmp_path, *ONE_NODE)
     job.until_middle()
     os.kill(job.pid_of(1), signal.SIGKILL)
-    job.until(lambda: "its ranks with 137" in job.log)  # sooner than KillWait
+    job.until(lambda: "srun ended with code" in job.log)  # sooner than KillWait
     ended = job.until_ended()
     assert (ended["JobState"], ended["Restarts"], ended["ExitCode"]) == ("COMPLETED", "1", "0:0"), (
         job.log

@@ -93,6 +93,9 @@ def test_what_would_go_back_at_every_start_is_refused(tmp_path: Path, key: str) 
         (139, None, 139, True),
         (1, None, 1, False),  # of srun itself
         (127, None, 127, False),  # no such command
+        (14, None, 14, True),  # Slurm was faster than the shell of the rank that was lost
+        (14, 137, 137, True),
+        (14, 1, 1, False),  # a rank's shell has said that Python could not start
     ],
 )
 def test_the_code_of_axrt_decides_and_without_one_the_signal_that_srun_tells(
