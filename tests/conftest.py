@@ -2,7 +2,9 @@
 
 import gc
 import os
+import random
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -45,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs ignore Ctrl-C, as would all that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before any fixture
+def pytest_runtest_setup() -> None:
+    """Chance is the same for each test, whichever ran before it in this process."""
+    random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
 
 
 def pytest_collection_finish() -> None:
