@@ -203,10 +203,15 @@ class Data(_Section):
 
     source: str | tuple[str, ...] = _key(
         "stdlib",
-        "a text file, a directory of them, a token file (.bin: Megatron's where an .idx lies "
-        "beside it, else uint16), or 'stdlib': the "
+        "a text file, a directory of them, a token file (.bin), or 'stdlib': the "
         "source of Python's own standard library; paths are relative to where the command runs. Or "
         "a list of these",
+    )
+    dtype: str = _key(
+        "auto",
+        "type of the tokens of a .bin without an .idx beside it; 'auto' = as its first numbers and "
+        "model.vocab say, uint16 where nothing speaks against it",
+        choices=("auto", "uint8", "uint16", "uint32", "int32", "int64"),
     )
     weights: tuple[float, ...] = _key(
         (), "how often samples of each source come, where there are several; [] = equally", least=0
@@ -1215,13 +1220,7 @@ def _of_sections(config: Config) -> Iterator[str]:
             f"data.document_end = {config.data.document_end}; expected a token that the model "
             f"knows, less than model.vocab = {model.vocab}, or -1"
         )
-    of_text = not config.data.is_of_tokens
-    if of_text and model.vocab < 256:
-        yield (
-            f"model.vocab = {model.vocab}, but text as bytes has tokens up to 255; set "
-            "model.vocab = 256"
-        )
-    if of_text and config.data.tokenizer not in ("auto", "bytes"):
+    if not config.data.is_of_tokens and config.data.tokenizer not in ("auto", "bytes"):
         yield (
             f"data.tokenizer = {config.data.tokenizer!r} with text as data.source: text is read as "
             "bytes; expected a token file, which axrt prepare --tokenizer makes of it"

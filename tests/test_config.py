@@ -43,7 +43,6 @@ ROOT = Path(__file__).resolve().parent.parent
             "model.width=100",
             "model.width = 100 is no multiple of 2 x model.heads = 8; set it to 104",
         ),
-        ("model.vocab=200", "text as bytes has tokens up to 255; set model.vocab = 256"),
         (
             "parallel.partition=[0, 1.5]",
             "parallel.partition .* expected a string or a list, each an integer",

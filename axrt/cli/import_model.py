@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from axrt.hugging_face.importing import import_model
+from axrt.hugging_face.importing import GOES_ON, import_model
 
 from .refusal import errors_as_lines
 
@@ -39,5 +39,8 @@ def import_command(theirs: Path, out: Path, context: int) -> None:
     click.echo(
         f"{out}: {model.layers} blocks of width {model.width}, context {model.context}, "
         f"{model.vocab} tokens. Train it with `axrt train {out / 'config.toml'} "
-        f"checkpoint.resume={out} run.out=NEW data.source=YOURS`"
+        f"checkpoint.resume={out} run.out=NEW data.source=YOURS.bin`, which axrt prepare makes of "
+        "text"
     )
+    settings = ", ".join(f"optimizer.{key} = {value:g}" for key, value in GOES_ON.items())
+    click.echo(f"{out / 'config.toml'} has settings for going on: {settings}")

@@ -38,6 +38,11 @@ _LINE_EVERY_S = 10.0
     type=click.IntRange(257),
     help="make a tokenizer of so many tokens from the sources first (byte-pair encoding)",
 )
+@click.option(
+    "--end",
+    default="",
+    help="token behind each document, by its text; by default the tokenizer's own",
+)
 @click.option("--field", default="text", show_default=True, help="field or column with the text")
 @click.option(
     "--prompt-field",
@@ -63,6 +68,7 @@ def prepare_command(
     out: Path,
     tokenizer: str | None,
     train_tokenizer: int | None,
+    end: str,
     field: str,
     prompt_field: str,
     held_out: float,
@@ -83,6 +89,10 @@ def prepare_command(
             f"--tokenizer {tokenizer} and --train-tokenizer, which makes another one; expected one "
             "of them"
         )
+    if end and train_tokenizer:
+        raise click.UsageError(
+            f"--end {end} and --train-tokenizer, whose end is <|endoftext|>; expected one of them"
+        )
     out = out.with_suffix("") if out.suffix == ".bin" else out
     order = Order(
         out,
@@ -93,6 +103,7 @@ def prepare_command(
         prompt_field=prompt_field,
         skip_empty=skip_empty,
         train_tokenizer=train_tokenizer or 0,
+        end=end,
     )
     try:
         with errors_as_lines():
@@ -110,7 +121,10 @@ def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
         yield f"{order.path(part, '.bin')}: {of.tokens:,} tokens of {of.documents:,} documents"
     if skipped := found[TRAINING].skipped:
         yield f"rows without text that were left out: {skipped:,}"
-    validation = f" data.validation={order.path(HELD_OUT, '.bin')}" if HELD_OUT in found else ""
+    is_held_out = HELD_OUT in found and found[HELD_OUT].tokens
+    validation = f" data.validation={order.path(HELD_OUT, '.bin')}" if is_held_out else ""
+    if HELD_OUT in found and not is_held_out:
+        yield f"{order.held_out:.2g} of so few tokens is none: nothing is held out"
     whole = found[TRAINING]
     masked = " data.masked=true" if order.prompt_field else ""
     yield (
@@ -119,6 +133,11 @@ def _lines(order: Order, found: dict[str, Prepared]) -> Iterator[str]:
     )
     if whole.end is not None:
         yield f"data.document_end={whole.end} keeps documents apart"
+    elif whole.documents > 1:
+        yield (
+            f"warning: {order.tokenizer} has no token for the end of a document, so nothing stands "
+            "between two of them; --end names one"
+        )
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from axrt.engine import Engine, initialize
 from axrt.errors import AxrtError, ConfigError, DataError, NonFiniteLossError, SaveError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.flops import peak_flops, training_flops
-from axrt.hugging_face.text_files import carry_text_files
+from axrt.hugging_face.text_files import carry_text_files, check_tokens_stay
 from axrt.known_costs import check_costs
 from axrt.launch import join, leave_at_once, told
 from axrt.ledger.prediction import Predictor
@@ -286,7 +286,7 @@ def _resume(engine: Engine) -> Path | None:
         engine.load_checkpoint(config.checkpoint.begins_from)
     where = engine.loaded_from
     if where is not None and not config.model.factory:
-        _on_main(engine, lambda: _check_heads(where, config))
+        _on_main(engine, lambda: _check_goes_on(where, config))
     return where
 
 
@@ -304,8 +304,9 @@ def _begin(files: RunFiles, data: Data, resumed_from: Path | None) -> None:
             raise unwritable(files.directory, error) from None
 
 
-def _check_heads(where: Path, config: Config) -> None:
-    """Check the number of heads, which no shape tells."""
+def _check_goes_on(where: Path, config: Config) -> None:
+    """Check what no shape of a weight tells: the number of heads, and what tokens stand for."""
+    check_tokens_stay(where, config.data)
     heads = Manifest.read(where).config.get("model", {}).get("heads", config.model.heads)
     if heads != config.model.heads:
         raise ConfigError(

@@ -45,11 +45,13 @@ class _Source(NamedTuple):
         key: key of the configuration that names it, for errors.
         name: value of that key.
         files: glob pattern that selects files of a directory.
+        dtype: type of tokens without an index, `data.dtype`.
     """
 
     key: str
     name: str
     files: str
+    dtype: str
 
 
 def load(config: Data, context: int, vocab: int = 256) -> Corpus:
@@ -67,11 +69,11 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
     check_prepared(config, vocab)
     sources, validations = _sources(config)
     share = 0.0 if validations else config.held_out
-    split = [_split(source, share) for source in sources]
+    split = [_split(source, share, vocab) for source in sources]
     for source, of in zip(sources, split, strict=True):
         _check(source, of.training, "to train on", context, vocab, config.masked)
     if validations:
-        held_out = [(source, _split(source, 0.0).training) for source in validations]
+        held_out = [(source, _split(source, 0.0, vocab).training) for source in validations]
     else:
         held_out = [(source, of.held_out) for source, of in zip(sources, split, strict=True)]
     if config.validates:
@@ -82,19 +84,26 @@ def load(config: Data, context: int, vocab: int = 256) -> Corpus:
 
 def _sources(config: Data) -> tuple[list[_Source], list[_Source]]:
     return (
-        [_Source("data.source", name, config.files) for name in config.sources],
-        [_Source("data.validation", name, config.files) for name in config.validations],
+        [_Source("data.source", name, config.files, config.dtype) for name in config.sources],
+        [
+            _Source("data.validation", name, config.files, config.dtype)
+            for name in config.validations
+        ],
     )
 
 
 def check_prepared(config: Data, vocab: int) -> None:
     """Check what `axrt prepare` says of the data: the type of the tokens is known, the model knows
     all tokens of their tokenizer, and all are of one tokenizer. Of files of other tools nothing is
-    said, and nothing checked.
+    said, and nothing checked. Text is of bytes, all of which the model knows.
 
     Raises:
         DataError: an index is missing, the model knows fewer, or there are two tokenizers.
     """
+    if not config.is_of_tokens and vocab < 256:
+        raise DataError(
+            f"model.vocab = {vocab}, but text as bytes has tokens up to 255; set model.vocab = 256"
+        )
     known = [(source, told) for source in _all_sources(config) if (told := _told_of(source))]
     for source, told in known:
         if not (index := Path(source.name).with_suffix(".idx")).exists():
@@ -156,11 +165,14 @@ def _files(source: _Source) -> tuple[Path, list[Path]]:
     return path.parent, [path]
 
 
-def _split(source: _Source, held_out: float) -> _Split:
+def _split(source: _Source, held_out: float, vocab: int) -> _Split:
     path, (root, paths) = Path(source.name), _files(source)
     if paths != [path]:
         return _of_files(root, paths, source, held_out)
-    tokens = map_tokens(path, source.key) if is_token_file(path) else _joined([path], source)
+    if is_token_file(path):
+        tokens = map_tokens(path, source.key, source.dtype, vocab)
+    else:
+        tokens = _joined([path], source)
     cut = len(tokens) - int(len(tokens) * held_out)
     return _Split(tokens[:cut], tokens[cut:])
 

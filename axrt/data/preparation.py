@@ -45,6 +45,7 @@ class Order:
         skip_empty: True to leave out rows without text.
         train_tokenizer: number of tokens of a tokenizer that is made from the sources, and taken
             instead of `tokenizer`; 0: none is made.
+        end: token behind each document, by its text; "": the tokenizer's own.
     """
 
     out: Path
@@ -56,6 +57,7 @@ class Order:
     prompt_field: str = ""
     skip_empty: bool = False
     train_tokenizer: int = 0
+    end: str = ""
 
     def path(self, part: str, ending: str) -> Path:
         """The path of one of the files that are made.
@@ -102,6 +104,7 @@ class Order:
             "piece_bytes": self.piece_bytes,
             "prompt_field": self.prompt_field,
             "skip_empty": self.skip_empty,
+            **({"end": self.end} if self.end else {}),
         }
 
     def _made_with(self) -> str:

@@ -6,9 +6,8 @@
     NAME-held-out.bin ...     the same of the documents that are held out
     NAME.partial/             while it is made: tokens and lengths of each bundle of pieces
 
-A bundle is a piece of a large file, or several small files. It is done when its JSON file is there,
-which is written last. Which documents are held out, and the order of tokens, depend on the sources
-alone, and not on the number of processes.
+Which documents are held out, and the order of tokens, depend on the sources alone, and not on the
+number of processes.
 """
 
 import hashlib
@@ -26,65 +25,24 @@ from dataclasses import replace
 from functools import lru_cache
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from axrt.checkpoint.durable import durable, write_durably
 from axrt.errors import DataError
 
+from .bundles import Bundle, Done, Row, WholeRow, bundle_file, bundles_of, rows_of
 from .documents import Part, Piece, parts_of, pieces_of
 from .learning import learn
 from .preparation import TRAINING, Beginning, Order, beginning
 from .prepared import Prepared
 from .tokenizer import Ids, Tokenizer, check_installed, tokenizer_of
-from .tokens import index_of
+from .tokens import index_of, unknown
 
 _AT_ONCE_CHARS = 1 << 20
 _TELL_S = 20.0  # between lines about a tokenizer that is being made
-_BUNDLE_BYTES, _BUNDLE_PIECES = 1 << 20, 256  # of small files, which are read as one
 _NUMBER = re.compile("[0-9]+")
-
-Bundle = tuple[Piece, ...]
-
-
-class Row(NamedTuple):
-    """What a bundle of pieces has come to in one part.
-
-    Args:
-        tokens: number of tokens.
-        open: those of a document that goes on in the next bundle.
-    """
-
-    tokens: int
-    open: int
-
-
-class Done(NamedTuple):
-    """What a bundle of pieces has come to.
-
-    Args:
-        rows: those of each part, in order.
-        skipped: number of rows that were left out, since they have no text.
-    """
-
-    rows: tuple[Row, ...]
-    skipped: int
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """What `write` has written."""
-        rows, skipped = json.loads(path.read_text())
-        return cls(tuple(Row(*row) for row in rows), skipped)
-
-    def write(self, path: Path) -> None:
-        """Write it, whole or not at all.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        write_durably(path, json.dumps(self).encode())
 
 
 class Progress(NamedTuple):
@@ -129,12 +87,14 @@ def prepare(
     if order.train_tokenizer:
         check_installed("tokenizers")
     else:
-        tokenizer_of(order.tokenizer)
+        tokenizer_of(order.tokenizer, order.end)
     made_of = order.made_of()
     begins = beginning(order, made_of, force)
     if begins is Beginning.MADE:
+        made = {part: _found(order, part) for part in order.parts}
+        _check_same(order, made[TRAINING])
         say(f"{order.path(TRAINING, '.bin')} is already made; --force makes it anew")
-        return {part: _found(order, part) for part in order.parts}
+        return made
     pieces = list(pieces_of([Path(path) for path, *_ in made_of["sources"]], order.piece_bytes))
     if not pieces and order.train_tokenizer:
         raise DataError(f"{', '.join(order.sources)}: no text there to make a tokenizer from")
@@ -152,6 +112,19 @@ def _found(order: Order, part: str) -> Prepared:
     found = Prepared.beside(order.path(part, ".bin"))
     assert found is not None  # its file was there
     return found
+
+
+def _check_same(order: Order, made: Prepared) -> None:
+    """Check that what is made already has the tokens that the tokenizer would give now."""
+    if order.train_tokenizer:
+        return
+    now = tokenizer_of(order.tokenizer, order.end)
+    if (made.vocab, made.end) != (now.vocab, now.end):
+        raise DataError(
+            f"{order.path(TRAINING, '.bin')} was made with {made.vocab} tokens, and {made.end} "
+            f"behind each document; {order.tokenizer} has {now.vocab}, and {now.end}. Expected the "
+            "same, or --force to make it anew"
+        )
 
 
 def _begin(order: Order, made_of: dict[str, Any], begins: Beginning) -> None:
@@ -222,22 +195,9 @@ def _made(
             f"{', '.join(order.sources)}: none of {skipped} rows has text in {order.field!r}; "
             "expected another --field"
         )
-    return {part: _joined(order, part, len(bundles), made_of, skipped) for part in order.parts}
-
-
-def bundles_of(pieces: Iterable[Piece]) -> Iterator[Bundle]:
-    """Pieces in order, small ones together: each bundle costs files and time of its own. How many
-    processes there are decides nothing: others may go on."""
-    bundle: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        if bundle and (size + piece.num_bytes > _BUNDLE_BYTES or len(bundle) == _BUNDLE_PIECES):
-            yield tuple(bundle)
-            bundle, size = [], 0
-        bundle.append(piece)
-        size += piece.num_bytes
-    if bundle:
-        yield tuple(bundle)
+    size = order.dtype(tokenizer_of(order.tokenizer, order.end)).itemsize
+    rows = rows_of(order, len(bundles), size)
+    return {part: _joined(order, part, *rows[part], made_of, skipped) for part in order.parts}
 
 
 def _done(order: Order, bundles: Sequence[Bundle], processes: int) -> Iterator[tuple[Bundle, Done]]:
@@ -302,7 +262,7 @@ def _prepared(order: Order, number: int, bundle: Bundle) -> Done:
     path = order.partial / f"{number:06}.json"
     if path.exists():
         return Done.read(path)
-    tokenizer = _tokenizer(order.tokenizer)
+    tokenizer = _tokenizer(order.tokenizer, order.end)
     writers = [_Writer(order, part, number, tokenizer) for part in order.parts]
     parts = _WithText(part for piece in bundle for part in parts_of(piece, order.fields))
     for several in _at_once(parts):
@@ -314,9 +274,9 @@ def _prepared(order: Order, number: int, bundle: Bundle) -> Done:
 
 
 @lru_cache(maxsize=1)
-def _tokenizer(name: str) -> Tokenizer:
+def _tokenizer(name: str, end: str) -> Tokenizer:
     """The tokenizer of that name; a worker reads a large one once, and not for every bundle."""
-    return tokenizer_of(name)
+    return tokenizer_of(name, end)
 
 
 class _WithText:
@@ -375,9 +335,10 @@ class _Writer:
     """Writes what a bundle comes to in one part."""
 
     def __init__(self, order: Order, part: str, number: int, tokenizer: Tokenizer) -> None:
-        self._path = _bundle_file(order, part, number)
+        self._path = bundle_file(order, part, number)
         self._file = self._path.open("wb")
         self._dtype, self._end = order.dtype(tokenizer), tokenizer.end
+        self._vocab, self._tokenizer = tokenizer.vocab, order.tokenizer
         self._lengths: list[int] = []
         self._tokens = self._open = 0
 
@@ -385,6 +346,11 @@ class _Writer:
         """Add a part of a document."""
         if is_end and self._end is not None:
             ids = np.append(ids, self._end)
+        if found := unknown(ids, self._vocab, masked=True) if len(ids) else None:
+            raise DataError(
+                f"the tokenizer {self._tokenizer} has made token {found.token}; expected 0 or more "
+                f"and less than {self._vocab}, which it says it has"
+            )
         self._file.write(ids.astype(self._dtype).tobytes())
         self._tokens, self._open = self._tokens + len(ids), self._open + len(ids)
         if is_end:
@@ -398,39 +364,19 @@ class _Writer:
         return Row(self._tokens, self._open)
 
 
-def _bundle_file(order: Order, part: str, number: int) -> Path:
-    return order.partial / f"{number:06}{part}.bin"
-
-
 def _joined(
-    order: Order, part: str, bundles: int, made_of: dict[str, Any], skipped: int
+    order: Order, part: str, row: WholeRow, places: range, made_of: dict[str, Any], skipped: int
 ) -> Prepared:
-    """Put the bundles of a part together to a token file."""
-    tokenizer = tokenizer_of(order.tokenizer)
-    tokens, path = 0, order.path(part, ".bin")
-    lengths: list[NDArray[np.int64]] = []
-    carried = 0
+    """Make the token file of a part."""
+    tokenizer, path = tokenizer_of(order.tokenizer, order.end), order.path(part, ".bin")
     dtype = order.dtype(tokenizer)
     with durable(path) as file:
-        for number in range(bundles):
-            done = Done.read(order.partial / f"{number:06}.json")
-            row, source = done.rows[order.parts.index(part)], _bundle_file(order, part, number)
-            if source.stat().st_size != row.tokens * dtype.itemsize:
-                raise DataError(f"{source} is not whole; add --force to begin anew")
-            with source.open("rb") as of_bundle:
-                shutil.copyfileobj(of_bundle, file, 1 << 22)
-            of_documents = np.load(source.with_suffix(".npy"))
-            if len(of_documents):
-                of_documents[0] += carried
-                carried = 0
-            carried += row.open
-            lengths.append(of_documents)
-            tokens += row.tokens
-    documents = np.concatenate([*lengths, [carried] if carried else []]).astype(np.int64)
+        row.copy(places, file, dtype.itemsize)
+    documents = row.documents_in(places)
     write_durably(path.with_suffix(".idx"), index_of(dtype, documents))
     named = _kept_tokenizer(order, part)
     vocab, end = tokenizer.vocab, tokenizer.end
-    prepared = Prepared(named, vocab, end, tokens, len(documents), made_of, skipped)
+    prepared = Prepared(named, vocab, end, len(places), len(documents), made_of, skipped)
     prepared.write(path)
     return prepared
 

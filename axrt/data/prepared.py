@@ -104,3 +104,11 @@ def tokenizer_name(data: Data) -> str:
         return "" if data.tokenizer == BYTES else data.tokenizer
     prepared = Prepared.beside(Path(data.sources[0]))
     return prepared.tokenizer if prepared else ""
+
+
+def prepared_end(data: Data) -> int | None:
+    """The token behind each document of prepared data; None where nobody says one."""
+    if not data.is_of_tokens:
+        return None
+    prepared = Prepared.beside(Path(data.sources[0]))
+    return prepared.end if prepared else None

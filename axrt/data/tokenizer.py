@@ -3,7 +3,7 @@
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,14 @@ from axrt.errors import ConfigError, DataError
 
 BYTES = "bytes"
 _TIKTOKEN = "tiktoken:"
-# What models of the field put behind a document, in the order in which it is looked for.
+_C0_80 = b"\xc0\x80"  # U+0000 where a zero byte means something else, as in Java's files
+# Files of a tokenizer of Hugging Face's that say its end, in the order in which they are asked.
+_SAY_END = (
+    ("tokenizer_config.json", "eos_token"),
+    ("generation_config.json", "eos_token_id"),
+    ("special_tokens_map.json", "eos_token"),
+)
+# What models of the field put behind a document, where a tokenizer does not say its own.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -26,7 +33,7 @@ class Tokenizer(Protocol):
     """The map between text and tokens.
 
     Attributes:
-        vocab: number of different tokens.
+        vocab: the largest token and one. Fewer may be in use.
         end: token behind each document; None: there is none.
     """
 
@@ -50,39 +57,58 @@ class Tokenizer(Protocol):
         ...
 
 
-def tokenizer_of(name: str) -> Tokenizer:
+def tokenizer_of(name: str, end: str = "") -> Tokenizer:
     """The tokenizer of that name.
 
     Args:
         name: "bytes"; the path of a JSON file of Hugging Face's `tokenizers`; or "tiktoken:NAME",
             an encoding that `tiktoken` knows.
+        end: token behind each document, by its text; "": the tokenizer's own.
     Raises:
-        ConfigError: there is none, or its library is not installed.
+        ConfigError: there is none, it has no such token, or its library is not installed.
     """
     if name == BYTES:
+        if end:
+            raise ConfigError(
+                f"the end of a document {end!r}; expected none with bytes, where it is the byte 0"
+            )
         return ByteTokenizer()
     if name.startswith(_TIKTOKEN):
-        return Tiktoken(name.removeprefix(_TIKTOKEN))
+        return Tiktoken(name.removeprefix(_TIKTOKEN), end)
     if name.endswith(".json"):
-        return JsonTokenizer(Path(name))
+        return JsonTokenizer(Path(name), end)
     raise ConfigError(
         f"tokenizer {name!r}; expected 'bytes', the path of a tokenizer.json, or 'tiktoken:NAME'"
     )
 
 
 class ByteTokenizer:
-    """A token is a byte of UTF-8. Behind a document is the byte 0, which text does not have."""
+    """A token is a byte of UTF-8. Behind a document is the byte 0; U+0000 in a text is two other
+    bytes, which UTF-8 has for nothing else."""
 
     vocab = 256
     end: int | None = 0
 
     def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
-        return [np.frombuffer(text.encode(), np.uint8).astype(np.int64) for text in texts]
+        of_texts = (text.encode().replace(b"\0", _C0_80) for text in texts)
+        return [np.frombuffer(one, np.uint8).astype(np.int64) for one in of_texts]
 
     def decoder(self) -> Callable[[int], str]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # a model may know more tokens than there are bytes
-        return lambda token: decoder.decode(bytes([token])) if token < 256 else _REPLACEMENT
+        begun = b""
+
+        def shown(token: int) -> str:
+            nonlocal begun
+            if token >= self.vocab:  # a model may know more tokens than there are bytes
+                return _REPLACEMENT
+            row, begun = begun + bytes([token]), b""
+            if row == _C0_80:
+                return "\0"
+            if row[-1:] == _C0_80[:1]:
+                row, begun = row[:-1], row[-1:]
+            return decoder.decode(row)
+
+        return shown
 
 
 class JsonTokenizer:
@@ -90,11 +116,14 @@ class JsonTokenizer:
 
     Args:
         path: path of the file.
+        end: token behind each document, by its text; "": the one that the files of its folder name
+            as theirs, or the first that it has of those that models of the field put there.
     Raises:
-        ConfigError: it cannot be read, or the library is not installed.
+        ConfigError: it or a file that names its end cannot be read, it has no such token, or the
+            library is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, end: str = "") -> None:
         library = _imported("tokenizers")
         try:
             self._tokenizer = library.Tokenizer.from_file(str(path))
@@ -106,9 +135,22 @@ class JsonTokenizer:
                 f"{there}"
             ) from None
         self._stream = library.decoders.DecodeStream
-        self.vocab = int(self._tokenizer.get_vocab_size())
-        known = (self._tokenizer.token_to_id(text) for text in _ENDS)
-        self.end: int | None = next((one for one in known if one is not None), None)
+        self.vocab = 1 + max(self._tokenizer.get_vocab().values(), default=-1)
+        self.end = self._number_of(path, end) if end else self._own_end(path)
+
+    def _number_of(self, path: Path, end: str) -> int:
+        number: int | None = self._tokenizer.token_to_id(end)
+        if number is None:
+            raise ConfigError(f"{path} has no token {end!r}; expected the text of one of its own")
+        return number
+
+    def _own_end(self, path: Path) -> int | None:
+        named = _ends_named_beside(path) if path.name == "tokenizer.json" else ()
+        for one in (*named, *_ENDS):
+            number: int | None = self._tokenizer.token_to_id(one) if isinstance(one, str) else one
+            if number is not None and 0 <= number < self.vocab:
+                return number
+        return None
 
     def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
         self._tokenizer.encode_special_tokens = not specials
@@ -125,11 +167,12 @@ class Tiktoken:
 
     Args:
         name: name of the encoding, such as "gpt2" or "cl100k_base".
+        end: token behind each document, by its text; "": the encoding's own.
     Raises:
-        ConfigError: there is no such encoding, or the library is not installed.
+        ConfigError: there is no such encoding or token, or the library is not installed.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, end: str = "") -> None:
         library = _imported("tiktoken")
         try:
             self._encoding = library.get_encoding(name)
@@ -138,6 +181,13 @@ class Tiktoken:
             raise ConfigError(f"tiktoken:{name}: {told[0]}") from None
         self.vocab = int(self._encoding.n_vocab)
         self.end: int | None = int(self._encoding.eot_token)
+        if end:
+            try:
+                self.end = int(self._encoding.encode_single_token(end))
+            except KeyError:
+                raise ConfigError(
+                    f"tiktoken:{name} has no token {end!r}; expected the text of one of its own"
+                ) from None
 
     def encode(self, texts: Sequence[str], specials: bool = False) -> list[Ids]:
         found = self._encoding.encode_batch(
@@ -152,6 +202,26 @@ class Tiktoken:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         single = self._encoding.decode_single_token_bytes
         return lambda token: decoder.decode(single(token))
+
+
+def _ends_named_beside(path: Path) -> Iterator[str | int]:
+    """The ends of text that the files beside a tokenizer name, as text or number."""
+    for name, key in _SAY_END:
+        file = path.with_name(name)
+        if not file.is_file():
+            continue
+        try:
+            said = json.loads(file.read_text(encoding="utf-8")).get(key)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{file.absolute()}: {error}; expected a JSON object, as Hugging Face has them"
+            ) from None
+        if isinstance(said, dict):  # with how it is cut from text
+            said = said.get("content")
+        if isinstance(said, list) and said:
+            said = said[0]
+        if isinstance(said, str) or type(said) is int:
+            yield said
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int, path: Path) -> None:

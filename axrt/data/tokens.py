@@ -1,9 +1,8 @@
 """Token files: mapped into memory, and read only where samples are cut.
 
-There are two forms. nanoGPT's: `NAME.bin` is a row of uint16 and nothing else. Megatron's:
-`NAME.bin` is a row of tokens, and `NAME.idx` beside it says their type and the length of each
-sequence; samples are cut from the row as it is, across the ends of sequences, as Megatron's own
-are.
+Megatron's have an index: `NAME.bin` is a row of tokens, and `NAME.idx` beside it says their type
+and the length of each sequence; samples are cut from the row as it is, across the ends of
+sequences, as Megatron's own are. Of those without an index `bare_tokens.py` says the type.
 """
 
 import mmap
@@ -15,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axrt.errors import DataError
+
+from .bare_tokens import AUTO, Form, form_of
 
 Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -129,34 +130,50 @@ def place_in_file(tokens: Tokens, place: int) -> str:
     return f" at byte {begin} of {mapped.path} (token {begin // size} from 0)"
 
 
-def map_tokens(path: Path, key: str = "data.source") -> Tokens:
+def map_tokens(
+    path: Path, key: str = "data.source", dtype: str = AUTO, vocab: int = 1 << 16
+) -> Tokens:
     """The tokens of a file, shape (number,), of the type that they are stored in.
 
     Args:
         path: path of the .bin file.
         key: key of the configuration that names it, for errors.
+        dtype: `data.dtype`, the type of tokens without an index.
+        vocab: number of different tokens that the model knows.
     Raises:
-        DataError: there is no such file, or its length does not fit its type or its index.
+        DataError: there is no such file, its length does not fit its type or its index, or its
+            type is not known.
     """
     index = path.with_suffix(".idx")
     try:
         size = path.stat().st_size
-        dtype, expected = _read_index(index) if index.exists() else (np.dtype(np.uint16), None)
+        if index.exists():
+            form = _of_index(path, size, index, dtype)
+        else:
+            form = form_of(path, size, dtype, vocab)
     except OSError as error:
         raise DataError(
             f"{path.absolute()}: {error.strerror}; expected a readable token file ({key})"
         ) from None
-    if size % dtype.itemsize or (expected is not None and size != expected * dtype.itemsize):
-        says = (
-            f"{index} says {expected} tokens of {dtype}"
-            if expected is not None
-            else "a row of uint16 has an even number"
-        )
+    if not form.number:
+        return np.empty(0, form.dtype)
+    return np.memmap(path, form.dtype, "r", form.offset, (form.number,))
+
+
+def _of_index(path: Path, size: int, index: Path, dtype: str) -> Form:
+    """How tokens stand in a file beside which there is an index."""
+    found, number = _read_index(index)
+    if dtype not in (AUTO, found.name):
         raise DataError(
-            f"{path} has {size} bytes, but {says}; expected the whole file (is one of the two cut "
-            "off, or of another data set?)"
+            f"{index} says tokens of {found}, and data.dtype is {dtype!r}; expected 'auto' or "
+            f"{found.name!r}"
         )
-    return np.memmap(path, dtype=dtype, mode="r") if size else np.empty(0, dtype)
+    if size != number * found.itemsize:
+        raise DataError(
+            f"{path} has {size} bytes, but {index} says {number} tokens of {found}; expected the "
+            "whole file (is one of the two cut off, or of another data set?)"
+        )
+    return Form(found, 0, number)
 
 
 def fetch(tokens: Tokens, start: int, number: int) -> None:

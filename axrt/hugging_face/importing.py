@@ -31,6 +31,8 @@ from .text_files import keep_text_files
 # What is no weight of the model: masks and frequencies of old files, and a head that is tied.
 _LEFT = re.compile(r".*(attn\.(masked_)?bias|rotary_emb\.inv_freq)$")
 _TIED = "lm_head.weight"
+# How a trained model is usually gone on with: a tenth or less of the rate that it was made with.
+GOES_ON = {"lr": 2e-5, "warmup_steps": 50, "clip": 1.0}
 _PREFIX = "transformer."  # which some files of GPT-2 leave away
 
 
@@ -51,7 +53,8 @@ def import_model(theirs: Path, out: Path, context: int = 0) -> Config:
     if out.exists():
         raise ConfigError(f"--out {out} exists; expected a name that is free")
     said = read_json(theirs / files.CONFIG)
-    config = Config.read({"model": model_keys(said, context), "run": {"out": str(out)}})
+    model, run = model_keys(said, context), {"out": str(out)}
+    config = Config.read({"model": model, "run": run, "optimizer": GOES_ON})
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     checkpoint = partial / "checkpoints" / "step-00000000"

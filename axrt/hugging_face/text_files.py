@@ -1,20 +1,32 @@
 """What a directory of `transformers` says of text beside its tokenizer: the tokens that begin and
-end one, and how the tokenizer is loaded. A run of an imported model keeps these files."""
+end one, how the tokenizer is loaded, how tokens are drawn, the form of a conversation. A run of an
+imported model keeps these files, and an export has them again, to the byte.
+
+    RUN/tokenizer.json ...    those that axrt reads
+    RUN/imported/             all others that are no weights
+"""
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from axrt.checkpoint.durable import write_durably
 from axrt.config import Data
-from axrt.errors import DataError
+from axrt.data.prepared import prepared_end
+from axrt.data.tokenizer import BYTES
+from axrt.errors import ConfigError, DataError
 from axrt.observe.metrics import kept_in_run
 
 from .files import CONFIG, TOKENIZER, read_json
 
 GENERATION, OF_TOKENIZER = "generation_config.json", "tokenizer_config.json"
+_IMPORTED = "imported"
 _BEGIN, _END = "bos_token_id", "eos_token_id"
+_OF_WEIGHTS = {
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".ot"),
+}
 
 
 class TextEnds(NamedTuple):
@@ -56,13 +68,28 @@ def keep_text_files(theirs: Path, run: Path) -> None:
 
     Raises:
         DataError: a file there cannot be read.
+        OSError: one cannot be written.
     """
     for name in (TOKENIZER, OF_TOKENIZER):
         if (theirs / name).is_file():
             write_durably(run / name, (theirs / name).read_bytes())
     said = [theirs / GENERATION, theirs / CONFIG]
-    ends = TextEnds.of(*(read_json(path) for path in said if path.is_file()))
-    _write(run / GENERATION, ends.as_dict())
+    of_each = [read_json(path) for path in said if path.is_file()]
+    ends = TextEnds.of(*of_each)
+    if said[0].is_file() and TextEnds.of(of_each[0]) == ends:
+        write_durably(run / GENERATION, said[0].read_bytes())
+    else:  # the configuration of the model has the rest
+        _write(run / GENERATION, {**(of_each[0] if said[0].is_file() else {}), **ends.as_dict()})
+    for path in filter(_is_other, sorted(theirs.iterdir())):
+        (run / _IMPORTED).mkdir(exist_ok=True)
+        write_durably(run / _IMPORTED / path.name, path.read_bytes())
+
+
+def _is_other(path: Path) -> bool:
+    """A file that is neither of the model's weights nor one that has a place of its own."""
+    own = (CONFIG, TOKENIZER, OF_TOKENIZER, GENERATION)
+    is_weights = path.suffix in _OF_WEIGHTS or path.name.endswith(".index.json")
+    return path.is_file() and not is_weights and path.name not in own
 
 
 def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
@@ -86,6 +113,39 @@ def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
     for path in (its, said.parent / OF_TOKENIZER, said):
         if path.is_file():
             write_durably(run / path.name, path.read_bytes())
+    _copy_imported(said.parent, run / _IMPORTED)
+
+
+def check_tokens_stay(checkpoint: Path, data: Data) -> None:
+    """Check that text is not read as bytes where tokens stand for something else.
+
+    Args:
+        checkpoint: the checkpoint that a run begins from.
+        data: section `[data]` of the run.
+    Raises:
+        ConfigError: the run of the checkpoint keeps a tokenizer or was imported, and the data is
+            text, which is read as bytes.
+    """
+    if data.is_of_tokens or data.tokenizer == BYTES:
+        return
+    tokenizer = kept_in_run(checkpoint, TOKENIZER)
+    if tokenizer is None and kept_in_run(checkpoint, GENERATION) is None:
+        return
+    sources = " ".join(map(shlex.quote, data.sources))
+    whose = f"of {tokenizer}" if tokenizer else "of a tokenizer that was not imported"
+    how = shlex.quote(str(tokenizer)) if tokenizer else "ITS_TOKENIZER.json"
+    raise ConfigError(
+        f"{checkpoint} has tokens {whose}, and data.source = {sources!r} is text, which would be "
+        f"read as bytes; expected a token file: axrt prepare {sources} --tokenizer {how} --out "
+        "mine, then data.source=mine.bin. If bytes are meant: data.tokenizer=bytes"
+    )
+
+
+def _copy_imported(run: Path, to: Path) -> None:
+    """Copy what a run keeps beside the files that axrt reads."""
+    for path in sorted((run / _IMPORTED).glob("*")):
+        to.mkdir(exist_ok=True)
+        write_durably(to / path.name, path.read_bytes())
 
 
 def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
@@ -97,16 +157,26 @@ def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnd
         tokenizer: file of the tokenizer; None: there is none.
         ends: the tokens that begin and end a text.
     """
-    _write(out / GENERATION, ends.as_dict())
+    if said := kept_in_run(run, GENERATION):
+        write_durably(out / GENERATION, said.read_bytes())
+    else:
+        _write(out / GENERATION, ends.as_dict())
     if tokenizer is not None:
         write_durably(out / TOKENIZER, tokenizer.read_bytes())
-        kept = kept_in_run(run, OF_TOKENIZER)
-        _write(out / OF_TOKENIZER, read_json(kept) if kept else _of_tokenizer(tokenizer, ends))
+        if kept := kept_in_run(run, OF_TOKENIZER):
+            write_durably(out / OF_TOKENIZER, kept.read_bytes())
+        else:
+            _write(out / OF_TOKENIZER, _of_tokenizer(tokenizer, ends))
+    its = kept_in_run(run, TOKENIZER)
+    is_its = tokenizer is None or (its is not None and its.read_bytes() == tokenizer.read_bytes())
+    if said and is_its:
+        _copy_imported(said.parent, out)
 
 
 def text_ends(run: Path, data: Data, end: Callable[[], int | None]) -> TextEnds:
     """The tokens that begin and end a text: those of the model that was imported; else the one that
-    has kept documents apart in training; else the one that the tokenizer puts behind them.
+    has kept documents apart in training; else the one behind the documents of the data; else the
+    one that the tokenizer puts there.
 
     Args:
         run: directory of a run, or a checkpoint in it.
@@ -117,7 +187,8 @@ def text_ends(run: Path, data: Data, end: Callable[[], int | None]) -> TextEnds:
     """
     if (said := kept_in_run(run, GENERATION)) is not None:
         return TextEnds.of(read_json(said))
-    token = data.document_end if data.document_end >= 0 else end()
+    token = data.document_end if data.document_end >= 0 else prepared_end(data)
+    token = end() if token is None else token
     return TextEnds() if token is None else TextEnds(token, (token,))
 
 

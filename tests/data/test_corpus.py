@@ -71,12 +71,13 @@ def test_missing_empty_and_short_data_is_refused(
 def test_tokens_that_the_model_does_not_know_and_patterns_outside_are_refused(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "text.txt").write_text("abcdefghijklmnopqrst")
+    (tmp_path / "text.bin").write_text("abcdefghijklmnopqrst")
+    of_bytes = Data(source=str(tmp_path / "text.bin"), held_out=0, dtype="uint8")
     with pytest.raises(
         DataError,
-        match="has token 116 to train on; expected 0 or more and less than model.vocab = 100",
+        match="has token 116 to train on at byte 19 of .*; expected 0 or more and less than model",
     ):
-        load(Data(source=str(tmp_path / "text.txt"), held_out=0), context=4, vocab=100)
+        load(of_bytes, context=4, vocab=100)
     with pytest.raises(DataError, match="expected a pattern inside data.source"):
         load(Data(source=str(tmp_path), files="/etc/*"), context=4)
 
@@ -136,6 +137,11 @@ def test_an_index_that_was_lost_is_missed_and_a_tokenizer_too(tmp_path: Path) ->
     (tmp_path / "a.idx").unlink()
     with pytest.raises(DataError, match=r"a.idx: no such file; expected it beside .*a.bin"):
         check_prepared(Data(source=one), 256)
+
+
+def test_text_has_tokens_up_to_255() -> None:
+    with pytest.raises(DataError, match="text as bytes has tokens up to 255; set model.vocab = 2"):
+        check_prepared(Data(source="text.txt"), 200)
 
 
 def test_data_are_told_apart_by_content_wherever_they_lie_and_large_files_are_not_read(

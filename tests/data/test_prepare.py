@@ -21,9 +21,12 @@ import tokenizers
 from click.testing import CliRunner
 
 from axrt.cli import main
+from axrt.config import Data
+from axrt.data.bundles import bundles_of
+from axrt.data.corpus import load
 from axrt.data.documents import Piece, files_of, parts_of, pieces_of
 from axrt.data.preparation import Order
-from axrt.data.prepare import bundles_of, prepare
+from axrt.data.prepare import prepare
 from axrt.data.prepared import Prepared
 from axrt.data.tokenizer import tokenizer_of, train_tokenizer
 from axrt.data.tokens import map_tokens
@@ -172,6 +175,141 @@ def test_many_tokens_take_four_bytes_each(tmp_path: Path) -> None:
     source = json_lines(tmp_path / "a.jsonl", ["w69999 w1", "w65536"])
     prepare(Order(tmp_path / "out", (str(source),), str(tmp_path / "tokenizer.json")), 1)
     assert documents_of(tmp_path / "out.bin") == [[69999, 1], [65536]]
+
+
+def of_words(path: Path, words: dict[str, int], **beside: object) -> tokenizers.Tokenizer:
+    """A tokenizer that knows words by number, and files of Hugging Face's beside it."""
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    path.parent.mkdir(exist_ok=True)
+    theirs.save(str(path))
+    for name, content in beside.items():
+        path.with_name(f"{name}.json").write_text(json.dumps(content))
+    return theirs
+
+
+@pytest.mark.parametrize("largest", [255, 300, 70_000])
+def test_a_tokenizer_with_gaps_in_its_numbers_is_as_large_as_its_largest(
+    tmp_path: Path, largest: int
+) -> None:
+    """Their count was once taken for the size: 300 was written as 44."""
+    of_words(tmp_path / "tokenizer.json", {"w0": 0, "w1": 17, "w2": largest})
+    source = json_lines(tmp_path / "a.jsonl", ["w1 w2", "w2 w2 w0"])
+    order = Order(tmp_path / "out", (str(source),), str(tmp_path / "tokenizer.json"))
+    assert prepare(order, 1)[""].vocab == largest + 1
+    assert documents_of(tmp_path / "out.bin") == [[17, largest], [largest, largest, 0]]
+    corpus = load(Data(source=str(tmp_path / "out.bin"), held_out=0.0), 2, largest + 1)
+    assert int(corpus.training[0].max()) == largest
+    with pytest.raises(DataError, match=f"expected model.vocab = {largest + 1}"):
+        load(Data(source=str(tmp_path / "out.bin"), held_out=0.0), 2, largest)
+
+
+def test_what_was_made_when_a_tokenizer_had_other_numbers_is_not_taken_for_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    of_words(path, {"w0": 0, "w1": 300, "</s>": 7})
+    order = Order(tmp_path / "out", (str(json_lines(tmp_path / "a.jsonl", ["w1"])),), str(path))
+    prepare(order, 1)
+    prepare(order, 1)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "w0"}')
+    with pytest.raises(DataError, match=r"301 tokens, and 7 behind .* has 301, and 0\..*--force"):
+        prepare(order, 1)
+    assert prepare(order, 1, force=True)[""].end == 0
+    assert documents_of(tmp_path / "out.bin") == [[300, 0]]
+
+
+WORDS = {"w0": 0, "w1": 1, "</s>": 2, "<|im_end|>": 3, "<|endoftext|>": 4}
+
+
+@pytest.mark.parametrize(
+    ("beside", "end"),
+    [
+        ({}, 4),
+        ({"tokenizer_config": {"eos_token": "<|im_end|>"}}, 3),
+        ({"tokenizer_config": {"eos_token": {"content": "</s>", "lstrip": False}}}, 2),
+        ({"generation_config": {"eos_token_id": [3, 4]}}, 3),
+        ({"special_tokens_map": {"eos_token": "</s>"}}, 2),
+        ({"tokenizer_config": {}, "special_tokens_map": {"eos_token": "</s>"}}, 2),
+        ({"tokenizer_config": {"eos_token": "unheard of"}}, 4),
+        (
+            {"tokenizer_config": {"eos_token": "</s>"}, "generation_config": {"eos_token_id": 3}},
+            2,
+        ),
+    ],
+)
+def test_the_end_of_a_document_is_the_one_that_the_tokenizer_names(
+    tmp_path: Path, beside: dict[str, object], end: int
+) -> None:
+    path = tmp_path / "theirs" / "tokenizer.json"
+    of_words(path, WORDS, **beside)
+    assert tokenizer_of(str(path)).end == end
+    assert tokenizer_of(str(path), "w1").end == 1
+    with pytest.raises(ConfigError, match="has no token '<eos>'; expected the text of one"):
+        tokenizer_of(str(path), "<eos>")
+    with pytest.raises(ConfigError, match="expected none with bytes, where it is the byte 0"):
+        tokenizer_of("bytes", "x")
+
+
+def test_an_end_may_be_named_and_where_there_is_none_that_is_said(tmp_path: Path) -> None:
+    of_words(tmp_path / "tokenizer.json", {"w0": 0, "w1": 1, "|": 2})
+    json_lines(tmp_path / "a.jsonl", ["w1 w1", "w0"])
+    sources = [str(tmp_path / "a.jsonl"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    common = ["prepare", *sources, "--processes", "1"]
+    none = CliRunner().invoke(main, [*common, "--out", str(tmp_path / "none")])
+    assert "has no token for the end of a document, so nothing stands between two" in none.output
+    assert documents_of(tmp_path / "none.bin") == [[1, 1], [0]]
+    named = CliRunner().invoke(main, [*common, "--end", "|", "--out", str(tmp_path / "named")])
+    assert "data.document_end=2 keeps documents apart" in named.output
+    assert documents_of(tmp_path / "named.bin") == [[1, 1, 2], [0, 2]]
+    broken = tmp_path / "tokenizer_config.json"
+    broken.write_text("[1")
+    again = CliRunner().invoke(main, [*common, "--out", str(tmp_path / "broken")])
+    assert again.exit_code == 2
+    assert "tokenizer_config.json: " in again.output
+    both = CliRunner().invoke(
+        main, ["prepare", "a", "--out", "b", "--end", "|", "--train-tokenizer", "300"]
+    )
+    assert "--end | and --train-tokenizer, whose end is <|endoftext|>" in both.output
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\0", "ä\0\0€", "plain"])
+def test_a_zero_in_a_text_of_bytes_ends_no_document(text: str) -> None:
+    tokenizer = tokenizer_of("bytes")
+    tokens = tokenizer.encode([text])[0]
+    assert 0 not in tokens
+    shown = tokenizer.decoder()
+    assert "".join(shown(int(token)) for token in tokens) == text
+    garbled = tokenizer.decoder()
+    assert "".join(map(garbled, [0xC0, 0x41, 0xC0, 0xC0, 0x80, 300])) == "\ufffdA\ufffd\0\ufffd"
+
+
+@pytest.mark.parametrize("piece_bytes", [97, 1 << 20])
+def test_where_the_lot_leaves_a_part_with_nothing_the_end_of_all_is_held_out(
+    tmp_path: Path, piece_bytes: int
+) -> None:
+    """One document is in one part or the other, whatever its name."""
+    path, text = tmp_path / "book.txt", "".join(f"line {n} ä\n" for n in range(90))
+    path.write_text(text)
+    whole = [*text.encode(), 0]
+    order = Order(tmp_path / "out", (str(path),), "bytes", held_out=0.1, piece_bytes=piece_bytes)
+    found = prepare(order, 1)
+    training, held_out = (documents_of(tmp_path / f"out{part}.bin") for part in ("", "-held-out"))
+    assert [*training[0], *held_out[0]] == whole
+    assert len(training) == len(held_out) == 1
+    assert found["-held-out"].tokens == len(held_out[0]) == len(whole) // 10
+    assert found[""].tokens + found["-held-out"].tokens == len(whole)
+
+
+def test_no_file_without_tokens_is_recommended(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("abc")
+    told = CliRunner().invoke(
+        main,
+        ["prepare", str(tmp_path / "a.txt"), "--out", str(tmp_path / "out"), "--held-out", "0.1"],
+    )
+    assert told.exit_code == 0
+    assert "0.1 of so few tokens is none: nothing is held out" in told.output
+    assert "data.validation" not in told.output
 
 
 def test_documents_are_held_out_by_their_names(tmp_path: Path) -> None:

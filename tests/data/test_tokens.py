@@ -121,7 +121,7 @@ def negative(path: Path) -> None:
     ("make", "text"),
     [
         (lambda path: None, "train.bin: No such file or directory"),
-        (odd, "has 3 bytes, but a row of uint16 has an even number"),
+        (odd, "has 3 bytes, but a row of uint16 has a multiple of 2"),
         (cut_off, "has 12 bytes, but .*train.idx says 4 tokens of int32"),
         (no_index, "does not begin as Megatron's index does"),
         (short_index, "is cut off; expected the lengths of 2 sequences"),

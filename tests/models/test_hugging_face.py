@@ -15,6 +15,7 @@ from axrt.checkpoint.folder import newest_undamaged
 from axrt.cli import main
 from axrt.cli.generate import _loaded
 from axrt.config import Config
+from axrt.data.tokenizer import train_tokenizer
 from axrt.errors import DataError
 from axrt.hugging_face.text_files import TextEnds
 
@@ -95,7 +96,8 @@ def test_an_imported_model_has_their_logits_trains_on_and_is_exported_again(name
     check_same(logits_of("run", TOKENS), theirs(TOKENS).logits)
     trained = axrt(
         *("train", "run/config.toml", "checkpoint.resume=run", "run.out=tuned", "run.steps=6"),
-        *("data.source=text.txt", "schedule.microbatches=2", "optimizer.lr=1e-3"),
+        *("data.source=text.txt", "data.tokenizer=bytes", "schedule.microbatches=2"),
+        *("optimizer.lr=1e-3", "optimizer.warmup_steps=0"),
         *("run.log_every=1", "run.device=cpu", "run.eval_every=0", "data.held_out=0"),
     )
     assert trained.exit_code == 0, trained.output
@@ -150,6 +152,83 @@ def test_text_comes_out_as_theirs_with_the_tokenizer_that_is_kept() -> None:
     assert expected.startswith(text), "but for a character that is not whole at the end"
 
 
+def going_on(run: str, out: str, *keys: str) -> list[str]:
+    """The words of a training of one step that begins from an imported model."""
+    brief = ("run.steps=1", "run.device=cpu", "schedule.microbatches=1", "data.held_out=0")
+    into = ("train", f"{run}/config.toml", f"checkpoint.resume={run}", f"run.out={out}")
+    return [*into, *brief, "optimizer.warmup_steps=0", *keys]
+
+
+OTHER_FILES = {
+    "chat_template.jinja": "{% for message in messages %}\n  {{ message }}{% endfor %}",
+    "special_tokens_map.json": '{"eos_token":   {"content": "<|endoftext|>"}}',
+    "added_tokens.json": '{"<|x|>": 259}',
+    "merges.txt": "#version: 0.2\na b\n",
+    "README.md": "# Theirs \u00e4\n",
+}
+
+
+@pytest.mark.parametrize("of_generation", [True, False])
+def test_every_file_beside_the_weights_comes_along_to_the_byte(of_generation: bool) -> None:
+    saved(THEIRS["llama 3"])
+    train_tokenizer(["all work and no play " * 9], 258, Path("theirs/tokenizer.json"))
+    Path("theirs/tokenizer_config.json").write_text('{"eos_token":"<|endoftext|>",\n\n"x":1}')
+    for name, content in OTHER_FILES.items():
+        Path("theirs", name).write_text(content)
+    said = '{"temperature": 0.6,\t"top_k": 20, "eos_token_id": [0, 5], "bos_token_id": 1}'
+    Path("theirs/generation_config.json").write_text(said)
+    if not of_generation:
+        Path("theirs/generation_config.json").unlink()
+    Path("theirs/original").mkdir()
+    assert axrt("import", "--hf", "theirs", "--out", "run").exit_code == 0
+    told = axrt("prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "mine")
+    assert told.exit_code == 0, told.output
+    trained = axrt(*going_on("run", "tuned", "data.source=mine.bin"))
+    assert trained.exit_code == 0, trained.output
+    for run in ("run", "tuned"):
+        done = axrt("export", run, "--hf", f"{run}-back")
+        assert done.exit_code == 0, done.output
+        own = ("config.json", "model.safetensors")
+        files = {path.name for path in Path("theirs").iterdir() if path.is_file()} - {*own}
+        assert files >= OTHER_FILES.keys()
+        for name in files:
+            assert Path(f"{run}-back", name).read_bytes() == Path("theirs", name).read_bytes()
+        left = {path.name for path in Path(f"{run}-back").iterdir()} - files - {*own}
+        assert left == (set() if of_generation else {"generation_config.json"})
+
+
+def test_text_is_not_read_as_bytes_where_tokens_stand_for_something_else() -> None:
+    """A run of an imported model once went on with bytes for the numbers of its tokens."""
+    saved(THEIRS["llama 3"])
+    for kept in (False, True):
+        if kept:
+            train_tokenizer(["all work and no play " * 9], 258, Path("theirs/tokenizer.json"))
+        assert axrt("import", "--hf", "theirs", "--out", f"run-{kept}").exit_code == 0
+        for keys in (["data.source=text.txt"], ["data.source=['text.txt', 'a b.txt']"], []):
+            refused = axrt(*going_on(f"run-{kept}", "tuned", *keys))
+            assert refused.exit_code == 2, refused.output
+            assert "is text, which would be read as bytes" in refused.output
+            assert not Path("tuned").exists()
+        how = f"{Path('run-True').absolute()}/tokenizer.json" if kept else "ITS_TOKENIZER.json"
+        assert f"--tokenizer {how} --out mine" in refused.output
+        meant = axrt(
+            *going_on(f"run-{kept}", f"of-bytes-{kept}", "data.source=text.txt"),
+            "data.tokenizer=bytes",
+        )
+        assert meant.exit_code == 0, meant.output
+
+
+def test_a_model_of_few_tokens_is_imported_and_goes_on_as_such_are() -> None:
+    saved({**THEIRS["gpt2"], "vocab_size": 40})
+    told = axrt("import", "--hf", "theirs", "--out", "run")
+    assert told.exit_code == 0, told.output
+    assert "settings for going on: optimizer.lr = 2e-05, optimizer.warmup_steps = 50" in told.output
+    assert Config.read("run/config.toml").optimizer.clip == 1.0
+    (np.arange(200, dtype=np.uint16) % 40).tofile("tokens.bin")
+    trained = axrt(*going_on("run", "tuned", "data.source=tokens.bin"))
+    assert trained.exit_code == 0, trained.output
+
+
 def greedy(directory: str, prompt: list[int], tokens: int) -> list[int]:
     """What transformers writes behind a prompt, with the files of that directory alone."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
@@ -176,11 +255,8 @@ def test_tokens_that_begin_and_end_a_text_come_along() -> None:
     assert len(written) < 12
     np.arange(200, dtype=np.uint16).tofile("tokens.bin")
     for name, source in (("tuned", "tokens.bin"), ("of-bytes", "text.txt")):
-        trained = axrt(
-            *("train", "run/config.toml", "checkpoint.resume=run", f"run.out={name}"),
-            *(f"data.source={source}", "run.steps=1", "optimizer.lr=0", "run.device=cpu"),
-            *("schedule.microbatches=1", "data.held_out=0"),
-        )
+        words = going_on("run", name, f"data.source={source}", "optimizer.lr=0")
+        trained = axrt(*words, *(["data.tokenizer=bytes"] if name == "of-bytes" else []))
         assert trained.exit_code == 0, trained.output
     asked = ("--temperature", "0", "--tokens", "12", "--speed")
     for run, prompt in (("run", "\x01\x02\x03"), ("tuned", "1 2 3")):
