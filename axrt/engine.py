@@ -162,6 +162,7 @@ class Engine:
         self._model = self._exchange.made_by_all(build) if offloads else build()
         pipes = self._model.pipes
         self._shards = ShardExchange(self._exchange, self._job, self._rank.mesh, pipes)
+        self._gives_out_weights = bool(self._model.given)  # whose weights the user has already
         self._elsewhere = GivenElsewhere(model.layers, [p for p, _ in self._model.layers()])
         if config.parallel.activations == "library":
             self._rank.transport.open_lines(self._rank.device, neighbours(self._rank, self._job))
@@ -262,9 +263,10 @@ class Engine:
         """This rank's trained parameters by the names of `model.sequential(seed)`.
 
         All ranks together list what that lists. A tied weight is listed once on every rank that
-        holds a copy, by the name of its first layer. The parameters are the engine's own, not
-        copies. Where `precision.weights` is narrow they are the float32 masters, and what is
-        written to them in place counts from the next call on.
+        holds a copy, by the name of its first layer; what is written to it there reaches all layers
+        of that rank. The parameters are the engine's own, not copies. Where `precision.weights` is
+        narrow they are the float32 masters, and what is written to them in place counts from the
+        next call on.
 
         With `memory.zero` they are the weights as layers have them. Narrow ones may not be written
         to then. With `memory.zero = 3` their values are elsewhere between calls: they have names
@@ -275,6 +277,7 @@ class Engine:
         """
         if self._snapshot:
             self._snapshot.end()  # before anybody writes to them
+        self._gives_out_weights = True
         if self._model.scratch is None or self._closed:
             return list(self._model.named_parameters())
         with self._ending_the_job_on_failure():
@@ -815,7 +818,10 @@ class Engine:
             print(f"axrt: {told(self._route, took)}", file=sys.stderr, flush=True)
 
     def _publish(self) -> None:
-        """Let layers have what the user has written to masters between two calls."""
+        """Let layers have what the user has written to weights between two calls."""
+        if self._gives_out_weights:
+            with self._rank.loop.computing():
+                self._model.reach_all_copies()
         if self._job.shards or self._job.offloads_weights:
             with self._rank.loop.computing():
                 self._model.keep_memory()

@@ -23,7 +23,7 @@ from axrt.scheduler.bucket import BucketCopy, Copies
 from axrt.scheduler.job import Job
 from axrt.store.assign import buckets_as_built
 from axrt.store.bucket import Bucket, LrSchedule, OptimizerFactory
-from axrt.store.flat import digest_of
+from axrt.store.flat import by_key, digest_of
 from axrt.store.saved_piece import SavedPiece
 from axrt.store.scratch import refused_as_setting
 from axrt.store.shards import cut_of
@@ -244,14 +244,37 @@ class LocalModel:
         for bucket in self.all_buckets:
             bucket.keep_memory()
 
+    def _copies_here(self) -> Iterator[list[Bucket]]:
+        """The buckets of which this rank has several copies, that which is listed first: of tied
+        layers, or of the same layers in two pipes."""
+        buckets = self.all_buckets
+        for places in by_key(bucket.copies for bucket in buckets):
+            if len(places) > 1:
+                yield [buckets[place] for place in places]
+
+    def reach_all_copies(self) -> None:
+        """Have what the user has written to a weight between calls reach the copies beside it."""
+        if self.scratch and self.has_masters:
+            return  # he was given copies of masters, see `publish_masters`
+        for first, *others in self._copies_here():
+            for other in others if not first.has_stays else ():
+                for (_, mine), (_, its) in zip(first.trained, other.trained, strict=True):
+                    if not torch.equal(mine, its):
+                        with torch.no_grad():
+                            its.copy_(mine)
+
     def publish_masters(self) -> None:
         """Give layers what was written to masters, in the layers' type."""
         for bucket in self.all_buckets if not self.scratch else ():
             bucket.publish_if_changed()
+        beside = {id(first): others for first, *others in self._copies_here()}
         for copy, digest, master, bucket in self.shown:
-            if digest_of(copy) != digest:
-                with bucket.present(changes=True), torch.no_grad():
-                    master.copy_(copy)
+            if digest_of(copy) == digest:
+                continue
+            (place,) = (n for n, (_, one) in enumerate(bucket.trained) if one is master)
+            for one in (bucket, *beside.get(id(bucket), ())):
+                with one.present(changes=True), torch.no_grad():
+                    one.trained[place][1].copy_(copy)
         self.shown.clear()
 
     def publish(self) -> None:

@@ -1,5 +1,6 @@
 """Tied weights: one value wherever it is held, one gradient summed in the order of layers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from axrt.transport.local import LocalWorld
 
 from ..sweeps import swept
 from .models import Block
-from .reference import Outcome, configured, together, train_in_plain_torch, train_on_a_rank
+from .reference import (
+    Outcome,
+    configured,
+    copies,
+    together,
+    train_in_plain_torch,
+    train_on_a_rank,
+)
 
 VOCAB, WIDTH, MICROBATCHES = 11, 16, 4
 
@@ -304,3 +312,89 @@ def test_a_job_with_tied_weights_evaluates_and_ends_early() -> None:
             return engine.eval_batch(iter(batches()(2))).loss
 
     assert len(set(LocalWorld(3).run(rank_main))) == 1
+
+
+NARROW = {"weights": "bfloat16"}
+# [memory], [precision], replicas
+LAYOUTS: list[tuple[dict[str, Any], dict[str, Any], int]] = [
+    ({}, {}, 1),
+    ({}, {}, 2),
+    ({"zero": 1}, {}, 2),
+    ({"zero": 2, "bucket_mb": 0.0005}, {}, 2),
+    ({}, NARROW, 1),
+    ({"offload": "stream"}, {}, 1),
+    ({"offload": "stream"}, NARROW, 1),
+    ({"offload": "stream", "offload_parameters": True}, {}, 1),
+]
+WAYS = ("data", "in place", "new values")
+
+
+def write(weight: Tensor, way: str) -> None:
+    """What users do to a weight between steps."""
+    if way == "data":
+        weight.data.copy_(weight.detach() * 0.5 + 0.25)
+        return
+    with torch.no_grad():
+        if way == "in place":
+            weight.mul_(0.5).add_(0.25)
+        else:
+            nn.init.normal_(weight, generator=torch.Generator().manual_seed(3))
+
+
+def written_between_steps(
+    pipe: int, data: int, way: str, **sections: Any
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of steps and of an evaluation, and every copy at the end."""
+
+    def rank_main(transport: Transport) -> tuple[list[float], dict[str, Tensor]]:
+        config = configured(MICROBATCHES, parallel={"data": data}, **sections)
+        factory: Any = lambda named: torch.optim.AdamW(named, lr=1e-2)  # noqa: E731
+        with axrt.initialize(tied(), factory, config=config, transport=transport) as engine:
+            of = slice(engine.data_rank * MICROBATCHES, (engine.data_rank + 1) * MICROBATCHES)
+            losses = []
+            for step in range(3):
+                if step:
+                    for name, weight in engine.named_parameters():
+                        if name == "0.weight":
+                            write(weight, way)
+                losses.append(engine.train_batch(iter(batches(data)(step)[of])).loss)
+            losses.append(engine.eval_batch(iter(batches(data)(9)[of])).loss)
+            every = frozenset(range(4))
+            engine._model = replace(engine._model, given=every)
+        return losses, {n: p.detach().clone() for n, p in copies(engine)}
+
+    found = LocalWorld(pipe * data).run(rank_main)
+    return found[0][0], {name: p for _, of_rank in found for name, p in of_rank.items()}
+
+
+def plainly_written(way: str, data: int) -> list[float]:
+    held: dict[str, nn.Parameter] = {}
+
+    def factory(named: Any) -> torch.optim.Optimizer:
+        held.update(named)
+        return torch.optim.AdamW(held.items(), lr=1e-2)
+
+    def with_writes(step: int) -> list[tuple[Tensor, ...]]:
+        if step:
+            write(held["0.weight"], way)
+        return batches(data)(step)
+
+    return train_in_plain_torch(tied(), with_writes, 3, factory).losses
+
+
+@swept(("memory, precision, data", LAYOUTS), ("way", WAYS), quick=12)
+def test_what_is_written_to_a_tied_weight_reaches_every_layer_wherever_they_are(
+    memory: dict[str, Any], precision: dict[str, Any], data: int, way: str
+) -> None:
+    """Two layers on one rank once had a copy each, of which the user's writes reached one."""
+    sections = {"memory": memory, "precision": precision}
+    apart = written_between_steps(4, data, way, **sections, schedule={"policy": "1f1b"})
+    if not precision:
+        assert apart[0][:3] == pytest.approx(plainly_written(way, data), rel=1e-5)
+    for pipe, policy in ((1, "1f1b"), (2, "zb-v")):
+        losses, weights = written_between_steps(
+            pipe, data, way, **sections, schedule={"policy": policy}
+        )
+        assert losses == apart[0]
+        assert all(torch.equal(weights[name], value) for name, value in apart[1].items())
+        assert torch.equal(weights["0.weight"], weights["3.weight"])
