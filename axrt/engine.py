@@ -317,6 +317,8 @@ class Engine:
                     "step"
                 )
             self._publish()
+            if self._model.listed:
+                self._model.listed.check()
             if text := self._elsewhere.told():
                 print(f"axrt: rank {self.rank}: {text}", file=sys.stderr, flush=True)
             self._plan_anew()

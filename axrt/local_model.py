@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from axrt.loss_scale import LossScale
 from axrt.mesh import Mesh
 from axrt.model.compiler import Compiler
 from axrt.model.layers import build
+from axrt.model.listed import ListedParameters
 from axrt.model.module import PipelineModule
 from axrt.model.precision import NarrowLayers, Place, place_of, types_of
 from axrt.model.seeds import BorrowedGenerator
@@ -67,6 +68,7 @@ class LocalModel:
         given: indices of the layers that are the user's own modules.
         shown: copies of masters that the user was given since the last call, where masters live in
             scratch.
+        listed: parameters that the layers had when they were taken; None: of a part of the model.
     """
 
     stages: dict[int, Stage]
@@ -80,6 +82,7 @@ class LocalModel:
     stash: ScratchStash | None = None
     given: frozenset[int] = frozenset()
     shown: list[_Shown] = field(default_factory=list)
+    listed: ListedParameters | None = None
 
     def of_pipe(self, pipe: int) -> "LocalModel":
         """The stages and buckets that belong to one pipe."""
@@ -427,10 +430,11 @@ def local_model(
     stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
     of_state = scratch if slots else None
     given = [place for place, layer in enumerate(model.layers) if isinstance(layer, nn.Module)]
-    return LocalModel(
+    built = LocalModel(
         *(stages, buckets, pipes, narrow, loss_scale, of_state, slots, rooms, stash),
         frozenset(given),
     )
+    return replace(built, listed=ListedParameters(built.layers()))
 
 
 class _Layers:

@@ -246,3 +246,46 @@ def test_a_norm_that_is_still_under_way_is_not_waited_for_within_a_call() -> Non
             return norms
 
     assert None not in LocalWorld(2, seed=1).run(rank_main)[0]
+
+
+def unfrozen(layers: list[Any]) -> None:
+    layers[1].requires_grad_(True)
+
+
+def replaced(layers: list[Any]) -> None:
+    layers[1].weight = nn.Parameter(torch.zeros(16, 16))
+
+
+def added(layers: list[Any]) -> None:
+    layers[1].scale = nn.Parameter(torch.ones(16))
+
+
+def grown(layers: list[Any]) -> None:
+    layers[1].beside = nn.Linear(16, 2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (unfrozen, "1.weight was frozen when the engine took it, and has requires_grad = True now"),
+        (replaced, "1.weight was replaced after the engine took the layer"),
+        (added, "1.scale was added after the engine took the layer"),
+        (grown, "1.beside was added after the engine took the layer"),
+    ],
+)
+def test_what_is_unfrozen_replaced_or_added_later_is_refused_by_name(
+    change: Callable[[list[Any]], None], text: str, ranks: int
+) -> None:
+    """Nothing ever trained it, without a word."""
+
+    def rank_main(transport: Transport) -> None:
+        layers = [nn.Linear(16, 16), Frozen(16, 16), nn.Linear(16, 5)]
+        config = configured(MICROBATCHES, parallel={"partition": "uniform"})
+        with axrt.initialize(layered(*layers), config=config, transport=transport) as engine:
+            engine.train_batch(iter(BATCHES(0)))
+            change(layers)
+            engine.train_batch(iter(BATCHES(1)))
+
+    with pytest.raises(axrt.ModelError, match=f"{text}.*; expected that before axrt.initialize"):
+        LocalWorld(ranks).run(rank_main)

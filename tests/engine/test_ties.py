@@ -374,7 +374,7 @@ def plainly_written(way: str, data: int) -> list[float]:
         held.update(named)
         return torch.optim.AdamW(held.items(), lr=1e-2)
 
-    def with_writes(step: int) -> list[tuple[Tensor, ...]]:
+    def with_writes(step: int) -> Any:
         if step:
             write(held["0.weight"], way)
         return batches(data)(step)
