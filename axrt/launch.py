@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import faulthandler
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -77,6 +78,13 @@ _VARIABLES = (
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
     ),
+    (
+        "MVAPICH's mpirun_rsh",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+    ),
+    ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK"),
     ("mpirun (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
 )
@@ -107,6 +115,28 @@ def told(environment: Mapping[str, str] = os.environ) -> Told | None:
     if "PMIX_RANK" in environment:  # last: Open MPI's mpirun and Slurm's PMIx set it as well
         return Told("prterun (PMIx)", int(environment["PMIX_RANK"]), None, None)
     return None
+
+
+def check_launcher(said: Told | None, environment: Mapping[str, str] = os.environ) -> None:
+    """Check that no launcher has started several processes that MPI knows nothing of, each of which
+    would train a whole model alone, or wait for ever.
+
+    Args:
+        said: the variables of a launcher that MPI knows; None where there is none.
+        environment: variables of this process.
+    Raises:
+        LaunchError: torchrun, accelerate or deepspeed has.
+    """
+    size = environment.get("WORLD_SIZE", "")
+    is_known = said is not None and said.size != 1
+    if is_known or "RANK" not in environment or not size.isdecimal() or int(size) < 2:
+        return
+    words = shlex.join([arg for arg in sys.argv if not arg.startswith("--local_rank=")])
+    raise LaunchError(
+        f"this process is one of {size} that torchrun, accelerate or deepspeed has started (RANK "
+        "and WORLD_SIZE say so), and ranks of axrt come up by MPI; expected "
+        f"mpirun -n {size} python {words}"
+    )
 
 
 def check_world(said: Told | None, rank: int, size: int) -> None:
@@ -442,10 +472,11 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
             libraries that are aware of GPUs want it.
         patience_s: seconds that the ranks wait for each other before MPI is up; 0: no limit.
     Raises:
-        LaunchError: there is no MPI library, it does not fit the launcher, or "local" is asked for
-            in a job of several ranks.
+        LaunchError: there is no MPI library, it does not fit the launcher, the launcher is none of
+            MPI's, or "local" is asked for in a job of several ranks.
     """
     said = told()
+    check_launcher(said)
     if transport == "local" and said is not None and said.size is not None and said.size > 1:
         raise LaunchError(
             f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; "

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch
 
 from axrt import ConfigError, LaunchError
 from axrt.device import CPU, agreed, identity
-from axrt.launch import Told, check_world, told
+from axrt.launch import Told, check_launcher, check_world, told
 from axrt.mpi_library import check_knows_launcher
 from axrt.survivors import can_survive, in_places
 
@@ -57,6 +58,51 @@ from axrt.survivors import can_survive, in_places
 )
 def test_what_a_launcher_says(environment: dict[str, str], expected: Told | None) -> None:
     assert told(environment) == expected
+
+
+SCRIPT = """
+import axrt, torch
+model = axrt.PipelineModule([torch.nn.Linear(2, 2)], torch.nn.functional.mse_loss)
+axrt.initialize(model)
+"""
+
+
+def test_ranks_that_torchrun_has_started_are_refused_with_the_line_that_starts_them(
+    tmp_path: Path,
+) -> None:
+    """Each once trained a whole model of its own, with code 0."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    ended = subprocess.run(
+        [*torchrun, "train.py", "--steps", "3"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert ended.returncode != 0
+    assert "expected mpirun -n 2 python train.py --steps 3" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "environment", "is_refused"),
+    [
+        (None, {"RANK": "0", "WORLD_SIZE": "2"}, True),
+        (Told("srun", 0, 1, 0), {"RANK": "1", "WORLD_SIZE": "8"}, True),
+        (None, {"RANK": "0", "WORLD_SIZE": "1"}, False),
+        (None, {"WORLD_SIZE": "2"}, False),
+        (None, {"RANK": "0", "WORLD_SIZE": "many"}, False),
+        # A script that starts a process group of its own under mpirun sets them, too.
+        (Told("mpirun (PMI)", 1, 2, 1), {"RANK": "1", "WORLD_SIZE": "2"}, False),
+        (Told("prterun (PMIx)", 1, None, None), {"RANK": "1", "WORLD_SIZE": "2"}, False),
+    ],
+)
+def test_a_launcher_of_torch_counts_where_none_of_mpi_has_started_the_job(
+    said: Told | None, environment: dict[str, str], is_refused: bool
+) -> None:
+    with pytest.raises(LaunchError) if is_refused else nullcontext():
+        check_launcher(said, environment)
 
 
 def test_a_world_as_the_launcher_meant_it_is_fine() -> None:
