@@ -23,7 +23,6 @@ from axrt.launch import MpiWorld
 from axrt.payload import flatten
 from axrt.queues import Moment, wait_for
 from axrt.scheduler.message import Meaning, Message
-from axrt.scheduler.task import Kind
 from axrt.store.bucket import OptimizerFactory
 from axrt.threads import usable_cores
 from axrt.transport import Parcel, Transport, single_copy
@@ -34,7 +33,7 @@ from axrt.transport.mpi import MpiTransport
 from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
-from tests.engine.calls import counted
+from tests.engine.calls import KINDS, counted
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
     ONE_PIPE,
@@ -417,8 +416,8 @@ def case_ranks_of_a_node_share_its_cores_out(comm: "MPI.Comm") -> None:
 def case_a_task_takes_few_calls(comm: "MPI.Comm") -> None:
     """One message comes in for each microbatch, and one leaves; the first rank sends the target as
     well."""
-    calls = counted("gpipe", comm.size)
-    assert calls.of_a_task(Kind.FORWARD, Kind.BACKWARD) <= 190
+    for policy, kinds in KINDS.items():
+        assert counted(policy, comm.size).of_a_task(*kinds) <= 190, policy
 
 
 class Deaf:

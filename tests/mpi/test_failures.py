@@ -96,7 +96,6 @@ OTHERS = (
     "two_ranks_wait_for_each_other",
     "a_rank_leaves_by_the_back_door",
     "a_thread_leaves_by_the_back_door",
-    "a_rank_leaves_by_the_back_door_when_all_is_done",
     "two_models_apart",
 )
 MISSING, UNMEASURED = "the data is missing", "a layer fails while it is measured"
@@ -248,11 +247,6 @@ def test_a_rank_that_leaves_by_os_exit_says_so(name: str) -> None:
     ), ended.err
 
 
-def test_whoever_has_left_in_order_may_end_as_it_likes() -> None:
-    ended = tried()["a_rank_leaves_by_the_back_door_when_all_is_done"]
-    assert (ended.code, ended.err) == (0, "")
-
-
 @pytest.mark.parametrize("name", BATCHES_END)
 def test_batches_that_end_are_told_once(name: str) -> None:
     ended = tried()[name]
@@ -319,6 +313,11 @@ def test_a_job_with_a_stopped_rank_ends() -> None:
     ended = victim("a_rank_is_stopped")
     assert ended.code == 69 or (is_open_mpi() and ended.code != 0)
     assert "rank 1, which has shown no sign of life" in ended.err
+
+
+def test_whoever_has_left_in_order_may_end_as_it_likes() -> None:
+    ended = victim("a_rank_leaves_by_the_back_door_when_all_is_done")
+    assert (ended.code, ended.err) == (0, "")
 
 
 def test_a_rank_that_leaves_by_os_exit_is_no_success() -> None:

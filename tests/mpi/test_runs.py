@@ -250,6 +250,9 @@ def on_two_ranks() -> dict[str, Ended]:
 def check(name: str, run: Run, at: GoneOn, ended: dict[str, Ended]) -> None:
     for trial in trials_of(name, run, at.folder):
         assert ended[trial.name].code == 0, (trial.name, ended[trial.name].err)
+    for words in ("goes on", "goes on in another way"):
+        gone_on = ended[f"{name}: {words}"]
+        assert "going on from" in gone_on.out + gone_on.err, "the kill came too late"
     assert at.left == 0, "nothing is left on the disk"
     assert at.files == run.ranks * run.is_on_disk, "each rank has one file, which has no name"
     plain = told(at.folder / "plain")

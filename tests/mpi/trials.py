@@ -287,10 +287,12 @@ def _tries(trial: Trial, ending: Ending, worlds: list[TriedWorld]) -> None:
     tried(whole)
 
 
-def _ends_a_hang(trial: Trial, ended: threading.Event) -> None:
+def _ends_a_hang(trial: Trial, ended: threading.Event, to: int) -> None:
+    """End the job if a trial hangs, and say which on the launcher's own stream: what a trial prints
+    goes to a file."""
     if not ended.wait(_LIMIT_S):
-        faulthandler.dump_traceback()
-        os.write(2, f"{trial.name} hangs\n".encode())
+        os.write(to, f"{trial.name} hangs\n".encode())
+        faulthandler.dump_traceback(to)
         launch._EXIT(1)
 
 
@@ -299,10 +301,10 @@ def main(folder: Path) -> None:
 
     torch.set_num_threads(1)
     trials = [Trial(**one) for one in json.loads((folder / TRIALS).read_text())]
-    ranks, told = Ranks(folder), dict[str, Any]()
+    ranks, told, to = Ranks(folder), dict[str, Any](), os.dup(2)
     for trial in trials:
         ended = threading.Event()
-        threading.Thread(target=_ends_a_hang, args=(trial, ended), daemon=True).start()
+        threading.Thread(target=_ends_a_hang, args=(trial, ended, to), daemon=True).start()
         told[trial.name] = asdict(ranks.told_of(trial))
         ended.set()
         (folder / f"{MPI.COMM_WORLD.rank}.json").write_text(json.dumps(told))
