@@ -4,6 +4,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BufferedWriter
 from pathlib import Path
 
@@ -11,16 +12,19 @@ _POLYNOMIAL = 0xEDB88320  # of CRC-32; the highest bit is the coefficient of x^0
 
 
 @contextmanager
-def durable(path: Path) -> Iterator[BufferedWriter]:
+def durable(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
     """Context with a file that is beside its place, and is put there at the end, each on disk
     before the next.
 
+    Args:
+        path: path of the file.
+        mode: rights of a new file, less those that the process gives nobody (umask).
     Raises:
         OSError: the file cannot be written; an older file of that name stands.
     """
     beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -31,13 +35,16 @@ def durable(path: Path) -> Iterator[BufferedWriter]:
     sync(path.parent)
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file beside its place, then put it there, each on disk before the next.
 
+    Args:
+        path, mode: as for `durable`.
+        data: content of the file.
     Raises:
         OSError: the file cannot be written; an older file of that name stands.
     """
-    with durable(path) as file:
+    with durable(path, mode) as file:
         file.write(data)
 
 

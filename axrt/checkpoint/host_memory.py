@@ -10,13 +10,15 @@ memory.
             joined-0/                what rank 0 of a job with another layout takes
 
 A part is written as `.partial` and renamed, so one that stands under its own name is whole. Its
-manifest has the digest of each file.
+manifest has the digest of each file. The directory of the run is this user's alone: what another
+user has put there is neither read nor removed.
 """
 
 import re
 import shutil
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +26,10 @@ from axrt.errors import DamagedError
 
 from .layers import fault_in_files
 from .manifest import Manifest
+from .private import make_private, why_not_private
 
 _PARTIAL = ".partial"
+_STEP, _MARK = re.compile(r"step-(\d+)"), re.compile("[0-9a-f]{8}")
 
 
 class Part(NamedTuple):
@@ -51,7 +55,7 @@ class Part(NamedTuple):
     @classmethod
     def at(cls, path: Path) -> "Part | None":
         """The part that has such a path; None: none has."""
-        of_step = re.fullmatch(r"step-(\d+)", path.parent.name)
+        of_step = _STEP.fullmatch(path.parent.name)
         of_rank = re.fullmatch(r"rank-(\d+)-of-(\d+)(?:-([0-9a-f]{8}))?", path.name)
         if of_step is None or of_rank is None:
             return None
@@ -88,6 +92,7 @@ class HostMemory:
         Raises:
             OSError: it cannot be made.
         """
+        make_private(self._run)
         path = self.path_of(part).with_name(part.name + _PARTIAL)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
@@ -110,6 +115,8 @@ class HostMemory:
         Args:
             share, of: index of the share of this rank, and number of ranks that share the look.
         """
+        if why_not_private(self._run):
+            return
         for path in self._root.glob("step-*/rank-*"):
             part = Part.at(path)
             # By its name alone: another rank may see other parts, while some are removed.
@@ -120,24 +127,30 @@ class HostMemory:
     def drop_older(self, step: int) -> None:
         """Remove the parts of earlier steps, and those of other jobs; another rank may be writing
         one of a later step."""
+        if why_not_private(self._run):
+            return
         for path in self._root.glob("step-*"):
-            if int(path.name[5:]) < step:
+            if (of := _STEP.fullmatch(path.name)) and int(of[1]) < step:
                 shutil.rmtree(path, ignore_errors=True)
         for path in self._of_host.glob("*"):
-            if path != self._root:
+            if path != self._root and _MARK.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)
 
     def drop_step(self, step: int) -> None:
         """Remove what there is of a step, whole or not."""
-        shutil.rmtree(self._root / f"step-{step:08}", ignore_errors=True)
+        if not why_not_private(self._run):
+            shutil.rmtree(self._root / f"step-{step:08}", ignore_errors=True)
 
     def drop(self) -> None:
         """Remove all parts of the run on this host, those of other jobs included."""
-        shutil.rmtree(self._of_host, ignore_errors=True)
-        try:
-            self._run.rmdir()
-        except OSError:  # other hosts of a test are there
+        if why_not_private(self._run):
             return
+        for path in self._of_host.glob("*"):
+            if _MARK.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # other hosts of a test are there, or what is not ours
+            self._of_host.rmdir()
+            self._run.rmdir()
 
 
 def _fault_in(part: Path) -> str:

@@ -38,9 +38,9 @@ class MemoryRun(NamedTuple):
         return found if are_drawn else None
 
     def write(self, folder: Path) -> None:
-        """Write it.
+        """Write it, for this user alone: others could make a directory of that name first.
 
         Raises:
             OSError: it cannot be written.
         """
-        write_durably(folder / NAME, json.dumps(self._asdict()).encode())
+        write_durably(folder / NAME, json.dumps(self._asdict()).encode(), 0o600)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +75,11 @@ from axrt.pipelined_generation import PipelinedGeneration
     type=click.IntRange(0, 2**63 - 1),
     help="of the choices",
 )
+@click.option(
+    "--model-factory",
+    default="",
+    help="model.factory of a run of somebody else's, whose code is run then",
+)
 @click.option("--speed", is_flag=True, help="say at the end how many tokens a second came")
 def generate(
     run: Path,
@@ -84,6 +90,7 @@ def generate(
     top_k: int,
     top_p: float,
     seed: int,
+    model_factory: str,
     speed: bool,
 ) -> None:
     """Go on from a prompt with the model of RUN, a directory that `axrt train` or `axrt import` has
@@ -99,7 +106,7 @@ def generate(
         if prompt is not None and prompts is not None:
             raise ConfigError("--prompt and --prompts are both given; expected one of them")
         lines = [] if prompts is None else _lines_of(prompts)
-        writer = _Writer(run, world, Choice(temperature, top_k, top_p), tokens, seed)
+        writer = _Writer(run, world, Choice(temperature, top_k, top_p), tokens, seed, model_factory)
         if world.rank:
             writer.serve()
         elif prompts is None:
@@ -157,10 +164,13 @@ class _Writer:
         choice: how tokens are chosen.
         tokens: number of tokens to add.
         seed: seed of the choices.
+        factory: `model.factory` whose code may run; "": that of a run of this user's own.
     """
 
-    def __init__(self, run: Path, world: World, choice: Choice, tokens: int, seed: int) -> None:
-        self._config, layers = _newest(run, world)
+    def __init__(
+        self, run: Path, world: World, choice: Choice, tokens: int, seed: int, factory: str
+    ) -> None:
+        self._config, layers = _newest(run, world, factory)
         tokenizer = _tokenizer_for(self._config, run)
         self._codec = ByTokenizer(tokenizer) if tokenizer else Numbers()
         self._ends = text_ends(
@@ -248,13 +258,13 @@ def _check(tokens: list[int], vocab: int) -> None:
         )
 
 
-def _newest(run: Path, world: World) -> tuple[Config, nn.Sequential]:
+def _newest(run: Path, world: World, factory: str) -> tuple[Config, nn.Sequential]:
     """The layers that this rank has of the newest checkpoint that no rank finds damaged.
 
     Raises:
         ConfigError: there is none.
     """
-    load = partial(_loaded, rank=world.rank, ranks=world.size)
+    load = partial(_loaded, rank=world.rank, ranks=world.size, factory=factory)
     if not isinstance(world, MpiWorld):
         return newest_undamaged(run, load, to_stderr)
     say = to_stderr if world.rank == 0 else _quietly
@@ -279,15 +289,43 @@ def _quietly(text: str) -> None:
     """Say nothing: the first rank says it."""
 
 
-def _loaded(checkpoint: Path, rank: int, ranks: int) -> tuple[Config, nn.Sequential]:
+def _check_factory(checkpoint: Path, config: Config, named: str) -> None:
+    """Check that no code runs because a file of somebody else's says so.
+
+    Args:
+        checkpoint: the checkpoint.
+        config: configuration in its manifest.
+        named: `model.factory` as the command names it; "": it names none.
+    Raises:
+        ConfigError: the model is made by code that the command does not name, and the run is not
+            this user's own.
+    """
+    factory = config.model.factory
+    if not factory or factory == named:
+        return
+    own = kept_in_run(checkpoint, "config.toml")
+    if own and own.stat().st_uid == os.geteuid() and Config.read(own).model.factory == factory:
+        return
+    raise ConfigError(
+        f"{checkpoint} says model.factory = {factory!r}, whose code would be imported from "
+        f"{os.getcwd()}, and there is no config.toml of yours that says so; expected "
+        f"--model-factory {factory}, if you trust it"
+    )
+
+
+def _loaded(
+    checkpoint: Path, rank: int, ranks: int, factory: str = ""
+) -> tuple[Config, nn.Sequential]:
     """The layers that a rank has of the model of a checkpoint, with its configuration.
 
     Raises:
-        ConfigError: the model has fewer layers than there are ranks.
+        ConfigError: the model has fewer layers than there are ranks, or is made by code that
+            nobody has asked for.
         DamagedError: it is damaged.
     """
     manifest = Manifest.read(checkpoint)
     config = Config.read(manifest.config)
+    _check_factory(checkpoint, config, factory)
     model = model_of(config)
     if ranks > len(model.layers):
         raise ConfigError(

@@ -31,14 +31,13 @@ def asked(
     folder = run / FOLDER / name
     folder.mkdir(parents=True)
     try:
-        question = json.dumps({"name": name, "stacks": stacks})
-        write_durably(folder / QUESTION, question.encode())
+        write_durably(folder / QUESTION, json.dumps({"stacks": stacks}).encode())
         until, answers = time.monotonic() + within_s, dict[int, Answer]()
         while time.monotonic() < until:
             meanwhile()
             for file in folder.glob("rank-????"):
-                answer = _answer(file)
-                answers[answer.rank] = answer
+                if answer := _answer(file):
+                    answers[answer.rank] = answer
             if answers and len(answers) == next(iter(answers.values())).size:
                 break
             time.sleep(_LOOK_S)
@@ -49,9 +48,16 @@ def asked(
             folder.parent.rmdir()
 
 
-def _answer(file: Path) -> Answer:
-    values = json.loads(file.read_text(encoding="utf-8"))
-    return Answer(**{**values, "owing": tuple(values["owing"])})
+def _answer(file: Path) -> Answer | None:
+    """The answer in a file; None where it is none."""
+    try:
+        if not file.is_file():
+            return None
+        values = json.loads(file.read_text(encoding="utf-8"))
+        answer = Answer(**{**values, "owing": tuple(values["owing"])})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return answer if file.name == f"rank-{answer.rank:04}" else None
 
 
 def table(answers: Mapping[int, Answer], processes: Sequence[str] = ()) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 Who asks puts a file into the directory of the run, and each rank puts its answer beside it:
 
-    RUN/.inspect/NAME/question       JSON with its name
+    RUN/.inspect/NAME/question       JSON: {"stacks": true} asks for Python stacks, too
     RUN/.inspect/NAME/rank-0003      the answer of rank 3
 
-A thread looks for a question once a second. The loop itself says what it lacks, when it waits. A
-rank that does not wait, or is within one long task, is answered for by the thread.
+What is no such question is passed over. A thread looks for a question once a second. The loop
+itself says what it lacks, when it waits. A rank that does not wait, or is within one long task, is
+answered for by the thread.
 """
 
 import json
@@ -20,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from .activity import Activity
 from .observer import Observer, Wait
@@ -27,6 +29,7 @@ from .observer import Observer, Wait
 _THREAD = "axrt inspection"
 FOLDER, QUESTION = ".inspect", "question"
 _LOOK_S = 1.0
+_MOST_BYTES = 1 << 16  # of a question
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
 _LOOP_FILE = os.path.join("axrt", "loop.py")
 
@@ -59,6 +62,30 @@ class Answer:
     stacks: dict[str, str]
 
 
+class _Question(NamedTuple):
+    """What somebody has asked.
+
+    Args:
+        folder: directory in which the question is, and the answers belong.
+        stacks: True to tell Python stacks, too.
+    """
+
+    folder: Path
+    stacks: bool
+
+    @classmethod
+    def read(cls, file: Path) -> "_Question | None":
+        """The question in a file; None where there is none, or whoever has asked has gone."""
+        try:
+            if not file.is_file():  # a pipe would be waited for
+                return None
+            with file.open("rb") as opened:
+                told = json.loads(opened.read(_MOST_BYTES))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return cls(file.parent, bool(told.get("stacks"))) if isinstance(told, dict) else None
+
+
 class Inspection(Observer):
     """Answers for one rank.
 
@@ -72,7 +99,7 @@ class Inspection(Observer):
         self._rank, self._size, self._activity = rank, size, activity
         self._waits_since_s = 0.0
         self._wait: Wait | None = None
-        self._question: dict[str, object] | None = None
+        self._question: _Question | None = None
         self._answered = threading.Event()
         self._folder = Path()
         self._main = threading.get_ident()
@@ -124,11 +151,11 @@ class Inspection(Observer):
         while not self._stopped.wait(_LOOK_S):
             asked = set(self._folder.glob(f"*/{QUESTION}"))
             for file in asked - heard:
-                with suppress(OSError, ValueError):  # whoever has asked may have gone
-                    self._hear(json.loads(file.read_text(encoding="utf-8")))
+                if question := _Question.read(file):
+                    self._hear(question)
             heard = asked
 
-    def _hear(self, question: dict[str, object]) -> None:
+    def _hear(self, question: "_Question") -> None:
         self._answered.clear()
         self._question = question
         if not self._answered.wait(_LOOP_S):
@@ -157,13 +184,12 @@ class Inspection(Observer):
             str(activity.task or ""),
             lacks,
             owing,
-            _stacks() if question.get("stacks") else {},
+            _stacks() if question.stacks else {},
         )
         with suppress(OSError):  # whoever has asked may have gone
-            folder = self._folder / str(question["name"])
-            beside = folder / f"rank-{self._rank:04}.new"
+            beside = question.folder / f"rank-{self._rank:04}.new"
             beside.write_text(json.dumps(asdict(answer)), encoding="utf-8")
-            beside.replace(folder / f"rank-{self._rank:04}")
+            beside.replace(question.folder / f"rank-{self._rank:04}")
         self._answered.set()
 
 

@@ -1,0 +1,57 @@
+"""A directory of this user alone, in a place where all users of a host may write, such as /dev/shm.
+
+Whoever may write there can make a directory, or a link, of any name first. So the directory itself
+is opened, not what a link leads to, and its owner is looked at before anything below it is read,
+written or removed. Nobody else can change what is below: it is this user's, with mode 0700, and
+where others may write above it, that has the sticky bit, so no other directory comes in its place.
+"""
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private(path: Path) -> None:
+    """Make a directory for this user alone, or find it to be one.
+
+    Args:
+        path: path of the directory; the one above it exists.
+    Raises:
+        OSError: it cannot be made, or is not this user's alone.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    if why := why_not_private(path):
+        raise PermissionError(errno.EPERM, why, str(path))
+
+
+def why_not_private(path: Path) -> str:
+    """Why a directory is not this user's alone; "" where it is. One that others may read or write
+    to is closed to them.
+
+    Args:
+        path: path of the directory.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        return error.strerror or str(error)
+    try:
+        found, me = os.fstat(file), os.geteuid()
+        if found.st_uid != me:
+            return f"it belongs to user {found.st_uid}, and this process to user {me}"
+        above = path.parent.stat()
+        if above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX:
+            return (
+                f"others may put another one in its place, since they may write to {path.parent}, "
+                "which has no sticky bit"
+            )
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            os.fchmod(file, 0o700)
+    finally:
+        os.close(file)
+    return ""

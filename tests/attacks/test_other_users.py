@@ -1,0 +1,211 @@
+"""What another user of a host may do beside a run: nothing of it is read, trusted or removed."""
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from axrt.checkpoint.host_memory import HostMemory, Part
+from axrt.checkpoint.memory_run import NAME, MemoryRun
+from axrt.checkpoint.private import make_private, why_not_private
+from axrt.cli import main
+
+RUN, MARK, OTHER = "7d31c6f09a44", "1f77a0c2", 65534
+PART = Part(4, 0, 1)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can play another user")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory in which every user may write, as /dev/shm is."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        place = Path(made, "shm")
+        place.mkdir()
+        place.chmod(0o1777)
+        yield place
+
+
+def as_another(act: Callable[[], object]) -> int:
+    """Act as another user, in a process of its own; its exit code, 1 where it may not."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(OTHER)
+            os.setuid(OTHER)
+            act()
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def memory(shared: Path) -> HostMemory:
+    return HostMemory(shared, RUN, "node-0", MARK)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@needs_root
+def test_a_link_that_another_user_has_made_first_leads_to_nothing_that_is_removed(
+    shared: Path,
+) -> None:
+    victim = shared.parent / "victim"
+    (victim / "0a0b0c0d" / "step-00000001").mkdir(parents=True)
+    (victim / "thesis").mkdir()
+    before = names_in(victim)
+    top = shared / f"axrt-{RUN}"
+
+    def first() -> None:
+        top.mkdir()
+        (top / "node-0").symlink_to(victim)
+
+    assert as_another(first) == 0
+    here = memory(shared)
+    here.drop_older(9)
+    here.drop_step(1)
+    here.drop()
+    assert list(here.whole(0, 1)) == []
+    with pytest.raises(PermissionError, match=f"it belongs to user {OTHER}, and this process to u"):
+        here.begin(PART)
+    assert names_in(victim) == before
+
+
+@needs_root
+def test_copies_that_another_user_has_forged_are_not_taken(shared: Path) -> None:
+    real = memory(shared)
+    written = real.begin(PART)
+    (written / "manifest.json").write_text("{}")
+    top = shared / f"axrt-{RUN}"
+    shutil.chown(top, OTHER, OTHER)  # as if he had made it with the same content
+    for path in top.rglob("*"):
+        shutil.chown(path, OTHER, OTHER)
+    assert why_not_private(top)
+    assert list(real.whole(0, 1)) == []
+
+
+@needs_root
+def test_copies_are_readable_by_nobody_else(shared: Path) -> None:
+    written = memory(shared).begin(PART)
+    (written / "layer").write_text("weights")
+    (shared / "mine").write_text("")
+    assert as_another((shared / "mine").read_text) == 0, "he may read there"
+    assert as_another((written / "layer").read_text) == 1
+    MemoryRun(RUN, MARK).write(shared)
+    assert stat.S_IMODE((shared / NAME).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("made", ["a link", "a file", "a directory that others read"])
+def test_what_is_in_the_place_of_a_run_is_looked_at(shared: Path, made: str) -> None:
+    top = shared / f"axrt-{RUN}"
+    if made == "a link":
+        (shared / "elsewhere").mkdir()
+        top.symlink_to(shared / "elsewhere")
+    elif made == "a file":
+        top.write_text("")
+    else:
+        top.mkdir(0o777)
+        make_private(top)
+        assert stat.S_IMODE(top.stat().st_mode) == 0o700
+        return
+    with pytest.raises(PermissionError):
+        make_private(top)
+    memory(shared).drop()
+    assert top.exists()
+
+
+def test_where_others_may_put_another_directory_in_its_place_nothing_is_kept(shared: Path) -> None:
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match="which has no sticky bit"):
+        memory(shared).begin(PART)
+
+
+def test_what_is_none_of_a_runs_own_stays(shared: Path) -> None:
+    here = memory(shared)
+    here.begin(PART)
+    strays = [
+        here.path_of(PART).parent.with_name("step-mine"),
+        here.path_of(PART).parent.parent.with_name("notes"),
+    ]
+    for stray in strays:
+        stray.mkdir()
+    here.drop_older(9)
+    here.drop()
+    assert all(stray.exists() for stray in strays[1:])
+    assert not here.path_of(PART).parent.exists()
+
+
+FACTORY = """
+import axrt
+from torch import nn
+
+
+class Told(nn.Embedding):
+    pass
+
+
+def of(config):
+    open("ran", "w").close()
+    layers = [axrt.LayerSpec(Told, 256, 8), axrt.LayerSpec(nn.Linear, 8, 256)]
+    return axrt.PipelineModule(layers, loss)
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+"""
+SMALL = ("run.steps=1", "run.device=cpu", "model.context=8", "data.held_out=0", "run.out=run")
+
+
+def test_no_code_runs_because_a_run_of_somebody_elses_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint once had whatever module lay in the current directory imported."""
+    monkeypatch.chdir(tmp_path)
+    Path("of_mine.py").write_text(FACTORY)
+    Path("text.txt").write_text("all work and no play " * 40)
+    Path("x.toml").write_text("")
+    keys = ("data.source=text.txt", "model.factory=of_mine:of", "schedule.microbatches=1")
+    trained = CliRunner().invoke(main, ["train", "x.toml", *SMALL, *keys])
+    assert trained.exit_code == 0, trained.output
+    Path("ran").unlink()
+    spoken = ["generate", "run", "--tokens", "2"]
+    assert CliRunner().invoke(main, spoken).exit_code == 0, "a run of one's own"
+    Path("ran").unlink()
+    (checkpoint,) = Path("run/checkpoints").glob("step-*")
+    shutil.copytree(checkpoint, "theirs")
+    Path("theirs.txt").write_text("")
+    refused = CliRunner().invoke(main, ["generate", "theirs", "--tokens", "2"])
+    assert refused.exit_code == 2, refused.output
+    assert "expected --model-factory of_mine:of, if you trust it" in refused.output
+    assert not Path("ran").exists()
+    named = ["generate", "theirs", "--tokens", "2", "--model-factory", "of_mine:of"]
+    assert CliRunner().invoke(main, named).exit_code == 0
+    if os.geteuid() == 0:
+        Path("ran").unlink()
+        shutil.chown("run/config.toml", OTHER)
+        assert CliRunner().invoke(main, spoken).exit_code == 2
+        assert not Path("ran").exists()
+
+
+def test_no_file_is_unpickled_or_evaluated() -> None:
+    """Only messages between the ranks of one job are pickled."""
+    unsafe = re.compile(r"\b(pickle|torch|marshal)\.loads?\(|(?<![.\w])(eval|exec)\(")
+    root = Path(__file__).parents[2]
+    found = {
+        str(path.relative_to(root))
+        for folder in ("axrt", "scheduler", "offload")
+        for path in (root / folder).rglob("*.py")
+        if unsafe.search(path.read_text())
+    }
+    assert found == {"axrt/transport/wire.py"}
