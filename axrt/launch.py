@@ -135,7 +135,8 @@ def check_launcher(said: Told | None, environment: Mapping[str, str] = os.enviro
     raise LaunchError(
         f"this process is one of {size} that torchrun, accelerate or deepspeed has started (RANK "
         "and WORLD_SIZE say so), and ranks of axrt come up by MPI; expected "
-        f"mpirun -n {size} python {words}"
+        f"mpirun -n {size} python {words}. If something else has set them: run.transport = 'local' "
+        "for one process alone, or 'mpi'"
     )
 
 
@@ -476,7 +477,8 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
             MPI's, or "local" is asked for in a job of several ranks.
     """
     said = told()
-    check_launcher(said)
+    if transport == "auto":
+        check_launcher(said)
     if transport == "local" and said is not None and said.size is not None and said.size > 1:
         raise LaunchError(
             f"run.transport = 'local' on {said.size} ranks would train {said.size} models apart; "

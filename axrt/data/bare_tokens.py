@@ -77,7 +77,7 @@ def form_of(path: Path, size: int, dtype: str, vocab: int) -> Form:
                 f"{path} begins as {what}; expected tokens and nothing else. If they are, say "
                 "their type: data.dtype"
             )
-    looks = _seems(begins, size)
+    looks = _seems(begins)
     if looks != _UINT16 and vocab <= 1 << 16:
         raise DataError(
             f"{path} has a 0 in every second number of 16 bits, or nearly: it seems to have tokens "
@@ -91,8 +91,13 @@ def _of_llm_c(path: Path, size: int, begins: bytes) -> Form | None:
         return None
     magic, version, number, *rest = np.frombuffer(begins, _HEADER, _HEADER_BYTES // 4).tolist()
     known = _OF_LLM_C.get(magic)
-    if known is None or version != known[0] or any(rest):
+    if known is None:
         return None
+    if version != known[0] or number < 0 or any(rest):
+        raise DataError(
+            f"{path} begins with llm.c's magic number {magic}, in a header of version {version} "
+            f"that is not known; expected version {known[0]}, the number of tokens, and zeros"
+        )
     form = Form(known[1], _HEADER_BYTES, number)
     whole = _HEADER_BYTES + number * form.dtype.itemsize
     if size != whole:
@@ -101,6 +106,13 @@ def _of_llm_c(path: Path, size: int, begins: bytes) -> Form | None:
             f"expected {whole}: the whole file"
         )
     return form
+
+
+def bytes_before(path: Path) -> int:
+    """The number of bytes before the first token of a file without an index."""
+    with path.open("rb") as file:
+        magic = np.frombuffer(file.read(4), _HEADER)
+    return _HEADER_BYTES if magic.size and int(magic[0]) in _OF_LLM_C else 0
 
 
 def _row(path: Path, size: int, dtype: np.dtype[Any]) -> Form:
@@ -113,10 +125,10 @@ def _row(path: Path, size: int, dtype: np.dtype[Any]) -> Form:
     return Form(dtype, 0, number)
 
 
-def _seems(begins: bytes, size: int) -> np.dtype[Any]:
+def _seems(begins: bytes) -> np.dtype[Any]:
     """The type that the first tokens of a row seem to have; uint16 where nothing speaks against
     it."""
-    if size % 4 or len(begins) < 4:
+    if len(begins) < 4:
         return _UINT16
     halves: NDArray[np.uint16] = np.frombuffer(begins, "<u2", len(begins) // 4 * 2)
     low, high = halves[::2], halves[1::2]
@@ -125,6 +137,9 @@ def _seems(begins: bytes, size: int) -> np.dtype[Any]:
         return _UINT16
     if int(low.max()) <= _WIDE and (high.any() or not low.any()):
         return _UINT16  # numbers are small everywhere
-    if size % 8 == 0 and len(high) > 1 and not (low[1::2].any() or high[1::2].any()):
+    pairs = len(high) // 2
+    behind, below = high[1::2][:pairs], low[1::2][:pairs]
+    extends = (below == behind) & ((behind == 0) | (behind == _NEGATIVE))
+    if pairs and extends.all():  # 0 or all ones behind each: the sign
         return np.dtype(np.int64)
     return np.dtype(np.int32 if is_negative.any() else np.uint32)

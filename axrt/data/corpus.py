@@ -98,7 +98,8 @@ def check_prepared(config: Data, vocab: int) -> None:
     said, and nothing checked. Text is of bytes, all of which the model knows.
 
     Raises:
-        DataError: an index is missing, the model knows fewer, or there are two tokenizers.
+        DataError: an index is missing, the model knows fewer, or there are two tokenizers or two
+            ends of documents.
     """
     if not config.is_of_tokens and vocab < 256:
         raise DataError(
@@ -122,6 +123,12 @@ def check_prepared(config: Data, vocab: int) -> None:
                 f"{one.key} = {one.name!r} is of the tokenizer {_named(of_one)}, and {other.key} = "
                 f"{other.name!r} of {_named(of_other)}; expected one tokenizer. Prepare one of "
                 "them again: axrt prepare --tokenizer"
+            )
+        if of_one.end != of_other.end:
+            raise DataError(
+                f"{one.key} = {one.name!r} has token {of_one.end} behind each document, and "
+                f"{other.key} = {other.name!r} token {of_other.end}; expected one end. Prepare one "
+                "of them again: axrt prepare --end"
             )
 
 

@@ -130,24 +130,36 @@ class Beginning(Enum):
     MADE = "made"
 
 
-def beginning(order: Order, made_of: Mapping[str, Any], force: bool) -> Beginning:
+def plan_of(made_of: Mapping[str, Any], tokens: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the file says that a preparation is begun with; arguments are those of `beginning`."""
+    return {**made_of, **({} if tokens is None else {"tokens": dict(tokens)})}
+
+
+def beginning(
+    order: Order,
+    made_of: Mapping[str, Any],
+    force: bool,
+    tokens: Mapping[str, Any] | None = None,
+) -> Beginning:
     """How a preparation begins, by what is there; nothing is changed.
 
     Args:
         order: what is to be prepared.
         made_of: what decides every token of it.
+        tokens: what its tokenizer gives by now; None: it is to be made.
         force: True to make it anew whatever is there.
     Raises:
         ConfigError, DataError: something else is there.
     """
     begun = json.loads(order.plan.read_text()) if order.plan.exists() else None
-    if begun == made_of:
+    wanted = plan_of(made_of, tokens)
+    if begun == wanted:
         return Beginning.GOING_ON
     if force:
         return Beginning.ANEW
     if begun is not None:
         raise ConfigError(
-            f"{order.partial} was begun otherwise: {_told(begun, made_of)}; expected the same "
+            f"{order.partial} was begun otherwise: {_told(begun, wanted)}; expected the same "
             "sources and settings, to go on. Add --force to begin anew"
         )
     return _beside_made(order, made_of)
@@ -189,9 +201,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         now: what they are to be made of.
     """
     settings = [
-        f"{key} {before.get(key)!r} -> {value!r}"
-        for key, value in now.items()
-        if key != "sources" and before.get(key) != value
+        f"{key} {before.get(key)!r} -> {now.get(key)!r}"
+        for key in dict.fromkeys((*now, *before))
+        if key != "sources" and before.get(key) != now.get(key)
     ]
     sources = list(_of_sources(before.get("sources", ()), now["sources"]))
     more = len(sources) - _MOST_NAMED

@@ -35,7 +35,7 @@ from axrt.errors import DataError
 from .bundles import Bundle, Done, Row, WholeRow, bundle_file, bundles_of, rows_of
 from .documents import Part, Piece, parts_of, pieces_of
 from .learning import learn
-from .preparation import TRAINING, Beginning, Order, beginning
+from .preparation import TRAINING, Beginning, Order, beginning, plan_of
 from .prepared import Prepared
 from .tokenizer import Ids, Tokenizer, check_installed, tokenizer_of
 from .tokens import index_of, unknown
@@ -86,19 +86,18 @@ def prepare(
     """
     if order.train_tokenizer:
         check_installed("tokenizers")
-    else:
-        tokenizer_of(order.tokenizer, order.end)
+    tokens = _tokens_now(order)
     made_of = order.made_of()
-    begins = beginning(order, made_of, force)
+    begins = beginning(order, made_of, force, tokens)
     if begins is Beginning.MADE:
         made = {part: _found(order, part) for part in order.parts}
-        _check_same(order, made[TRAINING])
+        _check_same(order, made[TRAINING], tokens)
         say(f"{order.path(TRAINING, '.bin')} is already made; --force makes it anew")
         return made
     pieces = list(pieces_of([Path(path) for path, *_ in made_of["sources"]], order.piece_bytes))
     if not pieces and order.train_tokenizer:
         raise DataError(f"{', '.join(order.sources)}: no text there to make a tokenizer from")
-    _begin(order, made_of, begins)
+    _begin(order, plan_of(made_of, tokens), begins)
     try:
         found = _made(_with_tokenizer(order, pieces, say), made_of, pieces, processes, told)
     except BaseException:
@@ -114,27 +113,34 @@ def _found(order: Order, part: str) -> Prepared:
     return found
 
 
-def _check_same(order: Order, made: Prepared) -> None:
-    """Check that what is made already has the tokens that the tokenizer would give now."""
+def _tokens_now(order: Order) -> dict[str, Any] | None:
+    """What decides tokens besides the order: files beside a tokenizer name its end. None for a
+    tokenizer that is to be made."""
     if order.train_tokenizer:
-        return
+        return None
     now = tokenizer_of(order.tokenizer, order.end)
-    if (made.vocab, made.end) != (now.vocab, now.end):
+    return {"vocab": now.vocab, "end": now.end}
+
+
+def _check_same(order: Order, made: Prepared, tokens: dict[str, Any] | None) -> None:
+    """Check that what is made already has the tokens that the tokenizer would give now."""
+    before = {"vocab": made.vocab, "end": made.end}
+    if tokens and before != tokens:
         raise DataError(
             f"{order.path(TRAINING, '.bin')} was made with {made.vocab} tokens, and {made.end} "
-            f"behind each document; {order.tokenizer} has {now.vocab}, and {now.end}. Expected the "
-            "same, or --force to make it anew"
+            f"behind each document; {order.tokenizer} has {tokens['vocab']}, and {tokens['end']}. "
+            "Expected the same, or --force to make it anew"
         )
 
 
-def _begin(order: Order, made_of: dict[str, Any], begins: Beginning) -> None:
+def _begin(order: Order, plan: dict[str, Any], begins: Beginning) -> None:
     """Make the directory of pieces, or leave of an earlier one what can be gone on with."""
     if order.partial.exists() and begins is Beginning.ANEW:
         shutil.rmtree(order.partial)
     elif order.partial.exists():
         _clear(order)
     order.partial.mkdir(parents=True, exist_ok=True)
-    write_durably(order.plan, json.dumps(made_of).encode())
+    write_durably(order.plan, json.dumps(plan).encode())
 
 
 def _clear(order: Order) -> None:

@@ -11,6 +11,8 @@ from axrt.errors import DataError
 
 from .tokenizer import BYTES
 
+KEPT = "tokens.json"  # what a run keeps of this
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -50,8 +52,15 @@ class Prepared:
             DataError: the file beside it says something else.
         """
         path = _beside(tokens)
-        if not path.exists():
-            return None
+        return cls.read(path) if path.exists() else None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """What a file tells, with the whole path of its tokenizer.
+
+        Raises:
+            DataError: the file says something else.
+        """
         try:
             found = cls(**json.loads(path.read_text()))
             vocab, end = int(found.vocab), found.end
@@ -104,11 +113,3 @@ def tokenizer_name(data: Data) -> str:
         return "" if data.tokenizer == BYTES else data.tokenizer
     prepared = Prepared.beside(Path(data.sources[0]))
     return prepared.tokenizer if prepared else ""
-
-
-def prepared_end(data: Data) -> int | None:
-    """The token behind each document of prepared data; None where nobody says one."""
-    if not data.is_of_tokens:
-        return None
-    prepared = Prepared.beside(Path(data.sources[0]))
-    return prepared.end if prepared else None

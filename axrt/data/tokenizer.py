@@ -24,6 +24,7 @@ _SAY_END = (
 )
 # What models of the field put behind a document, where a tokenizer does not say its own.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_KEPT = ".tokenizer.json"  # behind the name of a token file: its tokenizer
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 Ids = NDArray[np.int64]
@@ -145,8 +146,7 @@ class JsonTokenizer:
         return number
 
     def _own_end(self, path: Path) -> int | None:
-        named = _ends_named_beside(path) if path.name == "tokenizer.json" else ()
-        for one in (*named, *_ENDS):
+        for one in (*_ends_named_beside(path), *_ENDS):
             number: int | None = self._tokenizer.token_to_id(one) if isinstance(one, str) else one
             if number is not None and 0 <= number < self.vocab:
                 return number
@@ -204,10 +204,17 @@ class Tiktoken:
         return lambda token: decoder.decode(single(token))
 
 
+def _files_that_say_the_end(path: Path) -> Iterator[tuple[Path, str]]:
+    """Files beside a tokenizer, and their keys, in the order in which they are asked."""
+    if path.name == "tokenizer.json":
+        yield from ((path.with_name(name), key) for name, key in _SAY_END)
+    elif path.name.endswith(_KEPT):  # what `axrt prepare` tells of the tokens that it made with it
+        yield path.with_name(path.name.removesuffix(_KEPT) + ".json"), "end"
+
+
 def _ends_named_beside(path: Path) -> Iterator[str | int]:
     """The ends of text that the files beside a tokenizer name, as text or number."""
-    for name, key in _SAY_END:
-        file = path.with_name(name)
+    for file, key in _files_that_say_the_end(path):
         if not file.is_file():
             continue
         try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from axrt.errors import DataError
 
-from .bare_tokens import AUTO, Form, form_of
+from .bare_tokens import AUTO, Form, bytes_before, form_of
 
 Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -126,8 +126,9 @@ def place_in_file(tokens: Tokens, place: int) -> str:
     if mapped is None:
         return ""
     size = tokens.dtype.itemsize
-    begin = mapped.offset + place * size
-    return f" at byte {begin} of {mapped.path} (token {begin // size} from 0)"
+    begin, path = mapped.offset + place * size, Path(mapped.path)
+    before = 0 if path.with_suffix(".idx").exists() else bytes_before(path)
+    return f" at byte {begin} of {path} (token {(begin - before) // size} from 0)"
 
 
 def map_tokens(

@@ -3,18 +3,18 @@ end one, how the tokenizer is loaded, how tokens are drawn, the form of a conver
 imported model keeps these files, and an export has them again, to the byte.
 
     RUN/tokenizer.json ...    those that axrt reads
-    RUN/imported/             all others that are no weights
+    RUN/imported/             all others of text, of 64 MB at most
 """
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from axrt.checkpoint.durable import write_durably
 from axrt.config import Data
-from axrt.data.prepared import prepared_end
+from axrt.data.prepared import KEPT, Prepared
 from axrt.data.tokenizer import BYTES
 from axrt.errors import ConfigError, DataError
 from axrt.observe.metrics import kept_in_run
@@ -24,9 +24,8 @@ from .files import CONFIG, TOKENIZER, read_json
 GENERATION, OF_TOKENIZER = "generation_config.json", "tokenizer_config.json"
 _IMPORTED = "imported"
 _BEGIN, _END = "bos_token_id", "eos_token_id"
-_OF_WEIGHTS = {
-    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".ot"),
-}
+_OF_TEXT = {".json", ".jinja", ".txt", ".md", ".model", ".tiktoken"}
+_MOST_BYTES = 64 << 20  # of a file that is kept
 
 
 class TextEnds(NamedTuple):
@@ -80,16 +79,16 @@ def keep_text_files(theirs: Path, run: Path) -> None:
         write_durably(run / GENERATION, said[0].read_bytes())
     else:  # the configuration of the model has the rest
         _write(run / GENERATION, {**(of_each[0] if said[0].is_file() else {}), **ends.as_dict()})
-    for path in filter(_is_other, sorted(theirs.iterdir())):
-        (run / _IMPORTED).mkdir(exist_ok=True)
-        write_durably(run / _IMPORTED / path.name, path.read_bytes())
+    others = [path.relative_to(theirs) for path in theirs.rglob("*") if _is_text(path)]
+    own = {Path(name) for name in (CONFIG, TOKENIZER, OF_TOKENIZER, GENERATION)}
+    _copy(theirs, sorted({*others} - own), run / _IMPORTED)
 
 
-def _is_other(path: Path) -> bool:
-    """A file that is neither of the model's weights nor one that has a place of its own."""
-    own = (CONFIG, TOKENIZER, OF_TOKENIZER, GENERATION)
-    is_weights = path.suffix in _OF_WEIGHTS or path.name.endswith(".index.json")
-    return path.is_file() and not is_weights and path.name not in own
+def _is_text(path: Path) -> bool:
+    """A file of text, or of a tokenizer, and none of weights or data."""
+    is_named = path.suffix in _OF_TEXT or path.name in ("LICENSE", "NOTICE")
+    is_index = path.name.endswith(".index.json")
+    return is_named and not is_index and path.is_file() and path.stat().st_size <= _MOST_BYTES
 
 
 def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
@@ -131,6 +130,12 @@ def check_tokens_stay(checkpoint: Path, data: Data) -> None:
     tokenizer = kept_in_run(checkpoint, TOKENIZER)
     if tokenizer is None and kept_in_run(checkpoint, GENERATION) is None:
         return
+    if "stdlib" in data.sources:
+        raise ConfigError(
+            f"{checkpoint} has tokens of its own tokenizer, and data.source = 'stdlib' is text, "
+            "which would be read as bytes; expected a token file in data.source. If bytes are "
+            "meant: data.tokenizer=bytes"
+        )
     sources = " ".join(map(shlex.quote, data.sources))
     whose = f"of {tokenizer}" if tokenizer else "of a tokenizer that was not imported"
     how = shlex.quote(str(tokenizer)) if tokenizer else "ITS_TOKENIZER.json"
@@ -143,9 +148,15 @@ def check_tokens_stay(checkpoint: Path, data: Data) -> None:
 
 def _copy_imported(run: Path, to: Path) -> None:
     """Copy what a run keeps beside the files that axrt reads."""
-    for path in sorted((run / _IMPORTED).glob("*")):
-        to.mkdir(exist_ok=True)
-        write_durably(to / path.name, path.read_bytes())
+    kept = run / _IMPORTED
+    _copy(kept, sorted(one.relative_to(kept) for one in kept.rglob("*") if one.is_file()), to)
+
+
+def _copy(folder: Path, files: Sequence[Path], to: Path) -> None:
+    """Copy files of a folder, by their paths in it."""
+    for file in files:
+        (to / file).parent.mkdir(parents=True, exist_ok=True)
+        write_durably(to / file, (folder / file).read_bytes())
 
 
 def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
@@ -187,9 +198,18 @@ def text_ends(run: Path, data: Data, end: Callable[[], int | None]) -> TextEnds:
     """
     if (said := kept_in_run(run, GENERATION)) is not None:
         return TextEnds.of(read_json(said))
-    token = data.document_end if data.document_end >= 0 else prepared_end(data)
+    token = data.document_end if data.document_end >= 0 else _prepared_end(run, data)
     token = end() if token is None else token
     return TextEnds() if token is None else TextEnds(token, (token,))
+
+
+def _prepared_end(run: Path, data: Data) -> int | None:
+    """The token behind each document of prepared data; None where nobody says one. A run keeps what
+    is told of its data."""
+    if kept := kept_in_run(run, KEPT):
+        return Prepared.read(kept).end
+    prepared = Prepared.beside(Path(data.sources[0])) if data.is_of_tokens else None
+    return prepared.end if prepared else None
 
 
 def _of_tokenizer(tokenizer: Path, ends: TextEnds) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tomli_w
 from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import AUTO, Config
-from axrt.data.prepared import tokenizer_name
+from axrt.data.prepared import KEPT, Prepared, tokenizer_name
 from axrt.errors import ConfigError, SaveError
 
 METRICS, TOKENIZER, MEMORY = "metrics.jsonl", "tokenizer.json", "memory.json"
@@ -66,7 +66,12 @@ class RunFiles:
             raise unwritable(self.directory, error) from None
 
     def _keep_tokenizer(self) -> None:
-        """Have a copy of the tokenizer's file, so that the model can be talked to anywhere."""
+        """Have a copy of the tokenizer's file, and of what is told of the tokens, so that the model
+        can be talked to anywhere."""
+        if self._config.data.is_of_tokens:
+            told = Path(self._config.data.sources[0]).with_suffix(".json")
+            if Prepared.beside(Path(self._config.data.sources[0])):
+                write_durably(self.directory / KEPT, told.read_bytes())
         name, path = tokenizer_name(self._config.data), self.directory / TOKENIZER
         if Path(name).is_file() and not path.exists():
             write_durably(path, Path(name).read_bytes())

@@ -73,10 +73,39 @@ def test_wider_tokens_are_told_by_a_large_vocabulary_and_refused_with_the_key_by
     assert len(map_tokens(tmp_path / "train.bin", dtype="uint16")) > len(small)
 
 
-def test_masked_tokens_are_told_by_their_sign(tmp_path: Path) -> None:
-    np.array([~300, ~7, 5, 60_000] * 20, np.int32).tofile(tmp_path / "train.bin")
-    with pytest.raises(DataError, match="data.dtype = 'int32'"):
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_masked_tokens_are_told_by_their_sign(tmp_path: Path, dtype: str) -> None:
+    row = np.array([~300, ~7, 5, 60_000] * 20, dtype)
+    row.tofile(tmp_path / "train.bin")
+    with pytest.raises(DataError, match=f"data.dtype = '{dtype}'"):
         map_tokens(tmp_path / "train.bin")
+    assert map_tokens(tmp_path / "train.bin", vocab=100_000).tolist() == row.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "int64"])
+@pytest.mark.parametrize("vocab", [50_257, 128_256])
+def test_wider_tokens_that_are_cut_off_are_no_narrower_ones(
+    tmp_path: Path, dtype: str, vocab: int
+) -> None:
+    path = tmp_path / "train.bin"
+    for cut in (2, 4, 6) if dtype == "int64" else (2,):
+        path.write_bytes(np.array(LARGE, dtype).tobytes()[:-cut])
+        with pytest.raises(DataError, match=dtype):
+            map_tokens(path, vocab=vocab)
+
+
+def test_a_header_of_llm_c_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(of_llm_c([1, 2], 20240520, 2, "uint16"))
+    with pytest.raises(DataError, match="in a header of version 2 that is not known; expected ver"):
+        map_tokens(path)
+
+
+def test_a_token_behind_a_header_is_counted_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(of_llm_c([1, 2, 3, 4, 999, 6], 20240520, 1, "uint16"))
+    with pytest.raises(DataError, match=r"at byte 1032 of .*train.bin .token 4 from 0."):
+        load(Data(source=str(path), held_out=0.0), 2, 100)
 
 
 def of_numpy(tokens: list[int]) -> bytes:

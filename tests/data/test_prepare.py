@@ -219,6 +219,39 @@ def test_what_was_made_when_a_tokenizer_had_other_numbers_is_not_taken_for_the_s
     assert documents_of(tmp_path / "out.bin") == [[300, 0]]
 
 
+def test_one_that_was_begun_with_another_end_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Bundles that were done would have kept the former one."""
+    path = tmp_path / "tokenizer.json"
+    of_words(path, {"w0": 0, "w1": 300, "</s>": 7})
+    source = tmp_path / "in"
+    source.mkdir()
+    json_lines(source / "a.jsonl", ["w1 " * 400_000])  # a bundle of its own, which gets done
+    (source / "b.jsonl").write_text("no json")
+    order = Order(tmp_path / "out", (str(source),), str(path))
+    with pytest.raises(DataError):
+        prepare(order, 1)
+    assert order.plan.exists()
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "w0"}')
+    with pytest.raises(ConfigError, match=r"begun otherwise: tokens .*'end': 7.*'end': 0"):
+        prepare(order, 1)
+
+
+def test_a_tokenizer_that_was_kept_has_the_end_that_its_tokens_have(tmp_path: Path) -> None:
+    path = tmp_path / "theirs" / "tokenizer.json"
+    of_words(path, WORDS, tokenizer_config={"eos_token": "</s>"})
+    source = str(json_lines(tmp_path / "a.jsonl", ["w0 w1"] * 9))
+    for name, tokenizer, end in (
+        ("one", str(path), ""),
+        ("two", str(tmp_path / "one.tokenizer.json"), ""),
+        ("other", str(path), "w1"),
+    ):
+        prepare(Order(tmp_path / name, (source,), tokenizer, end=end), 1)
+    one, two, other = (str(tmp_path / f"{name}.bin") for name in ("one", "two", "other"))
+    load(Data(source=(one, two), held_out=0.0), 2, 5)
+    with pytest.raises(DataError, match=r"has token 2 behind each document, .* token 1; expect"):
+        load(Data(source=one, validation=other), 2, 5)
+
+
 WORDS = {"w0": 0, "w1": 1, "</s>": 2, "<|im_end|>": 3, "<|endoftext|>": 4}
 
 

@@ -159,6 +159,7 @@ def going_on(run: str, out: str, *keys: str) -> list[str]:
     return [*into, *brief, "optimizer.warmup_steps=0", *keys]
 
 
+SUFFIXES = {".json", ".jinja", ".txt", ".md"}
 OTHER_FILES = {
     "chat_template.jinja": "{% for message in messages %}\n  {{ message }}{% endfor %}",
     "special_tokens_map.json": '{"eos_token":   {"content": "<|endoftext|>"}}',
@@ -180,6 +181,9 @@ def test_every_file_beside_the_weights_comes_along_to_the_byte(of_generation: bo
     if not of_generation:
         Path("theirs/generation_config.json").unlink()
     Path("theirs/original").mkdir()
+    Path("theirs/original/params.json").write_text("{ }")
+    for left in (".env", "model.onnx_data", "data.parquet"):
+        Path("theirs", left).write_text("left where it is")
     assert axrt("import", "--hf", "theirs", "--out", "run").exit_code == 0
     told = axrt("prepare", "text.txt", "--tokenizer", "run/tokenizer.json", "--out", "mine")
     assert told.exit_code == 0, told.output
@@ -189,12 +193,14 @@ def test_every_file_beside_the_weights_comes_along_to_the_byte(of_generation: bo
         done = axrt("export", run, "--hf", f"{run}-back")
         assert done.exit_code == 0, done.output
         own = ("config.json", "model.safetensors")
-        files = {path.name for path in Path("theirs").iterdir() if path.is_file()} - {*own}
-        assert files >= OTHER_FILES.keys()
+        kept = [path for path in Path("theirs").rglob("*") if path.suffix in SUFFIXES]
+        files = {str(path.relative_to("theirs")) for path in kept} - {*own}
+        assert files >= {*OTHER_FILES, "original/params.json"}
         for name in files:
             assert Path(f"{run}-back", name).read_bytes() == Path("theirs", name).read_bytes()
-        left = {path.name for path in Path(f"{run}-back").iterdir()} - files - {*own}
-        assert left == (set() if of_generation else {"generation_config.json"})
+        back = [path for path in Path(f"{run}-back").rglob("*") if path.is_file()]
+        more = {str(path.relative_to(f"{run}-back")) for path in back} - files - {*own}
+        assert more == (set() if of_generation else {"generation_config.json"})
 
 
 def test_text_is_not_read_as_bytes_where_tokens_stand_for_something_else() -> None:
@@ -204,10 +210,10 @@ def test_text_is_not_read_as_bytes_where_tokens_stand_for_something_else() -> No
         if kept:
             train_tokenizer(["all work and no play " * 9], 258, Path("theirs/tokenizer.json"))
         assert axrt("import", "--hf", "theirs", "--out", f"run-{kept}").exit_code == 0
-        for keys in (["data.source=text.txt"], ["data.source=['text.txt', 'a b.txt']"], []):
+        for keys in ([], ["data.source=['text.txt', 'a b.txt']"], ["data.source=text.txt"]):
             refused = axrt(*going_on(f"run-{kept}", "tuned", *keys))
             assert refused.exit_code == 2, refused.output
-            assert "is text, which would be read as bytes" in refused.output
+            assert "text, which would be read as bytes" in refused.output
             assert not Path("tuned").exists()
         how = f"{Path('run-True').absolute()}/tokenizer.json" if kept else "ITS_TOKENIZER.json"
         assert f"--tokenizer {how} --out mine" in refused.output
