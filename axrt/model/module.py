@@ -10,6 +10,7 @@ from axrt.errors import ConfigError
 
 from .hints import why_missing
 from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share
+from .loss import Loss, has_tensors
 from .partition import boundaries
 
 LossFunction = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | float]]
@@ -25,7 +26,9 @@ class PipelineModule:
         loss_fn: function whose `loss_fn(outputs, targets)` gives the mean loss of a microbatch, a
             tensor with one element. Where microbatches count differently it gives (sum, weight):
             the loss of a step is then the sum of sums over the sum of weights, over all
-            microbatches of all replicas.
+            microbatches of all replicas. A module with parameters or buffers becomes the last
+            layer, whose names begin with `N.loss.` behind N layers; it is trained and saved as they
+            are.
         partition_method: method by which stages are cut, see `axrt.model.partition.boundaries`;
             `[parallel] partition` overrides it.
         num_stages: number of stages that a pipe must have; None: any.
@@ -65,6 +68,8 @@ class PipelineModule:
         for index, layer in enumerate(self.layers):
             if refusal := refusal_of(layer):
                 raise ConfigError(f"layer {index} is {layer!r}{refusal}")
+        if isinstance(loss_fn, nn.Module) and has_tensors(loss_fn):
+            self.layers.append(Loss(loss_fn))
         if topology is not None:
             raise ConfigError(
                 "topology is not taken: set [parallel] pipe and data in the configuration instead"
@@ -126,7 +131,14 @@ class PipelineModule:
                 f"{stages} stages; expected as many. Leave num_stages away, or change the number "
                 "of ranks or schedule.placement"
             )
-        return boundaries(self.layers, stages, override or self.partition_method, held)
+        cuts = boundaries(self.layers, stages, override or self.partition_method, held)
+        if isinstance(self.layers[-1], Loss) and cuts[-2] == cuts[-1]:
+            raise ConfigError(
+                f"cuts {cuts} leave the last stage without a layer, and the loss, which has "
+                "weights or buffers of its own, is computed there; expected the last layer in the "
+                "last stage"
+            )
+        return cuts
 
 
 def _listed(layers: Any) -> list[Layer]:

@@ -34,6 +34,7 @@ from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .deferral import Deferral, with_deferral, without_deferral
+from .loss import Loss
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
 from .saved import SavedTensors, memory_of
@@ -169,6 +170,7 @@ class Stage:
     Attributes:
         layers: modules, by the index of the layer in the model as text.
         first_layer: index of the first layer in the model.
+        loss: loss function on the last stage, as the user has given it; None elsewhere.
         device: device that they compute on.
     """
 
@@ -193,6 +195,9 @@ class Stage:
             {str(place): layer for place, layer in enumerate(ready, first_layer)}
         )
         self.first_layer = first_layer
+        if loss_fn and layers and isinstance(layers[-1], Loss):
+            loss_fn = layers[-1].loss  # that of these layers, which may be copies
+        self.loss = loss_fn
         self._run: list[Callable[[Any], Any]] = [
             compiler.layer(layer) if compiler else layer for layer in ready
         ]
@@ -273,7 +278,9 @@ class Stage:
                 {name: buffer.clone() for name, buffer in layer.named_buffers()}
                 for layer in self._recomputed_layers
             ]
-            stashed.given = copied(inputs), target, buffers  # copied: layers may work in place
+            runs_loss = self.recomputed == whole and self._loss_fn is not None
+            # Copied: layers and losses may work in place.
+            stashed.given = copied(inputs), copied(target) if runs_loss else target, buffers
             inputs = self._forgetting(number, inputs)
             if self.recomputed == whole:
                 return self._ended(number, inputs, target, whole)[0]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import axrt
+from axrt.model.loss import Loss
 from axrt.observe.observer import Observer
 from axrt.payload import on
 from axrt.scheduler.policies import NAMES, policy_by_name
@@ -115,6 +116,7 @@ def train_in_plain_torch(
 ) -> Outcome:
     """`batches(step)` are the microbatches of a step, of all replicas, one after the other."""
     whole = model.sequential(SEED).to(device)
+    loss_fn = loss_in(whole, model)
     named = [
         (name, parameter) for name, parameter in whole.named_parameters() if parameter.requires_grad
     ]
@@ -127,7 +129,7 @@ def train_in_plain_torch(
         for k, (inputs, target) in enumerate(items):
             value = run_in_plain_torch(whole, on(device, inputs), step, k, compute, device)
             with computing(compute, device):
-                loss = model.loss_fn(value, on(device, target))
+                loss = loss_fn(value, on(device, target))
             if isinstance(loss, tuple):
                 loss, weight = loss
                 weights.append(float(weight))
@@ -148,6 +150,11 @@ def train_in_plain_torch(
     return Outcome(
         losses, norms, {name: parameter.detach().cpu().clone() for name, parameter in named}
     )
+
+
+def loss_in(whole: nn.Sequential, model: axrt.PipelineModule) -> Any:
+    """The loss of a whole model: where it is a module with weights, that of these layers."""
+    return whole[-1].loss if isinstance(whole[-1], Loss) else model.loss_fn
 
 
 def total_norm(gradients: list[Tensor]) -> Tensor:
