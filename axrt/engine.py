@@ -15,6 +15,7 @@ from axrt.autoschedule import resolve
 from axrt.checkpoint.in_memory import JobMemory
 from axrt.checkpoint.job import JobCheckpoints
 from axrt.checkpoint.keepers import host_name
+from axrt.checkpoint.layers import check_savable
 from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
@@ -160,6 +161,7 @@ class Engine:
         build = partial(self._build, model, factory, lr_schedule, compiler)
         offloads = config.memory.uses_scratch
         self._model = self._exchange.made_by_all(build) if offloads else build()
+        check_savable(self._model)
         pipes = self._model.pipes
         self._shards = ShardExchange(self._exchange, self._job, self._rank.mesh, pipes)
         self._gives_out_weights = bool(self._model.given)  # whose weights the user has already

@@ -262,7 +262,8 @@ class LocalModel:
         for first, *others in self._copies_here():
             for other in others if not first.has_stays else ():
                 for (_, mine), (_, its) in zip(first.trained, other.trained, strict=True):
-                    if not torch.equal(mine, its):
+                    # On an accelerator to look would be to wait for it.
+                    if its.device != CPU or not torch.equal(mine, its):
                         with torch.no_grad():
                             its.copy_(mine)
 
@@ -302,8 +303,11 @@ class LocalModel:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Context with every module in evaluation mode; afterwards each is in its former mode."""
-        modules = [module for _, layer in self.layers() for module in layer.modules()]
+        """Context with every module in evaluation mode, the loss too; afterwards each is in its
+        former mode."""
+        losses = [one.loss for one in self.stages.values() if isinstance(one.loss, nn.Module)]
+        whole = [*(layer for _, layer in self.layers()), *losses]
+        modules = list(dict.fromkeys(module for one in whole for module in one.modules()))
         modes = [module.training for module in modules]
         for module in modules:
             module.training = False

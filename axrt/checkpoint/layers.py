@@ -275,6 +275,23 @@ def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield name, value
 
 
+def check_savable(model: LocalModel) -> None:
+    """Check at the start that a checkpoint can hold what layers have, and not at the first save.
+
+    Raises:
+        DataError: a module has extra state, or its state has what is no tensor.
+    """
+    for place, layer in model.layers():
+        for name, module in layer.named_modules(prefix=str(place)):
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                raise DataError(
+                    f"{name} ({type(module).__name__}) has extra state (get_extra_state), which no "
+                    "checkpoint holds; expected it in buffers: register_buffer"
+                )
+        for _ in weights_of(place, layer):
+            pass
+
+
 def all_weights(model: LocalModel) -> dict[int, LiveTensors]:
     """What stands for each weight and buffer in its full type, by layer."""
     full, bucket_of = model.full(), model.bucket_of()

@@ -1,5 +1,5 @@
 """The parameters that layers had when an engine took them. What is unfrozen, replaced or added
-later would never be trained, since no bucket has it: it is refused by name."""
+later and wants to be trained never would be, since no bucket has it: it is refused by name."""
 
 from collections.abc import Iterable
 
@@ -45,9 +45,15 @@ class ListedParameters:
         for prefix, module, *before in self._modules:
             for now, then in zip((module._parameters, module._modules), before, strict=True):
                 for name, one in now.items():
-                    if one is not None and then.get(name) is not one:
+                    if one is not None and then.get(name) is not one and _trains(one):
                         how = "replaced" if then.get(name) is not None else "added"
                         raise ModelError(
                             f"{prefix}.{name} was {how} after the engine took the layer, and "
                             f"nothing would train it; {_INSTEAD}"
                         )
+
+
+def _trains(one: nn.Parameter | nn.Module) -> bool:
+    """A parameter that wants a gradient, or a module with one."""
+    of = one.parameters() if isinstance(one, nn.Module) else (one,)
+    return any(parameter.requires_grad for parameter in of)

@@ -41,7 +41,7 @@ from .masters import Check, Masters
 from .norms import Norms, norms_of
 from .offloaded import OffloadedState
 from .on_host import GradientOnHost
-from .probe import made_by, probed
+from .probe import check_goes_on, made_by, probed
 from .saved_piece import SavedPiece, copied_now, cut_state
 from .sharded_optimizer import give_pieces
 from .shards import Cut
@@ -144,7 +144,9 @@ class Bucket:
             owners = across(self.copies, me, pipes_a_group)
             mine = () if cut else ((self.near.index(me), len(self.near)),)
             self.across = SumAcross(owners, me, self._gradient, *mine)
-        self.optimizer = made_by(factory, list(zip(spec.called, masters.shown, strict=True)))
+        shown = list(zip(spec.called, masters.shown, strict=True))
+        self.optimizer = made_by(factory, shown)
+        check_goes_on(factory, shown, self.optimizer)
         if cut and self.optimizer:
             give_pieces(self.optimizer, masters)
         self.initial_groups = [dict(group, params=None) for group in self.groups]

@@ -3,6 +3,7 @@ whether it is one of torch's own. It is found out on tiny parameters."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from axrt.errors import ModelError
 
 from . import eager_optimizers
+from .state import restore_state, saved_state
 
 Factory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 Moments = dict[str, torch.dtype]  # the type of each moment of a parameter, by key
@@ -99,6 +101,71 @@ def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probe
     ]
     is_torchs = _is_torchs(optimizer)
     return Probed(moments, is_torchs, is_torchs and type(optimizer).__name__ in _ELEMENTWISE)
+
+
+def check_goes_on(
+    factory: Factory,
+    named: Sequence[tuple[str, nn.Parameter]],
+    made: torch.optim.Optimizer | None,
+) -> None:
+    """Check on tiny parameters that an optimizer goes on from what is saved of it as if nothing had
+    happened. Those of `torch.optim` do.
+
+    Args:
+        factory, named: as for `probed`.
+        made: what the factory has made of them; None: nothing.
+    Raises:
+        ModelError: it would not, or its state cannot be saved by parameter.
+    """
+    if made is None or _is_torchs(made):
+        return
+    tinies = [(name, _tiny(parameter)) for name, parameter in named]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            first = factory(tinies)
+            initial = [dict(group, params=None) for group in first.param_groups]
+            _step_tinies(first, tinies, 1)
+        except Exception:  # of the user's own code, which real parameters may suit
+            return
+        name = type(first).__name__
+        try:
+            states = {
+                of: replace(state, tensors={key: one.clone() for key, one in state.tensors.items()})
+                for of, state in saved_state(first, initial, {tiny: of for of, tiny in tinies})
+            }
+            others = [(of, nn.Parameter(tiny.detach().clone())) for of, tiny in tinies]
+            for (_, other), (_, tiny) in zip(others, tinies, strict=True):
+                other.__dict__.update(tiny.__dict__)
+            second = factory(others)
+            restore_state(second, initial, {other: of for of, other in others}, states)
+            for optimizer, stepped in ((first, tinies), (second, others)):
+                _step_tinies(optimizer, stepped, 2)
+        except Exception as error:  # of the user's own code
+            raise ModelError(
+                f"the state of the optimizer {name} cannot be saved and taken up again: {error}; "
+                f"{_BY_PARAMETER}"
+            ) from error
+    for (of, one), (_, other) in zip(tinies, others, strict=True):
+        if not torch.equal(one, other):
+            raise ModelError(
+                f"the optimizer {name} would not go on from a checkpoint as it had begun: what it "
+                f"knows of {of} is not in its state_dict(); {_BY_PARAMETER}"
+            )
+
+
+_BY_PARAMETER = (
+    "expected all of it in `state[parameter]`, as tensors and plain values, or in a state_dict() "
+    "of the same form"
+)
+
+
+def _step_tinies(
+    optimizer: torch.optim.Optimizer, tinies: Sequence[tuple[str, nn.Parameter]], seed: int
+) -> None:
+    torch.default_generator.manual_seed(seed)
+    for _, tiny in tinies:
+        tiny.grad = torch.randn(tiny.shape).to(tiny.dtype)
+    optimizer.step()
 
 
 def _tiny(parameter: nn.Parameter) -> nn.Parameter:

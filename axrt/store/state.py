@@ -46,8 +46,9 @@ def saved_state(
         initial: parameter groups of the optimizer as they were at the start.
         name_of: name of each of its parameters.
     Raises:
-        DataError: some state is neither a tensor nor a plain value.
+        DataError: some state is neither a tensor nor a plain value, or is not told by parameter.
     """
+    states = _states(optimizer)
     for group, before in zip(optimizer.param_groups, initial, strict=True):
         changed = {
             key: value
@@ -55,7 +56,7 @@ def saved_state(
             if key not in ("params", "lr") and _differs(value, before.get(key))
         }
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
+            state = states.get(parameter, {})
             tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
             _check_plain(name_of[parameter], {**plain, **changed})
@@ -98,6 +99,33 @@ def restore_state(
             **(changed[0] if changed else {}),
         )
     optimizer.load_state_dict(whole)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Mapping[Tensor, Mapping[str, Any]]:
+    """The state of each parameter: that which `state_dict` tells, where a class has its own.
+
+    Raises:
+        DataError: it tells more than the state of parameters, or tells it otherwise.
+    """
+    if type(optimizer).state_dict is torch.optim.Optimizer.state_dict:
+        return optimizer.state
+    told, name = optimizer.state_dict(), type(optimizer).__name__
+    if more := sorted(set(told) - {"state", "param_groups"}):
+        raise DataError(
+            f"{name}.state_dict() has {', '.join(more)} besides the state of parameters; expected "
+            "`state` and `param_groups` alone, which can be saved by parameter"
+        )
+    numbers = [number for group in told["param_groups"] for number in group["params"]]
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if len(numbers) != len(parameters):
+        raise DataError(
+            f"{name}.state_dict() has groups of {len(numbers)} parameters, and the optimizer of "
+            f"{len(parameters)}; expected the same"
+        )
+    return {
+        parameter: told["state"].get(number, {})
+        for number, parameter in zip(numbers, parameters, strict=True)
+    }
 
 
 def _differs(value: object, initial: object) -> bool:

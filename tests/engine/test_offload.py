@@ -345,35 +345,6 @@ def test_a_gradient_that_the_optimizer_has_changed_is_not_used_again(disk: str) 
         run(0.3)
 
 
-class CountsItself(torch.optim.SGD):
-    """Its rate falls with the number of its steps, which is an attribute."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.taken, self.rates = 0, [0.1]
-
-    def step(self, closure: Any = None) -> Any:
-        self.taken += 1
-        self.rates.append(0.1 / (self.taken + len(self.rates)))
-        for group in self.param_groups:
-            group["lr"] = self.rates[-1]
-        return super().step(closure)
-
-
-def test_a_step_that_is_taken_back_counts_once_for_an_optimizer_that_counts(
-    disk: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = Tried(monkeypatch)
-    factory = lambda named: CountsItself([p for _, p in named])  # noqa: E731
-    clip = sorted(expected({}, factory=factory).norms)[STEPS // 2]  # some are above, some below
-    keys = {"clip": clip, "speculate": "always"}
-    assert on_ranks(1, offloaded(disk), {}, factory=factory, optimizer=keys) == expected(
-        {}, factory=factory, clip=clip
-    )
-    assert tried.counts["take_back"] > 0
-    assert tried.counts["keep_tried"] > 0
-
-
 class Turns(torch.optim.SGD):
     """Its moment has another type from the third step on, and its first gradient is kept as it
     is."""

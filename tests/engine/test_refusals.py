@@ -289,3 +289,52 @@ def test_what_is_unfrozen_replaced_or_added_later_is_refused_by_name(
 
     with pytest.raises(axrt.ModelError, match=f"{text}.*; expected that before axrt.initialize"):
         LocalWorld(ranks).run(rank_main)
+
+
+def test_what_comes_later_and_is_not_to_be_trained_is_no_business_of_the_engines() -> None:
+    layers: list[Any] = [nn.Linear(16, 16), Frozen(16, 16), nn.Linear(16, 5)]
+    with axrt.initialize(layered(*layers), config=configured(MICROBATCHES)) as engine:
+        engine.train_batch(iter(BATCHES(0)))
+        layers[0].act = nn.GELU()
+        layers[1].teacher = Frozen(16, 16)
+        layers[2].still = nn.Parameter(torch.ones(5), requires_grad=False)
+        engine.train_batch(iter(BATCHES(1)))
+        layers[1].teacher.requires_grad_(True)
+        with pytest.raises(axrt.ModelError, match=r"1.teacher was added after the engine took"):
+            engine.train_batch(iter(BATCHES(2)))
+
+
+class Extra(nn.Linear):
+    """Has state beside its tensors."""
+
+    told: Any = torch.ones(2)
+
+    def get_extra_state(self) -> Any:
+        return self.told
+
+    def set_extra_state(self, state: Any) -> None:
+        self.told = state
+
+
+class Listed(nn.Linear):
+    """Adds to its state what is no tensor."""
+
+    def state_dict(self, *arguments: Any, **keys: Any) -> Any:
+        state = super().state_dict(*arguments, **keys)
+        state["seen"] = [1]
+        return state
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (Extra, r"1 \(Extra\) has extra state .*expected it in buffers: register_buffer"),
+        (Listed, "seen of layer 1 is list; expected tensors only"),
+    ],
+)
+def test_a_layer_whose_state_no_checkpoint_holds_is_refused_at_the_start(
+    layer: type[nn.Module], text: str
+) -> None:
+    """A training once ended at its first save, or lost it without a word."""
+    with pytest.raises(axrt.DataError, match=text):
+        train(1, layered(nn.Linear(16, 16), layer(16, 5)))

@@ -274,24 +274,22 @@ class Inner(torch.optim.Optimizer):
         self.inner.step()
 
 
-class ListState(torch.optim.SGD):
-    """Keeps what no checkpoint can hold, and something that belongs to no parameter."""
+class OfAll(torch.optim.SGD):
+    """Keeps something that belongs to no parameter."""
 
     def __init__(self, named: Any) -> None:
         super().__init__([p for _, p in named], lr=0.1, momentum=0.5)
-        state: Any = self.state
-        state["of all"] = {"n": 0}
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)
         state: Any = self.state
-        state["of all"]["n"] += 1
+        state.setdefault("of all", {"n": 0})["n"] += 1
         for group in self.param_groups:
             for p in group["params"]:
-                self.state[p]["seen"] = [1]
+                self.state[p]["seen"] = 1
 
 
-@swept(("kind", TYPES), ("factory", [First, ListState]))
+@swept(("kind", TYPES), ("factory", [First, OfAll]))
 def test_optimizers_that_need_care_step_their_shards(kind: str, factory: Any) -> None:
     check_equal(1, 3, factory=factory, precision=TYPES[kind], memory={"bucket_mb": 0.0})
 
