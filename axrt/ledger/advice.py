@@ -199,9 +199,10 @@ def _weights_in_scratch(now: Prediction, chunks: int) -> Iterator[Change]:
         f"memory.offload_parameters = true with schedule.policy = {_BY_STAGE!r} and "
         f"schedule.chunks = {chunks}"
     )
-    one_by_one = {"policy": _BY_STAGE, "chunks": chunks, "placement": "", "max_held": 0}
     with suppress(ConfigError):  # other keys do not go with it
-        schedule = replace(config.schedule, **one_by_one)
+        schedule = replace(
+            config.schedule, policy=_BY_STAGE, chunks=chunks, placement="", max_held=0
+        )
         memory = replace(config.memory, offload_parameters=True)
         yield Change(text, replace(config, schedule=schedule, memory=memory), now.size)
 

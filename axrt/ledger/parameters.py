@@ -26,6 +26,7 @@ from axrt.store.shards import Cut, cut_of
 from .skeleton import META, Skeletons, like
 
 _MIB = 1024 * 1024
+_EACH_SHARD = 16  # shards of more are as large as another one, to the alignment of their ends
 Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
 
 
@@ -87,93 +88,169 @@ class _Named(NamedTuple):
     narrow: torch.dtype | None
 
 
-def of_stage(
-    skeletons: Skeletons, config: Config, job: Job, pipe: int, stage: int, probe: Probe
-) -> StageBytes:
-    """The sizes of what a copy of a stage holds.
+class BucketSizes:
+    """The sizes of buckets, found once for all that are alike: in stages, replicas and runs."""
+
+    def __init__(self) -> None:
+        self._of_kind: dict[tuple[object, ...], dict[int, BucketBytes]] = {}
+        self._same: dict[BucketBytes, BucketBytes] = {}
+
+    def of_kind(self, kind: tuple[object, ...]) -> dict[int, BucketBytes]:
+        """The sizes of buckets of a kind that are known by now, by shard."""
+        return self._of_kind.setdefault(kind, {})
+
+    def one_of(self, found: BucketBytes) -> BucketBytes:
+        """The object that stands for all of the same sizes, so that they are told by identity."""
+        return self._same.setdefault(found, found)
+
+
+class _Bucket(NamedTuple):
+    """A bucket of a stage, on whatever pipe.
+
+    Args:
+        spec: parameters and their copies.
+        narrow: narrow type that each parameter gets; None: it stays as it is.
+        cut: its shards, as the first pipe has them; None: there are none.
+        on_host: it steps on the host.
+        near, groups: copies of a group of replicas, and groups.
+        known: sizes of such buckets that are known by now, by shard.
+    """
+
+    spec: BucketSpec
+    narrow: list[torch.dtype | None]
+    cut: Cut | None
+    on_host: bool
+    near: int
+    groups: int
+    known: dict[int, BucketBytes]
+
+
+class StageParameters:
+    """The parameters of a stage, on whatever pipe.
 
     Args:
         skeletons: layers of the model.
         config: settings of the run.
         job: schedule that says where the model is cut.
-        pipe: pipe that the copy belongs to.
         stage: index of the stage.
         probe: function that says what is known of a bucket's optimizer, from its spec and what is
             stepped.
+        sizes: sizes that are known by now.
     """
-    types = types_of(config.precision)
-    places = range(job.cuts[stage], job.cuts[stage + 1])
-    trained = list(_trained(skeletons, places, types))
-    narrow = {name: to for name, _, to in trained}
-    specs = buckets_of(
-        skeletons.layers,
-        job.cuts,
-        stage,
-        [(name, parameter) for name, parameter, _ in trained],
-        job.pipes,
-        config.memory.bucket_mb * _MIB,
-    )
-    in_float32 = config.precision.gradients == "float32"
-    offloads = config.memory.offload != "none"
-    buckets = tuple(
-        _of_bucket(
-            spec,
-            [narrow[name] for name, _ in spec.named],
-            in_float32,
-            types,
-            probe,
-            cut_of(config, job, pipe, spec.copies),
-            offloads,
+
+    def __init__(
+        self,
+        skeletons: Skeletons,
+        config: Config,
+        job: Job,
+        stage: int,
+        probe: Probe,
+        sizes: BucketSizes,
+    ) -> None:
+        self._config, self._job, self._probe, self._sizes = config, job, probe, sizes
+        self._types = types = types_of(config.precision)
+        places = range(job.cuts[stage], job.cuts[stage + 1])
+        trained = list(_trained(skeletons, places, types))
+        narrow = {name: to for name, _, to in trained}
+        specs = buckets_of(
+            skeletons.layers,
+            job.cuts,
+            stage,
+            [(name, parameter) for name, parameter, _ in trained],
+            job.pipes,
+            config.memory.bucket_mb * _MIB,
+        )
+        self._buckets = [
+            self._bucket(spec, [narrow[name] for name, _ in spec.named]) for spec in specs
+        ]
+        frozen = list(_frozen(skeletons, places, types))
+        self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)
+
+    def _bucket(self, spec: BucketSpec, narrow: list[torch.dtype | None]) -> _Bucket:
+        config, job = self._config, self._job
+        cut = cut_of(config, job, 0, spec.copies)
+        on_host = job.steps_on_host(spec.copies)
+        parameters = [parameter for _, parameter in spec.named]
+        if cut:
+            is_whole = cut.whole or not self._probe(spec, parameters).elementwise
+            cut = cut._replace(whole=is_whole)
+        stepped = [
+            like(one, META, one.dtype if to is None else torch.float32)
+            for one, to in zip(parameters, narrow, strict=True)
+        ]
+        known = self._probe(spec, [one for one in stepped if isinstance(one, nn.Parameter)])
+        me = spec.copies[0]
+        near = len(of_group(spec.copies, me, job.pipes_a_group))
+        groups = len(across(spec.copies, me, job.pipes_a_group))
+        kind = (
+            tuple((tuple(one.shape), one.dtype, one.stride()) for one in parameters),
+            tuple(narrow),
+            known.moments is not None and tuple(tuple(of.items()) for of in known.moments),
+            known.is_torchs,
+            cut and cut._replace(turn=0),  # on the first pipe
+            on_host,
+            config.precision.gradients,
+            self._types.weights,
+            config.memory.offload,
             job.pipes_a_group,
             job.offloads_weights,
-            job.steps_on_host(spec.copies),
+            near,
+            groups,
+            len(spec.copies),
+            len({copy.stage for copy in spec.copies}) > 1,
         )
-        for spec in specs
-    )
-    frozen = list(_frozen(skeletons, places, types))
-    return StageBytes(buckets, sum(size for size, _ in frozen), sum(size for _, size in frozen))
+        return _Bucket(spec, narrow, cut, on_host, near, groups, self._sizes.of_kind(kind))
+
+    def of_pipe(self, pipe: int) -> StageBytes:
+        """The sizes of what the copy of a pipe holds."""
+        return StageBytes(tuple(self._of(bucket, pipe) for bucket in self._buckets), *self._frozen)
+
+    def _of(self, bucket: _Bucket, pipe: int) -> BucketBytes:
+        shard = 0 if bucket.cut is None else _like(bucket.cut, bucket.cut.shard_of(pipe))
+        if shard not in bucket.known:
+            bucket.known[shard] = self._sizes.one_of(self._found(bucket, shard))
+        return bucket.known[shard]
+
+    def _found(self, bucket: _Bucket, shard: int) -> BucketBytes:
+        spec, narrow, cut, on_host, near, groups, _ = bucket
+        types, in_scratch = self._types, self._job.offloads_weights
+        cut = cut and cut._replace(pipe=shard, turn=0)
+        parameters = [parameter for _, parameter in spec.named]
+        masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
+        in_float32 = self._config.precision.gradients == "float32"
+        gradient = gradient_of(spec, masters, in_float32, META, types.weights, cut)
+        gradient.open()
+        gradient.show_total()  # which allocates it
+        weights, stepped = num_bytes(parameters), masters.parameters
+        beside = num_bytes([*parameters, *stepped])
+        in_place = [one for one in stepped if not masters.is_master(one)]
+        of_type = [
+            [in_place[place] for place in of] for of in by_key(one.dtype for one in in_place)
+        ]
+        known = self._probe(spec, masters.shown)
+        moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
+        return BucketBytes(
+            weights,
+            beside - weights,
+            sum(Layout(of).num_bytes for of in of_type),
+            num_bytes(gradient.sums),
+            num_bytes(gradient.own_totals),
+            None if moments is None else tuple(_flat_moments(stepped, moments)),
+            len(spec.copies),
+            known.is_torchs,
+            _arriving_bytes(gradient, cut, near, groups),
+            _kept(masters, stepped, self._config.memory.offload != "none"),
+            tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
+            len({copy.stage for copy in spec.copies}) > 1,
+            on_host,
+        )
 
 
-def _of_bucket(
-    spec: BucketSpec,
-    narrow: Sequence[torch.dtype | None],
-    in_float32: bool,
-    types: Types,
-    probe: Probe,
-    cut: Cut | None,
-    offloads: bool,
-    pipes_a_group: int,
-    in_scratch: bool,
-    on_host: bool,
-) -> BucketBytes:
-    parameters = [parameter for _, parameter in spec.named]
-    if cut:
-        cut = cut._replace(whole=cut.whole or not probe(spec, parameters).elementwise)
-    masters = Masters(parameters, narrow, META, cut, types.weights, in_scratch=in_scratch)
-    gradient = gradient_of(spec, masters, in_float32, META, types.weights, cut)
-    gradient.open()
-    gradient.show_total()  # which allocates it
-    weights, stepped = num_bytes(parameters), masters.parameters
-    beside = num_bytes([*parameters, *stepped])
-    in_place = [one for one in stepped if not masters.is_master(one)]
-    of_type = [[in_place[place] for place in of] for of in by_key(one.dtype for one in in_place)]
-    known = probe(spec, masters.shown)
-    moments = known.moments and [known.moments[piece.place] for piece in masters.pieces]
-    return BucketBytes(
-        weights,
-        beside - weights,
-        sum(Layout(of).num_bytes for of in of_type),
-        num_bytes(gradient.sums),
-        num_bytes(gradient.own_totals),
-        None if moments is None else tuple(_flat_moments(stepped, moments)),
-        len(spec.copies),
-        known.is_torchs,
-        _arriving_bytes(spec, gradient, cut, pipes_a_group),
-        _kept(masters, stepped, offloads),
-        tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
-        len({copy.stage for copy in spec.copies}) > 1,
-        on_host,
-    )
+def _like(cut: Cut, shard: int) -> int:
+    """A shard as large as this one, so that thousands of replicas are not each predicted."""
+    if cut.whole or cut.shards <= _EACH_SHARD or shard in (0, cut.shards - 1):
+        return shard
+    return 1
 
 
 def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
@@ -183,13 +260,8 @@ def _kept(masters: Masters, stepped: Sequence[Tensor], offloads: bool) -> int:
     return num_bytes([*masters.weights_to_send(), *elsewhere]) - num_bytes(elsewhere)
 
 
-def _arriving_bytes(
-    spec: BucketSpec, gradient: Gradient, cut: Cut | None, pipes_a_group: int
-) -> int:
+def _arriving_bytes(gradient: Gradient, cut: Cut | None, near: int, groups: int) -> int:
     """Parts of the group's other copies, and subtotals of other groups."""
-    me = spec.copies[0]
-    near = len(of_group(spec.copies, me, pipes_a_group))
-    groups = len(across(spec.copies, me, pipes_a_group))
     if cut is None:
         part, shard = -(-num_bytes(gradient.sums) // near), num_bytes(gradient.totals) // near
     else:

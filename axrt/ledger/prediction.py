@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import nn
@@ -19,12 +20,12 @@ from .activations import Stashes
 from .ledger import Entry, Ledger, Purpose, Tier
 from .occupancy import Occupancies, Occupancy
 from .offloaded import scratch_of, state_entries
-from .parameters import BucketBytes, StageBytes, of_stage
+from .parameters import BucketBytes, BucketSizes, StageBytes, StageParameters
 from .skeleton import Skeletons
 from .snapshot import snapshot_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Prediction:
     """The ledgers of a run.
 
@@ -41,17 +42,30 @@ class Prediction:
     mesh: Mesh
     ledgers: tuple[tuple[Ledger, ...], ...]
 
-    @property
+    @cached_property
+    def of_ranks(self) -> list[Ledger]:
+        """The ledger of each rank of the job."""
+        reading: dict[int, Ledger] = {}
+        found = []
+        for rank in range(self.size):
+            of = replace(self.mesh, rank=rank)
+            ledger = self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
+            if not (self.config.memory.zero or of.data_rank == 0):  # others write for it
+                if id(ledger) not in reading:
+                    reading[id(ledger)] = ledger.without(Purpose.SNAPSHOT)
+                ledger = reading[id(ledger)]
+            found.append(ledger)
+        return found
+
+    @cached_property
     def fullest(self) -> int:
         """The first rank of the job whose device holds most."""
-        return max(range(self.size), key=lambda rank: self.of_rank(rank).total())
+        totals = {id(ledger): ledger.total() for ledger in self.of_ranks}
+        return max(range(self.size), key=lambda rank: totals[id(self.of_ranks[rank])])
 
     def of_rank(self, rank: int) -> Ledger:
         """The ledger of a rank of the job."""
-        of = replace(self.mesh, rank=rank)
-        ledger = self.ledgers[of.data_rank % len(self.ledgers)][of.pipe_rank]
-        writes = self.config.memory.zero or of.data_rank == 0
-        return ledger if writes else ledger.without(Purpose.SNAPSHOT)
+        return self.of_ranks[rank]
 
     @property
     def most(self) -> int:
@@ -66,7 +80,7 @@ class Prediction:
     @property
     def unknown(self) -> tuple[str, ...]:
         """What could not be predicted, one text each."""
-        every = [one for of_replica in self.ledgers for one in of_replica]
+        every = {id(one): one for of_replica in self.ledgers for one in of_replica}.values()
         return tuple(dict.fromkeys(text for one in every for text in one.unknown))
 
 
@@ -90,6 +104,7 @@ class Predictor:
         self._occupancies = Occupancies()
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
+        self._sizes = BucketSizes()
 
     @property
     def layers(self) -> Sequence[object]:
@@ -112,15 +127,29 @@ class Predictor:
         mesh = Mesh.of(0, size, of.pipe, of.data, of.rank_order)
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)
+        alike: dict[tuple[object, ...], Ledger] = {}
+        held_by = [
+            StageParameters(self._skeletons, config, job, stage, self._probe, self._sizes)
+            for stage in range(job.stages)
+        ]
+        saves = config.saves_beside and config.checkpoint.every and config.checkpoint.dir
 
         def ledger(replica: int, rank: int) -> Ledger:
+            """The ledger of a rank; replicas whose shards are as large have the same."""
             seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
-            mine = [of_stage(self._skeletons, config, job, *seat, self._probe) for seat in seats]
+            mine = [held_by[of].of_pipe(pipe) for pipe, of in seats]
+            buckets = [id(bucket) for stage in mine for bucket in stage.buckets]
+            key = (rank, *(pipe == 0 for pipe, _ in seats if saves), *buckets)
+            if key not in alike:
+                alike[key] = made(rank, seats, mine)
+            return alike[key]
+
+        def made(rank: int, seats: list[tuple[int, int]], mine: list[StageBytes]) -> Ledger:
             unknown = [*why, *_without_moments(mine), *_kept_apart(job)]
             stages = {of: one for (_, of), one in zip(seats, mine, strict=True)}
             gradients = self._gradients(config, job, rank, stages)
             entries = [*_entries(config, job, mine, held[rank], gradients)]
-            if config.saves_beside and config.checkpoint.every and config.checkpoint.dir:
+            if saves:
                 copies = zip(mine, seats, strict=True)
                 copied = sum(snapshot_bytes(one, config, job, pipe) for one, (pipe, _) in copies)
                 entries.append(Entry(Purpose.SNAPSHOT, Tier.HOST, copied))
