@@ -1059,7 +1059,7 @@ def _type_name(kind: Any) -> str:
 def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[str]:
     is_own = limits["takes_own"] and ":" in str(value)
     if limits["choices"] and value not in limits["choices"] and not is_own:
-        near = difflib.get_close_matches(str(value), limits["choices"], n=1, cutoff=0.75)
+        near = difflib.get_close_matches(str(value).lower(), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(choice or "''" for choice in limits["choices"])
         yield f"{key} = {value!r}; expected one of {known} ({limits['meaning']}){hint}"

@@ -382,7 +382,7 @@ class Job:
     def __str__(self) -> str:
         return (
             f"{self.policy.name} on {self.placement.name} placement, {self.ranks} ranks, "
-            f"{self.microbatches} microbatches"
+            f"{self.microbatches} microbatch{'es' * (self.microbatches != 1)}"
         )
 
     def seats(self) -> Iterator[Seat]:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
     ("override", "text"),
     [
         ("model.layer=3", "there is no key model.layer; did you mean model.layers?"),
+        ("schedule.policy=1F1B", "expected one of '', 1f1b, .*; did you mean '1f1b'?"),
         ("modle.layers=3", "there is no section modle; did you mean model?"),
         ("zzz.layers=3", "there is no section zzz; expected one of model, data"),
         ("run.steps=fast", "run.steps = 'fast' is a string; expected an integer"),

@@ -175,11 +175,6 @@ class Record:
                 self._show.say(f"changed since then: {', '.join(changes)}")
         elif self._config.checkpoint.goes_on:
             self._show.say(f"no checkpoint in {self.directory}: beginning anew")
-        if done >= self._config.run.steps:
-            self._show.say(
-                f"step {done} of run.steps = {self._config.run.steps} is done already; set "
-                "run.steps higher to go on"
-            )
         self._last_s, self._last_step = time.perf_counter(), done
         self._left.begin(done, self._last_s)
 

@@ -159,6 +159,8 @@ def _train(attempt: Attempt) -> Exit:
         if files:
             attempt.when_lost = files.let_go
         resumed_from = _resume(engine)
+        if resumed_from is not None and engine.step >= config.run.steps:
+            return _nothing_left(engine, resumed_from, files.directory if files else None)
         # before there is a directory: a refusal of the data leaves nothing
         data = _Data.load(engine, interrupt) if engine.reads else None
         extra = {DATA: identities(config.data)} if data and engine.is_main else {}
@@ -201,6 +203,30 @@ def _train(attempt: Attempt) -> Exit:
     if record:
         leave_code(code)
     return code
+
+
+def _nothing_left(engine: Engine, checkpoint: Path, directory: Path | None) -> Exit:
+    """Say that all steps are done, and write nothing but a name that was wrong; every rank calls
+    it.
+
+    Args:
+        engine: engine of the run.
+        checkpoint: checkpoint that it would go on from.
+        directory: directory of the run, on the main rank; None on the others.
+    """
+    config = engine.config
+    if directory is not None:
+        click.echo(
+            f"axrt: nothing is left to do from {checkpoint} at step {engine.step}: step "
+            f"{engine.step} of run.steps = {config.run.steps} is done already; set run.steps "
+            "higher to go on",
+            err=True,
+        )
+        folder = (directory / config.checkpoint.dir).resolve() if config.checkpoint.dir else None
+        if checkpoint.parent.resolve() == folder:
+            name_latest(checkpoint)
+        leave_code(Exit.DONE)
+    return Exit.DONE
 
 
 def _record(

@@ -1,5 +1,7 @@
 """Policies: which task runs first, and which forward may start. Each family has a small module."""
 
+from difflib import get_close_matches
+
 from ..placement import Placement, placement_by_name
 from .axonn import AxoNN
 from .bidirectional import Chimera, DualPipe
@@ -83,7 +85,9 @@ def policy_by_name(name: str, max_held: int = 0) -> Policy:
         raise ValueError(
             "policy fixed needs an order; expected the name of a CSV file, or of a policy"
         )
-    raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}")
+    near = get_close_matches(name.lower(), NAMES, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"there is no policy {name!r}; expected one of {', '.join(NAMES)}{meant}")
 
 
 def placement_for(

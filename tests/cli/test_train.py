@@ -418,7 +418,7 @@ def test_a_run_that_was_complete_ends_at_once_and_says_so() -> None:
     axrt("tiny.toml")
     result = axrt("out/config.toml", "checkpoint.resume=auto")
     assert result.exit_code == 0, result.output
-    assert "done; " in result.output
+    assert "is done already" in result.output
     assert (
         "interrupted" not in axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=2").output
     )
@@ -456,6 +456,15 @@ def test_a_run_goes_on_from_itself_wherever_it_was_moved_and_says_when_there_is_
     told = axrt("moved/config.toml", "checkpoint.resume=auto", "run.steps=6").output
     assert "going on from moved/checkpoints/step-00000004 at step 4" in told
     assert not Path("out").exists()
+
+
+def test_a_run_with_nothing_left_to_do_says_so_and_changes_nothing() -> None:
+    axrt("tiny.toml", "run.steps=3")
+    before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+    again = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=3")
+    assert again.exit_code == 0, again.output
+    assert "step 3 of run.steps = 3 is done already; set run.steps higher" in again.output
+    assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
 def test_a_run_whose_steps_are_all_skipped_ends() -> None:
