@@ -1,5 +1,6 @@
 """What values of options may be: several numbers, costs of stages, policies."""
 
+from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
@@ -63,7 +64,15 @@ class StageCosts(click.ParamType):  # type: ignore[type-arg]
 
 
 class PolicyName(click.Choice[str]):
-    """The name of a policy, or the module and class of one of the user's own."""
+    """The name of a policy, in small letters or not, or the module and class of one of the user's
+    own.
+
+    Args:
+        names: names of policies.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(tuple(names), case_sensitive=False)
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return value if is_own(value) else super().convert(value, param, ctx)

@@ -49,6 +49,15 @@ def test_one_policy_as_json() -> None:
     assert len(found["span"]) == 4
 
 
+def test_the_name_of_a_policy_may_be_in_capitals() -> None:
+    small, large = (
+        simulate("--policy", name, "--ranks", "2", "--microbatches", "4")
+        for name in ("1f1b", "1F1B")
+    )
+    assert large.exit_code == 0, large.output
+    assert large.output == small.output
+
+
 def test_waiting_a_moment_can_be_left_out() -> None:
     case = (
         "--policy",
