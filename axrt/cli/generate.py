@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -124,9 +125,11 @@ def generate(
 
 
 def _stream(prompt: str, writer: "_Writer") -> None:
-    """Show a text as it comes."""
+    """Show a text as it comes; a prompt that is refused is not shown."""
+    texts = writer.goes_on([prompt])
+    first = next(texts)
     click.echo(prompt, nl=False)
-    for _, text in writer.goes_on([prompt]):
+    for _, text in chain([first], texts):
         click.echo(text, nl=False)
         sys.stdout.flush()
     click.echo()

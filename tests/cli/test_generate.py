@@ -67,10 +67,9 @@ def test_a_model_of_token_files_takes_and_gives_numbers() -> None:
     told = generate("out", "--prompt", "4 5", "--tokens", "5")
     assert len(told.output.split()) == 7
     assert all(0 <= int(word) < 50 for word in told.output.split())
-    assert (
-        "--prompt has token 50; expected tokens from 0 to 49"
-        in generate("out", "--prompt", "4 50").output
-    )
+    refused = generate("out", "--prompt", "4 50")
+    assert "--prompt has token 50; expected tokens from 0 to 49" in refused.stderr
+    assert refused.stdout == "", "the prompt is not shown first"
     assert "--prompt has token -1; expected" in generate("out", "--prompt", "-1").output
     assert "expected numbers of tokens" in generate("out", "--prompt", "four").output
 
@@ -87,7 +86,8 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: 
     axrt("tiny.toml", "run.steps=1")
     result = generate(*arguments)
     assert result.exit_code == code
-    assert text in result.output
+    assert text in result.stderr
+    assert result.stdout == ""
 
 
 def test_more_ranks_than_layers_are_told_to_be_fewer() -> None:
