@@ -3,7 +3,8 @@
 Whoever may write there can make a directory, or a link, of any name first. So the directory itself
 is opened, not what a link leads to, and its owner is looked at before anything below it is read,
 written or removed. Nobody else can change what is below: it is this user's, with mode 0700, and
-where others may write above it, that has the sticky bit, so no other directory comes in its place.
+where others may write above it, that is root's and has the sticky bit, so no other directory comes
+in its place.
 """
 
 import errno
@@ -45,6 +46,8 @@ def why_not_private(path: Path) -> str:
         if found.st_uid != me:
             return f"it belongs to user {found.st_uid}, and this process to user {me}"
         above = path.parent.stat()
+        if above.st_uid not in (0, me):
+            return f"user {above.st_uid}, whose {path.parent} is, may put another one in its place"
         if above.st_mode & _OTHERS_WRITE and not above.st_mode & stat.S_ISVTX:
             return (
                 f"others may put another one in its place, since they may write to {path.parent}, "

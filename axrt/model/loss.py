@@ -21,8 +21,6 @@ class Loss(nn.Module):
         return value
 
 
-def has_tensors(loss: object) -> bool:
-    """The loss is a module with parameters or buffers."""
-    return isinstance(loss, nn.Module) and any(
-        True for of in (loss.parameters(), loss.buffers()) for _ in of
-    )
+def has_tensors(loss: nn.Module) -> bool:
+    """A loss has parameters or buffers."""
+    return any(True for of in (loss.parameters(), loss.buffers()) for _ in of)

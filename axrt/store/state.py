@@ -59,7 +59,8 @@ def saved_state(
             state = states.get(parameter, {})
             tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             plain = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
-            _check_plain(name_of[parameter], {**plain, **changed})
+            _check_plain(f"optimizer state {name_of[parameter]}", plain)
+            _check_plain(f"the optimizer's group of {name_of[parameter]}", changed)
             yield (
                 name_of[parameter],
                 ParameterState(type(optimizer).__name__, tensors, plain, changed),
@@ -132,10 +133,11 @@ def _differs(value: object, initial: object) -> bool:
     return isinstance(value, Tensor) or isinstance(initial, Tensor) or value != initial
 
 
-def _check_plain(name: str, values: Mapping[str, Any]) -> None:
+def _check_plain(what: str, values: Mapping[str, Any]) -> None:
+    """Check values that are no tensors of a parameter's state."""
     for key, value in values.items():
         if not (value is None or type(value) in (bool, int, float, str)):
             raise DataError(
-                f"optimizer state {name}/{key} is {type(value).__name__}; expected tensors and "
-                "plain values, which can be saved by name"
+                f"{what}/{key} is {type(value).__name__}; expected a plain value there, or a "
+                "tensor in the state of a parameter, which can be saved by name"
             )

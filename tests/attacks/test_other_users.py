@@ -131,6 +131,13 @@ def test_where_others_may_put_another_directory_in_its_place_nothing_is_kept(sha
         memory(shared).begin(PART)
 
 
+@needs_root
+def test_whoever_owns_the_place_may_swap_what_is_in_it_so_nothing_is_kept(shared: Path) -> None:
+    shutil.chown(shared, OTHER)
+    with pytest.raises(PermissionError, match=f"user {OTHER}, whose .* is, may put another one"):
+        memory(shared).begin(PART)
+
+
 def test_what_is_none_of_a_runs_own_stays(shared: Path) -> None:
     here = memory(shared)
     here.begin(PART)

@@ -49,6 +49,7 @@ from tests.engine.reference import (
     train_in_plain_torch,
     train_on_a_rank,
 )
+from tests.engine.test_loss_module import model as scored
 from tests.engine.test_ties import batches as tied_batches
 from tests.engine.test_ties import tied
 from tests.sweeps import fewer, some
@@ -935,6 +936,36 @@ def case_tied_weights_have_the_bits_of_a_world_in_one_process(comm: "MPI.Comm") 
         )
         == here
     )
+
+
+def case_a_loss_with_weights_has_the_bits(comm: "MPI.Comm") -> None:
+    def batches(step: int) -> list[Any]:
+        """Anew each time: the loss changes targets."""
+        return [(inputs.clone(), target.clone()) for inputs, target in BATCHES(step)]
+
+    reference = of_one_rank(comm, lambda: train_in_plain_torch(scored(), batches, STEPS))
+    for policy in ("1f1b", "zb-v"):
+        for recompute in ("none", "full"):
+            found = trained(comm, scored, batches, policy, memory={"recompute": recompute})
+            assert found == reference, (policy, recompute)
+
+
+def case_what_is_written_to_a_tied_weight_reaches_every_rank(comm: "MPI.Comm") -> None:
+    """Layers of it are on one rank with one policy, and on two with the other."""
+    losses = {}
+    for policy in ("1f1b", "zb-v"):
+        config = configured(MICROBATCHES, schedule={"policy": policy})
+        transport = MpiTransport(comm)
+        with axrt.initialize(tied(), adamw, config=config, transport=transport) as engine:
+            of_policy = []
+            for step in range(3):
+                for name, weight in engine.named_parameters():
+                    if name == "0.weight":
+                        weight.data.mul_(0.5).add_(0.25)
+                batches = iter(tied_batches(MICROBATCHES // 4)(step))
+                of_policy.append(engine.train_batch(batches).loss)
+        losses[policy] = of_policy
+    assert losses["1f1b"] == losses["zb-v"]
 
 
 def case_large_buckets_are_added_up(comm: "MPI.Comm") -> None:
