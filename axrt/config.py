@@ -7,8 +7,8 @@ expected, which key to set.
 """
 
 import difflib
+import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import ceil
@@ -20,7 +20,12 @@ from axrt.errors import ConfigError
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
+from axrt.scheduler.regular_file import read_text, toml_of
 
+_MOST_BYTES = 1 << 20  # of a file
+_STRANGE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the rest stand for bytes of a name
+_MOST_OF_NAME, _MOST_OF_PATH = 255, 4095  # bytes that Linux takes
+_WIDEST = 1 << 24  # features, with which no weight has more bytes than can be counted
 AUTO = "auto"  # measured and simulated at the start, see axrt.autoschedule
 # With no policy named, the first that the model can be cut for, of those on the placement that is
 # asked for. Measured: docs/performance.md.
@@ -40,10 +45,12 @@ def _key(
     most: float | None = None,
     choices: Sequence[str] = (),
     takes_own: bool = False,
+    is_path: bool = False,
 ) -> Any:
     """A key with its range or its choices; `takes_own`: or what a user has written, by its name
-    'package.module:Name'."""
+    'package.module:Name'; `is_path`: it may be the path of a file or directory."""
     limits = {"least": least, "most": most, "choices": choices, "takes_own": takes_own}
+    limits["is_path"] = is_path
     return field(default=default, metadata={"meaning": meaning, **limits})
 
 
@@ -90,6 +97,7 @@ class _Section:
                 )
             else:
                 yield from _out_of_range(key, value, item.metadata)
+                yield from _impossible_text(key, value, item.metadata["is_path"])
 
     def _of_all(self) -> Iterator[str]:
         return iter(())
@@ -105,18 +113,19 @@ class Model(_Section):
         "'package.module:function' that takes the Config and returns a PipelineModule; '' = the "
         "built-in model",
     )
-    layers: int = _key(4, "transformer blocks", least=1)
-    width: int = _key(128, "features of a token", least=1)
-    heads: int = _key(4, "attention heads", least=1)
+    layers: int = _key(4, "transformer blocks", least=1, most=100_000)
+    width: int = _key(128, "features of a token", least=1, most=_WIDEST)
+    heads: int = _key(4, "attention heads", least=1, most=_WIDEST)
     kv_heads: int = _key(
         0,
         "heads of keys and values, each shared by heads / kv_heads queries (grouped-query "
         "attention); 0 = as many as heads",
         least=0,
+        most=_WIDEST,
     )
-    head_width: int = _key(0, "features of a head, even; 0 = width / heads", least=0)
-    context: int = _key(128, "tokens in a sequence", least=1)
-    vocab: int = _key(256, "different tokens", least=1)
+    head_width: int = _key(0, "features of a head, even; 0 = width / heads", least=0, most=_WIDEST)
+    context: int = _key(128, "tokens in a sequence", least=1, most=2**31 - 1)
+    vocab: int = _key(256, "different tokens", least=1, most=2**31 - 1)
     dropout: float = _key(0.0, "probability; 0 = off", least=0, most=0.999)
     norm: str = _key("rms", "RMSNorm, or LayerNorm with a bias", choices=("rms", "layer"))
     norm_eps: float = _key(
@@ -134,6 +143,7 @@ class Model(_Section):
         "features within the feed-forward network; 0 = 4 x width, for swiglu 8/3 x width, up to a "
         "multiple of 8",
         least=0,
+        most=_WIDEST,
     )
     bias: str = _key(
         "none",
@@ -206,6 +216,7 @@ class Data(_Section):
         "a text file, a directory of them, a token file (.bin), or 'stdlib': the "
         "source of Python's own standard library; paths are relative to where the command runs. Or "
         "a list of these",
+        is_path=True,
     )
     dtype: str = _key(
         "auto",
@@ -216,11 +227,12 @@ class Data(_Section):
     weights: tuple[float, ...] = _key(
         (), "how often samples of each source come, where there are several; [] = equally", least=0
     )
-    files: str = _key("**/*", "which files of a directory, a glob pattern")
+    files: str = _key("**/*", "which files of a directory, a glob pattern", is_path=True)
     tokenizer: str = _key(
         "auto",
         "how text has become tokens, for axrt generate: 'auto' = text as bytes, and token files as "
         "axrt prepare says beside them; else the path of a tokenizer.json, or 'tiktoken:NAME'",
+        is_path=True,
     )
     document_end: int = _key(
         -1,
@@ -240,7 +252,9 @@ class Data(_Section):
         most=0.5,
     )
     validation: str | tuple[str, ...] = _key(
-        "", "what to validate on, like source, instead of a share of it; '' = held_out says"
+        "",
+        "what to validate on, like source, instead of a share of it; '' = held_out says",
+        is_path=True,
     )
     workers: int = _key(
         0,
@@ -400,11 +414,13 @@ class Schedule(_Section):
         "",
         "for policy fixed: a CSV file of tasks, one line a rank, or the name of a policy whose "
         "order is the plan",
+        is_path=True,
     )
     costs: str = _key(
         "",
         "file of costs that axrt profile has written: adaptive, zb-h1 and zb-h2 follow a plan "
         "made from them, and auto simulates on them and measures nothing; '' = no costs are known",
+        is_path=True,
     )
     replan: int = _key(
         0,
@@ -554,6 +570,7 @@ class Memory(_Section):
         "host",
         "what holds all that is offloaded: 'host' = CPU memory; 'disk:DIR' = one unnamed file a "
         "rank in that directory, which exists",
+        is_path=True,
     )
     slots: int = _key(
         3,
@@ -667,6 +684,7 @@ class Checkpoint(_Section):
     dir: str = _key(
         "checkpoints",
         "directory, relative to that of the run; all ranks must share it; '' = nothing is saved",
+        is_path=True,
     )
     every: int = _key(
         0,
@@ -687,11 +705,14 @@ class Checkpoint(_Section):
         "from which a job that is started again goes on without a disk; 0 = none",
         least=0,
     )
-    memory_dir: str = _key("/dev/shm", "directory in memory for these copies, on every host")
+    memory_dir: str = _key(
+        "/dev/shm", "directory in memory for these copies, on every host", is_path=True
+    )
     resume: str = _key(
         "",
         "a run or checkpoint to go on from; 'auto' = this run's own, in run.out, where there is "
         "one; 'auto:PATH' = else the one at PATH; '' = begin anew",
+        is_path=True,
     )
 
     @property
@@ -779,7 +800,11 @@ class Run(_Section):
         least=0,
     )
     eval_microbatches: int = _key(8, "microbatches of a validation", least=1)
-    out: str = _key("runs/run", "directory of the run's files; a number is added where it exists")
+    out: str = _key(
+        "runs/run",
+        "directory of the run's files; a number is added where it exists",
+        is_path=True,
+    )
     log_every: int = _key(10, "steps between lines of metrics", least=1)
     trace_steps: int = _key(
         0,
@@ -800,6 +825,13 @@ class Run(_Section):
     )
     tensorboard: bool = _key(False, "metrics for TensorBoard too, in run.out")
     wandb: str = _key("", "project of Weights & Biases that gets the metrics too; '' = none")
+
+    def _of_all(self) -> Iterator[str]:
+        if Path(self.out).name in ("", ".."):
+            yield (
+                f"run.out = {self.out!r}; expected the name of a directory to make, such as "
+                "runs/mine"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -904,12 +936,13 @@ def described() -> list[str]:
 
 def _parse_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # a name on a disk may be no UTF-8: its bytes stand in the file as they are
+        return toml_of(read_text(path, _MOST_BYTES, errors="surrogateescape"))
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; expected a TOML file, such as examples/quickstart.toml"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
@@ -926,8 +959,8 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
         yield f"{override!r} is no override; expected section.key=value, such as run.steps=100"
         return
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml_of(f"value = {text}")["value"]
+    except ValueError:
         value = text  # a bare word
     keys = tree.setdefault(section, {})
     if isinstance(keys, dict):  # else it is refused as a section
@@ -1077,6 +1110,30 @@ def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[s
             )
             yield f"{key} = {value!r}; expected {' and '.join(bounds)} ({limits['meaning']})"
             return
+
+
+def _impossible_text(key: str, value: Any, is_path: bool) -> Iterator[str]:
+    """What no path, and no other text, can have."""
+    for one in value if isinstance(value, tuple) else (value,):
+        if not isinstance(one, str):
+            continue
+        if strange := _STRANGE.search(one):
+            yield f"{key} = {one[:60]!r} has {strange[0]!r}, which is no character; expected text"
+        elif is_path and "\n" not in one and _is_overlong(one):
+            yield (
+                f"{key} = {one[:40] + '...'!r} has a name of {max(_lengths(one))} bytes in a path "
+                f"of {len(os.fsencode(one))}; expected names of at most {_MOST_OF_NAME} bytes, and "
+                f"{_MOST_OF_PATH} in all"
+            )
+
+
+def _is_overlong(path: str) -> bool:
+    return max(_lengths(path)) > _MOST_OF_NAME or len(os.fsencode(path)) > _MOST_OF_PATH
+
+
+def _lengths(path: str) -> list[int]:
+    """The number of bytes of each name in a path."""
+    return [len(os.fsencode(name)) for name in path.split("/")]
 
 
 def _of_data(data: Data) -> Iterator[str]:

@@ -47,6 +47,7 @@ from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
 from axrt.model.layers import name_of
 from axrt.model.module import PipelineModule
+from axrt.note import MAIN, Note, Topic
 from axrt.observe.asking import asked, table
 from axrt.observe.observer import Observer
 from axrt.observe.origin import processes_of
@@ -663,6 +664,14 @@ class Engine:
             run: directory that all ranks and whoever asks can see; it need not exist yet.
         """
         self._rank.inspection.begin(Path(run))
+
+    def ask_to_stop(self) -> None:
+        """Tell the main rank that somebody has asked this one to end the run."""
+        self._exchange.tell(MAIN, Note(Topic.STOPS, self._rank.number), None)
+
+    def when_asked_to_stop(self, hear: Callable[[], None]) -> None:
+        """Have a function called whenever a rank does `ask_to_stop`; on the main rank alone."""
+        self._rank.hears[Topic.STOPS] = lambda note, payload: hear()
 
     @property
     def loaded_from(self) -> Path | None:

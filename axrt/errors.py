@@ -1,11 +1,19 @@
 """The errors that axrt raises, by whose mistake they are."""
 
+import re
+
+_OVERLONG = re.compile(r"(\S{900})\S{100,}")  # a value that a damaged file has, or a whole file
+
 
 class AxrtError(Exception):
     """Base of all errors that axrt raises on purpose.
 
-    The text says what was found, where, what was expected and what to do.
+    The text says what was found, where, what was expected and what to do. Of a word of 1,000
+    characters or more it has the first 900.
     """
+
+    def __str__(self) -> str:
+        return _OVERLONG.sub(r"\1...", super().__str__())
 
 
 class ConfigError(AxrtError, ValueError):

@@ -7,7 +7,6 @@ the whole model. So the rank and size in the launcher's environment are compared
 
 import atexit
 import ctypes
-import faulthandler
 import os
 import shlex
 import signal
@@ -28,7 +27,8 @@ from axrt.device import CPU, choose
 from axrt.errors import AxrtError, ConfigError, EmptyEvaluationError, LaunchError
 from axrt.exit_codes import Exit, exit_code_of, leave_code
 from axrt.heartbeat import Heartbeat, Silence
-from axrt.mpi_library import FITTING, check_knows_launcher, is_device_aware, loaded
+from axrt.mpi_library import FITTING, check_knows_launcher, is_device_aware, loaded, start
+from axrt.start_watch import StartWatch
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -383,7 +383,7 @@ class MpiWorld(World):
             text = (
                 f"axrt: {self._here()} has called os._exit(0) at {self.where()}, and ends the job\n"
             )
-            os.write(2, text.encode())
+            os.write(2, text.encode(errors="backslashreplace"))
             status = Exit.FAILED
             leave_code(Exit.FAILED)
         _exit(status)
@@ -510,11 +510,10 @@ def join(transport: str = "auto", device: str = "auto", patience_s: float = _STA
 def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
     """Start MPI, which returns when every rank has come this far.
 
-    A rank that died before leaves the others waiting inside MPI, where no Python runs. Only a
-    watchdog outside of Python can end that, with the trace of this function.
+    A rank that died before leaves the others waiting inside MPI, see `StartWatch`.
 
     Args:
-        patience_s: seconds after which the watchdog ends the process; 0: no limit.
+        patience_s: seconds that the others are waited for; 0: no limit.
     Returns:
         The module `mpi4py.MPI`.
     Raises:
@@ -522,15 +521,11 @@ def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
             launcher.
         ImportError, RuntimeError: no MPI library can be loaded.
     """
-    if patience_s:
-        faulthandler.dump_traceback_later(patience_s, exit=True, file=sys.__stderr__ or sys.stderr)
-    try:
-        MPI = loaded()  # noqa: N806
-        if not MPI.Is_initialized():
-            check_knows_launcher(MPI.Get_library_version(), os.environ)
-            MPI.Init_thread()
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    MPI = loaded()  # noqa: N806
+    if not MPI.Is_initialized():
+        check_knows_launcher(MPI.Get_library_version(), os.environ)
+        with StartWatch(told, patience_s):
+            start(MPI)
     return MPI
 
 

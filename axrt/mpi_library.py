@@ -41,6 +41,25 @@ def loaded() -> Any:
     return MPI
 
 
+def start(MPI: Any) -> None:  # noqa: N803
+    """Start MPI for several threads, while threads of Python go on.
+
+    The module's own call holds the interpreter, so that nobody could notice that another rank does
+    not come. Where the library is not found by its file, it is called all the same.
+
+    Args:
+        MPI: the module `mpi4py.MPI`.
+    """
+    file = loaded_library()
+    call = getattr(ctypes.CDLL(file), "MPI_Init_thread", None) if file else None
+    if call is None:
+        MPI.Init_thread()
+        return
+    call(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):  # as the module's call does
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+
+
 def loaded_library() -> str:
     """The file of the MPI library that is mapped into this process; "" where there is none."""
     for mapped in psutil.Process().memory_maps():

@@ -43,6 +43,8 @@ class Topic(Vocabulary):
     # About -1: all texts are written
     WRITES = "writes"
     WRITTEN = "written"  # the next token of a text; about: the slot, number: the text
+    # somebody has asked the sender to end the run after a step; about: the sender, number 0
+    STOPS = "stops"
     # the sender has closed its engine and sends nothing more; about 0, number: of its calls
     LEAVES = "leaves"
 

@@ -212,7 +212,7 @@ class SurvivingWorld(MpiWorld):
         else:
             what = "kill it there, and the others go on"
         text = f"axrt: {process} has shown no sign of life for run.patience_s: {what}\n"
-        os.write(2, text.encode())
+        os.write(2, text.encode(errors="backslashreplace"))
 
     def _let_go(self) -> None:
         """Let every rank that is left find out, and leave everything as it is. Nothing of this job

@@ -53,7 +53,7 @@ class Run:
         """
         file = path / "timeline.json" if path.is_dir() else path
         try:
-            line = Timeline.from_json(file.read_text(encoding="utf-8"))
+            line = Timeline.read(file)
         except OSError as error:
             raise ValueError(
                 f"{file}: {error.strerror}; expected a run that was traced: axrt train ... "

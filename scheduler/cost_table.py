@@ -6,12 +6,14 @@ policy "auto" and plans read it.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from .regular_file import json_of, read_text
 from .simulator import Edge
 
 FORMAT, _FORMER = "axrt costs 2", ("axrt costs 1",)
@@ -83,7 +85,7 @@ class CostTable:
             ValueError: it is none, or a number in it cannot be; the text names the place.
         """
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except OSError as error:
             raise ValueError(
                 f"{path}: {error.strerror}; expected a file that axrt profile has written"
@@ -103,9 +105,7 @@ class CostTable:
             ValueError: it is no table, or a number in it cannot be; the text names the place.
         """
         try:
-            found = json.loads(text, object_pairs_hook=_once)
-        except RecursionError:
-            raise ValueError("it is no table: its brackets are too deep") from None
+            found = json_of(text, _once)
         except json.JSONDecodeError as error:
             raise ValueError(f"it is no JSON: {error}") from None
         return _table(found)
@@ -178,7 +178,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """The keys and values of an object, none of them twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(key for key in found if [one for one, _ in pairs].count(key) > 1)
+        times = Counter(key for key, _ in pairs)
+        twice = next(key for key in found if times[key] > 1)
         raise ValueError(f"{twice} is there twice; expected one of them")
     return found
 

@@ -134,7 +134,10 @@ class Order:
 def _words(line: str) -> list[str]:
     """The cells of a line. Spreadsheets quote cells and add empty ones at the end; both are
     understood."""
-    cells = [cell.strip() for row in csv.reader([line]) for cell in row]
+    try:
+        cells = [cell.strip() for row in csv.reader([line]) for cell in row]
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
     while cells and not cells[-1]:
         cells.pop()
     return cells

@@ -4,7 +4,6 @@ would do on given costs."""
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from traceback import extract_tb
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from .job import Job
 from .keeping_bounds import broken_bound
 from .order import Order
 from .policies import FIXED, NAMES, AlongPlan, Fixed, is_own, placement_for, policy_by_name
+from .regular_file import read_text
 from .simulator import Costs, StuckError, order_of, simulate
 from .timeline import Timeline
 
@@ -272,7 +272,7 @@ def _from_file(
             f"{', '.join(NAMES)}"
         )
     try:
-        text = file if is_text else Path(file).read_text(encoding="utf-8-sig")
+        text = file if is_text else read_text(file, encoding="utf-8-sig")
         file = "the order" if is_text else file
         order = Order.parse(text, placement, chunks)
     except OSError as error:

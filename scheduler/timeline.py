@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from .regular_file import MALFORMED, json_of, read_text
 from .task import Counts, Kind, Task
 
 _MOST = 1e15  # of a time; more is a slip
+_MOST_BYTES = 1 << 30  # of a file: a thousand ranks for some steps
 
 
 class Span(NamedTuple):
@@ -305,6 +308,16 @@ class Timeline:
         return json.dumps(told)
 
     @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file with the text of `to_json`.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: it has another text.
+        """
+        return cls.from_json(read_text(path, _MOST_BYTES))
+
+    @classmethod
     def from_json(cls, text: str) -> Self:
         """Read the text of `to_json` back.
 
@@ -312,7 +325,7 @@ class Timeline:
             ValueError: the text is no such object; the message says what is wrong.
         """
         try:
-            told = json.loads(text)
+            told = json_of(text)
             spans = [
                 Span(rank, Task.parse(task), start, end)
                 for rank, task, start, end in told.pop("spans")
@@ -323,7 +336,7 @@ class Timeline:
             line = cls(spans=spans, pauses=pauses, stays=stays, messages=messages, **told)
             _check(line)
             return line
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise ValueError(
                 f"no timeline: {error}; expected a file of run.trace_steps or of axrt simulate "
                 "--timeline"

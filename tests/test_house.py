@@ -168,6 +168,39 @@ def test_the_map_of_rooms_names_every_module_and_no_other() -> None:
     assert sorted(named) == sorted(there)
 
 
+# Files that are read without `scheduler/regular_file.py`, and why.
+READS = {
+    "axrt/host_memory.py": "/proc and control groups",
+    "axrt/ledger/peak.py": "/proc",
+    "offload/numa.py": "/sys",
+    "offload/scratch_file.py": "/proc",
+    "axrt/restarts/process.py": "/proc",
+    "axrt/clusters/batch.py": "a file of the package",
+    "axrt/cli/generate.py": "prompts may come through a pipe",
+}
+# Values that are taken without it.
+PARSES = {
+    "scheduler/regular_file.py": "is that",
+    "axrt/data/documents.py": "rows of a user's, whose other fields may have any number",
+    "axrt/data/tokenizer.py": "of the tokenizers library's own making",
+    "axrt/plan_process.py": "what a process of this job has printed",
+}
+
+
+def test_files_are_opened_and_read_in_one_place() -> None:
+    """Elsewhere a pipe, a terabyte or a hundred thousand brackets would be waited for or taken."""
+    reads, parses = set(), set()
+    for room in ("scheduler", "axrt", "offload"):
+        for path in (ROOT / room).rglob("*.py"):
+            name, text = str(path.relative_to(ROOT)), path.read_text()
+            if re.search(r"\.read_text\(|\.read_bytes\(|\.open\(\"r|\bopen\([^()]*\"rb?\"", text):
+                reads.add(name)
+            if re.search(r"\b(json|tomllib)\.loads?\(", text):
+                parses.add(name)
+    assert reads == READS.keys()
+    assert parses == PARSES.keys()
+
+
 def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
 

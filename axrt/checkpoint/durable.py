@@ -4,10 +4,12 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from io import BufferedWriter
 from pathlib import Path
 
+from axrt.scheduler.regular_file import open_regular
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _POLYNOMIAL = 0xEDB88320  # of CRC-32; the highest bit is the coefficient of x^0
 
 
@@ -23,8 +25,9 @@ def durable(path: Path, mode: int = 0o666) -> Iterator[BufferedWriter]:
         OSError: the file cannot be written; an older file of that name stands.
     """
     beside = path.with_name(path.name + ".new")
+    beside.unlink(missing_ok=True)  # whatever somebody has left there
     try:
-        with open(beside, "wb", opener=partial(os.open, mode=mode)) as file:
+        with open(open_regular(beside, _NEW, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

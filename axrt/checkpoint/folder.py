@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from axrt.config import Config
 from axrt.errors import ConfigError, DamagedError, SaveError
+from axrt.scheduler.regular_file import read_text
 
 from .durable import sync, write_durably
 from .manifest import MANIFEST, FileRecord, Manifest
@@ -172,7 +173,7 @@ def newest_undamaged(path: Path, take: Callable[[Path], T], say: Callable[[str],
 def named_latest(folder: Path) -> str | None:
     """The name in the file `latest`; None where it cannot be read."""
     try:
-        return (folder / _LATEST).read_text(encoding="utf-8").strip()
+        return read_text(folder / _LATEST, errors="surrogateescape").strip()
     except (OSError, ValueError):
         return None
 
@@ -305,7 +306,7 @@ def name_latest(checkpoint: Path) -> None:
     """
     with suppress(OSError):
         if named_latest(checkpoint.parent) != checkpoint.name:
-            write_durably(checkpoint.with_name(_LATEST), f"{checkpoint.name}\n".encode())
+            write_durably(checkpoint.with_name(_LATEST), os.fsencode(f"{checkpoint.name}\n"))
 
 
 def after(folder: Path, step: int) -> list[Path]:

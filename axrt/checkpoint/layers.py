@@ -5,7 +5,6 @@ against the model. They are taken bucket by bucket, so masters and optimizer sta
 a time need to be on the device, and no second copy of the state is made.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
 from axrt.local_model import LocalModel
+from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.bucket import Bucket
 from axrt.store.state import ParameterState
 
@@ -333,7 +333,7 @@ def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
     """The optimizer state by parameter, with tensors that have no values, and the parameters that
     were not trained; the tensors must be those that the metadata lists."""
     try:
-        told, frozen = json.loads(file.metadata["parameters"]), json.loads(file.metadata["frozen"])
+        told, frozen = json_of(file.metadata["parameters"]), json_of(file.metadata["frozen"])
         states = {
             name: ParameterState(of["optimizer"], {}, of["plain"], of["group"])
             for name, of in told.items()
@@ -344,7 +344,7 @@ def _unpacked(file: CheckedFile) -> tuple[dict[str, ParameterState], list[str]]:
         differing = [
             name for name, of in told.items() if specs_of(states[name].tensors) != of["tensors"]
         ]
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DamagedError(
             f"{file.path} does not tell what its tensors are ({error!r}); expected a file of "
             "optimizer state"
@@ -409,8 +409,8 @@ def _check_finite(file: CheckedFile, infinite: set[str]) -> None:
     """Check parameters alone: buffers, such as masks, may hold infinities."""
     try:
         there = file.like
-        parameters = {name: there[name] for name in json.loads(file.metadata["parameters"])}
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        parameters = {name: there[name] for name in json_of(file.metadata["parameters"])}
+    except MALFORMED as error:
         raise DamagedError(
             f"{file.path} does not tell its parameters ({error!r}); expected a file of weights"
         ) from None

@@ -3,7 +3,8 @@
 The lock is the system's own (`flock`), held as long as the process lives: that of a dead process on
 the same host is simply free. A file system may not pass locks on to other hosts. For them the file
 names the process that writes, which renews the file's time as long as it lives: a lock that was not
-renewed for five minutes is taken over.
+renewed for five minutes is taken over. A time that lies in the future says nothing of the lock's
+age: it is set to now by whoever finds it, so that five minutes later it has one.
 """
 
 import fcntl
@@ -19,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import MALFORMED, json_of, open_regular, read_text
 
 _NAME = ".lock"
 _RENEWED_EVERY_S, _STALE_S = 30.0, 300.0
@@ -37,7 +39,8 @@ class DirectoryLock:
     def __init__(self, directory: Path) -> None:
         self._path = directory / _NAME
         # Not for writing: that would keep an administrator from making the disk read-only.
-        self._file = os.open(self._path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW
+        self._file = open_regular(self._path, flags, 0o644)
         self._stopped = threading.Event()
         self._release = weakref.finalize(self, _release, self._file, self._path, self._stopped)
         try:
@@ -69,18 +72,18 @@ class DirectoryLock:
         said = self._said()
         if said and not _is_before_me(said) and self._may_live(said, passes_on):
             raise self._refusal(directory, said)
-        self._path.write_text(json.dumps(_myself()))
+        _write(self._path, json.dumps(_myself()).encode())
 
     def _may_live(self, said: dict[str, object], passes_on: bool) -> bool:
         if said.get("host") != socket.gethostname():
-            return _age_s(self._path) < _STALE_S
+            return _age_s(self._path, self._file) < _STALE_S
         if passes_on:
             return False  # the lock was free, and it is given back with its process
         return _lives(_number(said.get("pid")), said.get("started"))
 
     def _said(self) -> dict[str, object]:
         try:
-            said = json.loads(os.pread(self._file, 4096, 0) or b"{}")
+            said = json_of(os.pread(self._file, 4096, 0) or b"{}")
         except ValueError:  # cut off as its writer died
             said = {}
         return said if isinstance(said, dict) else {}
@@ -99,10 +102,10 @@ def holder_of(directory: Path) -> str | None:
     lock itself is not touched, so nobody who takes it meanwhile is refused."""
     path = directory / _NAME
     try:
-        said = json.loads(path.read_text() or "{}")
+        said = json_of(read_text(path) or "{}")
         host, pid = str(said["host"]), int(said["pid"])
         age_s = time.time() - path.stat().st_mtime
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, *MALFORMED):
         return None
     is_here = host == socket.gethostname()
     lives = _lives(pid, said.get("started")) if is_here else age_s < _STALE_S
@@ -112,7 +115,7 @@ def holder_of(directory: Path) -> str | None:
 def _lives(pid: int, started: object) -> bool:
     try:
         return bool(psutil.Process(pid).create_time() == started)
-    except (psutil.Error, ValueError):
+    except (psutil.Error, *MALFORMED):
         return False
 
 
@@ -142,14 +145,23 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _age_s(path: Path) -> float:
+def _age_s(path: Path, file: int) -> float:
     """Seconds since the file was renewed, by the clock of the file system."""
     probe = path.with_name(f"{path.name}-{os.getpid()}")
     probe.touch()
     try:
-        return probe.stat().st_mtime - path.stat().st_mtime
+        age_s = probe.stat().st_mtime - os.fstat(file).st_mtime
     finally:
         probe.unlink()
+    if age_s < 0:
+        with suppress(OSError):  # of another user
+            os.utime(file)
+    return age_s
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(open_regular(path, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW), "wb") as file:
+        file.write(data)
 
 
 def _renew(path: Path, stopped: threading.Event) -> None:
@@ -161,5 +173,5 @@ def _renew(path: Path, stopped: threading.Event) -> None:
 def _release(file: int, path: Path, stopped: threading.Event) -> None:
     stopped.set()
     with suppress(OSError):
-        os.truncate(path, 0)
+        _write(path, b"")
     os.close(file)

@@ -24,6 +24,7 @@ import torch
 from axrt.config import Config, with_present_names
 from axrt.errors import ConfigError, DamagedError
 from axrt.loss_scale import MOST
+from axrt.scheduler.regular_file import json_of, read_bytes
 
 from .durable import digest_of, write_durably
 
@@ -156,7 +157,7 @@ class Manifest:
             ConfigError: `extra` is not JSON.
         """
         try:
-            own = json.loads(json.dumps(dict(extra), allow_nan=False))
+            own = json_of(json.dumps(dict(extra), allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"extra of a checkpoint: {error}; expected what JSON can hold"
@@ -191,11 +192,7 @@ class Manifest:
         """
         path = checkpoint / MANIFEST
         try:
-            if path.stat().st_size > _LARGEST_BYTES:
-                raise DamagedError(
-                    f"{path} has {path.stat().st_size} bytes; expected the manifest of a checkpoint"
-                )
-            data = path.read_bytes()
+            data = read_bytes(path, _LARGEST_BYTES)
         except OSError as error:
             raise DamagedError(
                 f"{path}: {error.strerror}; expected that of a whole checkpoint"
@@ -248,8 +245,8 @@ class Manifest:
 
 def _parsed(path: Path, data: bytes) -> object:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
+        return json_of(data)
+    except ValueError as error:
         raise DamagedError(
             f"{path} is not JSON: {str(error)[:80]}; expected the manifest of a whole checkpoint"
         ) from None

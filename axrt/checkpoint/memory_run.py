@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from axrt.scheduler.regular_file import MALFORMED, json_of, read_text
+
 from .durable import write_durably
 
 NAME = ".memory"
@@ -29,10 +31,10 @@ class MemoryRun(NamedTuple):
     def read(cls, folder: Path) -> Self | None:
         """What it says; None where it cannot be read."""
         try:
-            said = json.loads((folder / NAME).read_text())
+            said = json_of(read_text(folder / NAME))
             run, mark = str(said["run"]), str(said["mark"])
             found = cls(run, mark, int(said["step"]), bool(said["is_void"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, *MALFORMED):
             return None
         are_drawn = re.fullmatch("[0-9a-f]{12} [0-9a-f]{8}", f"{found.run} {found.mark}")
         return found if are_drawn else None

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError
 from axrt.local_model import LocalModel
+from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.saved_piece import MASTER, SavedPiece, itself
 from axrt.store.state import ParameterState
 
@@ -196,8 +197,8 @@ def told_in(file: CheckedFile) -> dict[str, Told]:
         DamagedError: it does not tell that.
     """
     try:
-        return dict(json.loads(file.metadata["pieces"]))
-    except (KeyError, TypeError, ValueError) as error:
+        return dict(json_of(file.metadata["pieces"]))
+    except MALFORMED as error:
         raise DamagedError(f"{file.path} does not tell its pieces ({error!r})") from None
 
 

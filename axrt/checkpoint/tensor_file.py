@@ -28,6 +28,7 @@ from torch import Tensor
 
 from axrt.device import is_on_host
 from axrt.errors import AxrtError, DamagedError, DataError
+from axrt.scheduler.regular_file import MALFORMED, json_of, opened
 
 from .durable import crc_of_both, digits_of, durable
 from .manifest import FileRecord
@@ -231,7 +232,7 @@ class CheckedFile:
     def _read(self, name: str, into: Tensor) -> None:
         slices = self._slices[name]
         try:
-            with self.path.open("rb") as file:
+            with opened(self.path) as file:
                 is_same = not slices or self._reader.read(file.fileno(), slices, into)
         except OSError as error:
             raise self._has_changed(name, error.strerror or str(error)) from None
@@ -284,7 +285,7 @@ def check_file(
     """
     reader = reader or SliceReader()
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != record.size_bytes:
                 raise DamagedError(
@@ -311,13 +312,13 @@ def _read_layout(path: Path, file: BufferedReader, size: int) -> tuple[_Layout, 
     length = min(int.from_bytes(begin, "little"), _LARGEST_HEADER_BYTES)
     header = begin + file.read(length)
     try:
-        told = json.loads(header[_SIZE_BYTES:])
+        told = json_of(header[_SIZE_BYTES:])
         metadata = {str(key): str(value) for key, value in told.pop("__metadata__", {}).items()}
         layout = _Layout(header, _entries_of(told))
         if layout.size_bytes != size:
             raise ValueError(f"{layout.size_bytes} bytes in a file of {size}")
         return layout, metadata
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except MALFORMED as error:
         raise DamagedError(
             f"{path} does not tell its tensors ({str(error)[:80]!r}); expected a safetensors file, "
             "as it was saved"

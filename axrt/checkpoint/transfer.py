@@ -14,6 +14,7 @@ from axrt.errand import Steps, run_on
 from axrt.errors import ConfigError, SaveError
 from axrt.exchange import Exchange
 from axrt.note import Note, Topic
+from axrt.scheduler.regular_file import opened
 from axrt.thread_queue import ThreadQueue
 
 from .durable import digits_of
@@ -134,7 +135,8 @@ def _names(part: Path) -> list[str]:
 def _read(file: Path) -> Tensor:
     """The bytes of a file, uint8; none if it cannot be read, so that the manifest does not fit."""
     try:
-        return torch.from_numpy(np.fromfile(file, dtype=np.uint8))
+        with opened(file) as its:
+            return torch.from_numpy(np.fromfile(its, dtype=np.uint8))
     except OSError:
         return torch.empty(0, dtype=torch.uint8)
 

@@ -2,6 +2,7 @@
 torch, some do not."""
 
 import gc
+import io
 import os
 import sys
 from difflib import get_close_matches
@@ -106,4 +107,6 @@ def main() -> None:
       axrt train FILE.toml                  on one rank
       mpirun -n 4 axrt train FILE.toml      on four
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be UTF-8
+        sys.stdout.reconfigure(errors="surrogateescape")
     sys.path.append(os.getcwd())  # for what users have written, as `python -m` has it

@@ -29,7 +29,7 @@ def draw_command(timeline: Path, picture: Path | None) -> None:
     if picture.suffix not in (".svg", ENDING):
         _refuse(f"{picture}: expected a name that ends in .svg or {ENDING}")
     try:
-        line = Timeline.from_json(timeline.read_text(encoding="utf-8"))
+        line = Timeline.read(timeline)
         if picture.suffix == ENDING:
             picture.write_bytes(perfetto(line))
         else:

@@ -151,7 +151,7 @@ def _write_lines(prompts: Sequence[str], writer: "_Writer") -> None:
 
 
 def _lines_of(prompts: Path) -> list[str]:
-    try:
+    try:  # not `read_text`: prompts may come through a pipe
         lines = prompts.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--prompts {prompts}: {error}; expected a file of text") from None

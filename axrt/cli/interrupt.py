@@ -15,8 +15,8 @@ class Interrupt:
     ever. So does the first one before there is a step to end with, while layers compile for
     example.
 
-    Every rank catches signals, and the main one acts on them: its batches end with a step, which
-    every rank is told as it is of any end of data.
+    Every rank catches signals, and the main one acts on them, also on those that another rank has
+    passed on: its batches end with a step, which every rank is told as it is of any end of data.
 
     Attributes:
         asked: True once an end has been asked for.
@@ -40,6 +40,11 @@ class Interrupt:
         """From now on there is a step to end with, and something to save."""
         self._in_order = True
 
+    def ask(self) -> None:
+        """Ask for an end, as a signal does."""
+        if not self.asked:
+            self.asked, self._since = True, time.monotonic()
+
     def until(self, batches: Iterator[Any], microbatches: int) -> Iterator[Any]:
         """The batches until an end is asked for, in whole steps.
 
@@ -55,5 +60,4 @@ class Interrupt:
         is_again = self.asked and time.monotonic() - self._since > _TWICE_S
         if number == signal.SIGINT and (is_again or not self._in_order):
             raise KeyboardInterrupt
-        if not self.asked:
-            self.asked, self._since = True, time.monotonic()
+        self.ask()

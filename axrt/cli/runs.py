@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +13,9 @@ from rich.table import Table
 
 from axrt.checkpoint.lock import holder_of
 from axrt.exit_codes import Exit
-from axrt.observe.metrics import METRICS, is_run
-
-_TAIL_BYTES = 1 << 16  # of metrics: the last lines alone are looked at
+from axrt.observe.json_lines import last_objects
+from axrt.observe.metrics import METRICS, METRICS_LINE, is_run
+from axrt.scheduler.regular_file import MALFORMED, read_text, toml_of
 
 
 @click.command(short_help="List the runs in a directory.")
@@ -72,9 +71,9 @@ def _found(directory: Path) -> Iterator[Path]:
 
 def row_of(run: Path) -> dict[str, Any]:
     """What a run's directory says of it: its row of the table."""
-    lines = list(_last_lines(run / METRICS))
+    lines = list(last_objects(run / METRICS, METRICS_LINE))
     steps = _steps_of(run)
-    step = max((line["step"] for line in lines if "step" in line), default=0)
+    step = max((line["step"] for line in lines), default=0)
     path = run / METRICS if (run / METRICS).exists() else run
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     return {
@@ -103,29 +102,15 @@ def state_of(run: Path, step: int, steps: int | None) -> str:
 
 def _steps_of(run: Path) -> int | None:
     try:
-        return int(tomllib.loads((run / "config.toml").read_text())["run"]["steps"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(
+            toml_of(read_text(run / "config.toml", errors="surrogateescape"))["run"]["steps"]
+        )
+    except (OSError, *MALFORMED):
         return None
 
 
-def _last_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return
-    for line in text.splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:  # cut off, at either end
-            continue
-        if isinstance(found, dict):
-            yield found
-
-
 def _last(lines: list[dict[str, Any]], key: str) -> float | None:
-    return next((line[key] for line in reversed(lines) if line.get(key) is not None), None)
+    return next((line[key] for line in lines if line.get(key) is not None), None)
 
 
 def _text(value: Any) -> str:

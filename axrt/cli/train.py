@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,6 +43,7 @@ from axrt.observe.origin import commit_of
 from axrt.observe.progress import Progress, progress_for
 from axrt.observe.trackers import check_trackers, trackers_of
 from axrt.restarts.witness import witnessed
+from axrt.schedule import few_microbatches
 from axrt.store.presets import optimizer_factory
 from axrt.survivors import SurvivingWorld
 from axrt.threads import crowding, usable_cores
@@ -166,7 +167,10 @@ def _train(attempt: Attempt) -> Exit:
         extra = {DATA: identities(config.data)} if data and engine.is_main else {}
         _on_main(engine, (lambda: _begin(files, config.data, resumed_from)) if files else None)
         show = progress_for(
-            config.run.progress if engine.is_main else "off", config.run.steps, engine.step
+            config.run.progress if engine.is_main else "off",
+            config.run.steps,
+            engine.step,
+            config.run.log_every,
         )
         speeds = _speeds(engine, skeletons, sample) if engine.is_main else None
         record = _record(engine, show, files, idle, speeds)
@@ -183,16 +187,13 @@ def _train(attempt: Attempt) -> Exit:
             of_ranks = places or []
             hosts, pids = ([of[key] for of in of_ranks] for key in ("host", "pid"))
             record.start(hosts, pids, attempt.commit)
-            cores = [(of["host"], of["cores"]) for of in of_ranks]
-            if engine.device == CPU and (text := crowding(cores)):
-                record.warn(text)
-            if not (directory / TOKENIZER).exists() and (text := lost_tokenizer(config.data)):
+            for text in filter(None, _warnings(engine, of_ranks, directory)):
                 record.warn(text)
         # what stands by now, torch above all, stays: scanning it again and again costs some 20
         # microseconds a task
         gc.freeze()
         with show, closing(record) if record else nullcontext():
-            _steps(engine, data, record, saves)
+            _steps(engine, data, record, saves, _StopRequest(engine, interrupt))
             saves.end()
             held = engine.gathered(engine.memory_bytes())
             if record and held:
@@ -203,6 +204,24 @@ def _train(attempt: Attempt) -> Exit:
     if record:
         leave_code(code)
     return code
+
+
+def _warnings(
+    engine: Engine, places: Sequence[Mapping[str, Any]], directory: Path
+) -> Iterator[str]:
+    """What a person may want to change before the first step.
+
+    Args:
+        engine: engine of the run.
+        places: host and cores of each rank.
+        directory: directory of the run.
+    """
+    config = engine.config
+    if engine.device == CPU:
+        yield crowding([(of["host"], of["cores"]) for of in places])
+    yield few_microbatches(engine.pipe_size, config.schedule.microbatches)
+    if not (directory / TOKENIZER).exists():
+        yield lost_tokenizer(config.data)
 
 
 def _nothing_left(engine: Engine, checkpoint: Path, directory: Path | None) -> Exit:
@@ -512,7 +531,35 @@ class _Drawing:
                 self._record.timeline(line)
 
 
-def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Saves) -> None:
+class _StopRequest:
+    """Passes on to the main rank that somebody has asked this rank for an end: a signal may be sent
+    to any of them.
+
+    Args:
+        engine: engine of the run.
+        interrupt: what hears signals.
+    """
+
+    def __init__(self, engine: Engine, interrupt: Interrupt) -> None:
+        self._engine, self._interrupt = engine, interrupt
+        self._is_told = engine.is_main
+        if engine.is_main:
+            engine.when_asked_to_stop(interrupt.ask)
+
+    def after_step(self) -> None:
+        """Tell the main rank, once."""
+        if self._interrupt.asked and not self._is_told:
+            self._is_told = True
+            self._engine.ask_to_stop()
+
+
+def _steps(
+    engine: Engine,
+    data: _Data | None,
+    record: Record | None,
+    saves: _Saves,
+    stop_request: _StopRequest,
+) -> None:
     run, validates = engine.config.run, engine.config.data.validates
 
     def validate(done: int) -> None:
@@ -531,6 +578,7 @@ def _steps(engine: Engine, data: _Data | None, record: Record | None, saves: _Sa
         if record:
             record.step(result)
         drawing.after_step()
+        stop_request.after_step()
         done = engine.step
         falls = result.loss_scale and engine.config.precision.loss_scale_backoff < 1
         skipped = skipped + 1 if result.skipped and not falls else 0  # a scale ends at its floor

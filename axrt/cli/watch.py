@@ -1,9 +1,9 @@
 """`axrt watch`: a run that is under way, from its files alone."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,11 @@ import click
 from axrt.checkpoint.lock import holder_of
 from axrt.config import Config
 from axrt.exit_codes import Exit
-from axrt.observe.metrics import METRICS, is_run
+from axrt.observe.json_lines import Says, object_of, whole_lines
+from axrt.observe.metrics import METRICS, METRICS_LINE, is_run
 from axrt.observe.progress import Progress, Shown, progress_for
 from axrt.observe.rate import TimeLeft
+from axrt.scheduler.regular_file import opened
 
 from .refusal import errors_as_lines
 from .runs import state_of
@@ -39,9 +41,10 @@ def watch(run: Path, once: bool) -> None:
     with errors_as_lines():
         steps = Config.read(run / "config.toml").run.steps
     kind = "plain" if once else "auto"
-    lines, seen, left = _Lines(run / METRICS), Shown(0, 0.0), TimeLeft(steps)
+    seen, left = Shown(0, 0.0), TimeLeft(steps)
     try:
         with progress_for(kind, steps) as show:
+            lines = _Lines(run / METRICS, show.say)
             while True:
                 is_under_way = holder_of(run) is not None
                 for line in lines.new():
@@ -111,24 +114,26 @@ def _end(run: Path, seen: Shown, steps: int) -> str:
 class _Lines:
     """The lines of a file as they come; one that is not whole yet is waited for."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._place = path, 0
+    def __init__(self, path: Path, says: Says) -> None:
+        self._path, self._says, self._place = path, says, 0
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Those since the last call."""
         if not self._path.is_file():
             return
-        with self._path.open("rb") as file:
-            if file.seek(0, 2) < self._place:  # a run that goes on has cut half a line off
-                self._place = 0
-            file.seek(self._place)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._place += len(line)
-                try:
-                    found = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(found, dict) and isinstance(found.get("step"), int):
-                    yield found
+        try:
+            with opened(self._path) as file:
+                if file.seek(0, 2) < self._place:  # a run that goes on has cut half a line off
+                    self._place = 0
+                file.seek(self._place)
+                yield from self._of(file)
+        except OSError as error:
+            self._says(f"{self._path}: {error.strerror}; left out")
+
+    def _of(self, file: BufferedReader) -> Iterator[dict[str, Any]]:
+        for line, end in whole_lines(file):
+            begin, self._place = self._place, end
+            try:
+                yield object_of(line, METRICS_LINE)
+            except ValueError as error:
+                self._says(f"{self._path}, the line at byte {begin}: {error}; left out")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import opened
 
 AUTO = "auto"
 _UINT16 = np.dtype(np.uint16)
@@ -60,7 +61,7 @@ def form_of(path: Path, size: int, dtype: str, vocab: int) -> Form:
         DataError: it is something else, not whole, or seems to be of another type.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
+    with opened(path) as file:
         begins = file.read(_LOOKED_AT)
     if found := _of_llm_c(path, size, begins):
         if dtype not in (AUTO, found.dtype.name):
@@ -110,7 +111,7 @@ def _of_llm_c(path: Path, size: int, begins: bytes) -> Form | None:
 
 def bytes_before(path: Path) -> int:
     """The number of bytes before the first token of a file without an index."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         magic = np.frombuffer(file.read(4), _HEADER)
     return _HEADER_BYTES if magic.size and int(magic[0]) in _OF_LLM_C else 0
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from axrt.checkpoint.durable import write_durably
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import MALFORMED, json_of, opened, read_text
 
 from .documents import Piece
 from .preparation import HELD_OUT, TRAINING, Order
@@ -50,9 +51,19 @@ class Done(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """What `write` has written."""
-        rows, skipped = json.loads(path.read_text())
-        return cls(tuple(Row(*row) for row in rows), skipped)
+        """What `write` has written.
+
+        Raises:
+            DataError: it is something else.
+        """
+        try:
+            rows, skipped = json_of(read_text(path))
+            done = cls(tuple(Row(*map(int, row)) for row in rows), int(skipped))
+            if any(min(row) < 0 for row in done.rows):
+                raise ValueError(f"rows {done.rows}")
+        except (OSError, *MALFORMED) as error:
+            raise DataError(f"{path}: {error}; add --force to begin anew") from None
+        return done
 
     def write(self, path: Path) -> None:
         """Write it, whole or not at all.
@@ -134,7 +145,7 @@ class WholeRow(NamedTuple):
         for path, tokens in self.files:
             mine = range(max(begin, places.start) - begin, min(begin + tokens, places.stop) - begin)
             if mine:
-                with path.open("rb") as source:
+                with opened(path) as source:
                     source.seek(mine.start * size)
                     left = len(mine) * size
                     while left:

@@ -2,6 +2,8 @@
 decide which of them are held out."""
 
 import hashlib
+import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,10 +15,12 @@ import numpy as np
 
 from axrt.config import Data
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import read_bytes
 
 from .identity import identity_of
 from .prepared import Prepared
-from .tokens import Tokens, is_token_file, map_tokens, place_in_file, unknown_in_row
+from .row import Row, unknown_in_row
+from .tokens import Tokens, is_token_file, map_tokens
 
 _MASKED = ", or data.masked = true where axrt prepare was given --prompt-field"
 _NOT_SOURCE = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
@@ -194,11 +198,12 @@ def _check(
             "Give it more, or lower "
             f"model.context{' or data.held_out' if source.key == 'data.source' else ''}"
         )
-    found = unknown_in_row(tokens, vocab, masked)
+    row = Row(tokens)
+    found = unknown_in_row(row, vocab, masked)
     if found:
         raise DataError(
             f"{source.key} = {source.name!r} has token {found.token} {what}"
-            f"{place_in_file(tokens, found.place)}; expected 0 or more and less than model.vocab = "
+            f"{row.where(found.place)}; expected 0 or more and less than model.vocab = "
             f"{vocab}{_MASKED if found.token < 0 and not masked else ''}"
         )
 
@@ -231,7 +236,10 @@ def _of_files(root: Path, ordered: list[Path], source: _Source, held_out: float)
 
 def _share(path: Path) -> float:
     """A number in [0, 1) that a file's name alone decides."""
-    return int.from_bytes(hashlib.blake2b(path.as_posix().encode(), digest_size=6).digest()) / 2**48
+    return (
+        int.from_bytes(hashlib.blake2b(os.fsencode(path.as_posix()), digest_size=6).digest())
+        / 2**48
+    )
 
 
 def _joined(paths: Iterable[Path], source: _Source) -> Tokens:
@@ -241,7 +249,7 @@ def _joined(paths: Iterable[Path], source: _Source) -> Tokens:
 def _read(paths: Iterable[Path], source: _Source) -> Iterator[bytes]:
     for path in paths:
         try:
-            yield path.read_bytes()
+            yield read_bytes(path, sys.maxsize)
         except OSError as error:
             raise DataError(
                 f"{path.absolute()}: {error.strerror}; expected a readable text file ({source.key})"

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from axrt.errors import ConfigError, DataError
+from axrt.scheduler.regular_file import opened
 
 _PART_BYTES, _READ_BYTES = 1 << 20, 1 << 20
+_LONGEST = 1 << 30  # bytes of a line
 _LINES = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".arrow")
 _GZIP = ".gz"
@@ -87,6 +89,11 @@ def files_of(sources: Iterable[str]) -> list[Path]:
             files = [source]
         if not files or not files[0].exists():
             raise DataError(f"{source.absolute()}: no file there; expected text to prepare")
+        if not files[0].is_file():
+            raise DataError(
+                f"{source.absolute()} is a pipe, a socket or a device; expected a file, which "
+                "several processes can read in parts"
+            )
         found += files
     return found
 
@@ -187,6 +194,8 @@ def _row(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         what = f"{error.msg} at character {error.pos}"
         raise ValueError(f"is no JSON ({what}); expected an object") from None
+    except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep
+        raise ValueError(f"is no JSON that can be read ({error}); expected an object") from None
     if not isinstance(row, dict):
         raise ValueError(f"is {type(row).__name__}; expected a JSON object")
     return row
@@ -252,7 +261,12 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
     try:
         with _opened(piece) as file:
             at = _first_line(file, piece.first)
-            while at < piece.end and (line := file.readline()):
+            while at < piece.end and (line := file.readline(_LONGEST)):
+                if len(line) == _LONGEST and not line.endswith(b"\n"):
+                    raise DataError(
+                        f"{piece.path}: the line at byte {at} has over {_LONGEST:,} bytes; "
+                        "expected shorter ones"
+                    )
                 yield at, line
                 at += len(line)
     except (OSError, EOFError, zlib.error) as error:  # the last two: of what is compressed
@@ -262,8 +276,8 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 def _opened(piece: Piece) -> BinaryIO | gzip.GzipFile:
     if piece.path.endswith(_GZIP):
-        return gzip.open(piece.path)
-    return open(piece.path, "rb")
+        return gzip.open(opened(piece.path))
+    return opened(piece.path)
 
 
 def _line_number(piece: Piece, at: int) -> int:

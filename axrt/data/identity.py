@@ -2,8 +2,11 @@
 files of any size, and tells data made anew, which differ all over."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from axrt.scheduler.regular_file import opened
 
 _PLACES, _PLACE_BYTES = 256, 4096  # of a file; a smaller one is read as a whole
 
@@ -20,7 +23,7 @@ def identity_of(root: Path, paths: Sequence[Path]) -> str:
     digest, size = hashlib.blake2b(digest_size=8), 0
     for path in paths:
         num_bytes = path.stat().st_size
-        digest.update(f"{path.relative_to(root).as_posix()}\0{num_bytes}\0".encode())
+        digest.update(os.fsencode(f"{path.relative_to(root).as_posix()}\0{num_bytes}\0"))
         for data in _looked_at(path, num_bytes):
             digest.update(data)
         size += num_bytes
@@ -28,7 +31,7 @@ def identity_of(root: Path, paths: Sequence[Path]) -> str:
 
 
 def _looked_at(path: Path, num_bytes: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with opened(path) as file:
         if num_bytes <= _PLACES * _PLACE_BYTES:
             yield file.read()
             return

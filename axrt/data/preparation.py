@@ -9,7 +9,7 @@ a token file of other tools         refused; with --force it is made in its plac
 """
 
 import hashlib
-import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import json_of, read_bytes, read_text
 
 from .documents import Fields, files_of
 from .prepared import Prepared
@@ -113,7 +114,7 @@ class Order:
         path = Path(self.tokenizer)
         if not path.is_file():
             return self.tokenizer
-        return f"file {hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()}"
+        return f"file {hashlib.blake2b(read_bytes(path, sys.maxsize), digest_size=16).hexdigest()}"
 
 
 def dtype_of(vocab: int) -> np.dtype[Any]:
@@ -151,7 +152,15 @@ def beginning(
     Raises:
         ConfigError, DataError: something else is there.
     """
-    begun = json.loads(order.plan.read_text()) if order.plan.exists() else None
+    try:
+        begun = _begun(order)
+    except (OSError, ValueError) as error:
+        if force:
+            return Beginning.ANEW
+        raise ConfigError(
+            f"{order.plan}: {error}; expected what axrt prepare has written there. Add --force to "
+            "begin anew"
+        ) from None
     wanted = plan_of(made_of, tokens)
     if begun == wanted:
         return Beginning.GOING_ON
@@ -187,6 +196,16 @@ def _is_whole(order: Order) -> bool:
     """All files are there."""
     endings = (".bin", ".idx", ".json")
     return all(order.path(part, end).exists() for part in order.parts for end in endings)
+
+
+def _begun(order: Order) -> dict[str, Any] | None:
+    """What a preparation was begun with; None where none was."""
+    if not order.plan.exists():
+        return None
+    found = json_of(read_text(order.plan))
+    if not isinstance(found, dict):
+        raise ValueError(f"it is {type(found).__name__}, and no object")
+    return found
 
 
 def _told(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ import numpy as np
 
 from axrt.checkpoint.durable import durable, write_durably
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import read_bytes
 
 from .bundles import Bundle, Done, Row, WholeRow, bundle_file, bundles_of, rows_of
 from .documents import Part, Piece, parts_of, pieces_of
@@ -319,7 +321,7 @@ def _encoded(parts: Sequence[Part], order: Order, tokenizer: Tokenizer) -> Seque
 
 def _share(part: Part) -> float:
     """A number in [0, 1) that the name of a document alone decides."""
-    digest = hashlib.blake2b(part.document.encode(), digest_size=6).digest()
+    digest = hashlib.blake2b(os.fsencode(part.document), digest_size=6).digest()
     return int.from_bytes(digest) / 2**48
 
 
@@ -392,5 +394,5 @@ def _kept_tokenizer(order: Order, part: str) -> str:
     if not Path(order.tokenizer).is_file():
         return order.tokenizer
     path = order.path(part, ".tokenizer.json")
-    write_durably(path, Path(order.tokenizer).read_bytes())
+    write_durably(path, read_bytes(order.tokenizer, sys.maxsize))
     return path.name

@@ -8,6 +8,7 @@ from typing import Any, Self
 from axrt.checkpoint.durable import write_durably
 from axrt.config import Data
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import MALFORMED, json_of, read_bytes, read_text
 
 from .tokenizer import BYTES
 
@@ -62,15 +63,16 @@ class Prepared:
             DataError: the file says something else.
         """
         try:
-            found = cls(**json.loads(path.read_text()))
+            found = cls(**json_of(read_text(path)))
             vocab, end = int(found.vocab), found.end
             if vocab < 1 or not (end is None or 0 <= end < vocab):
                 raise ValueError(f"token {end} of {vocab}")
-        except (OSError, ValueError, TypeError) as error:
+            is_file = found.tokenizer.endswith(".json")
+        except (OSError, *MALFORMED) as error:
             raise DataError(
                 f"{path}: {error}; expected what `axrt prepare` writes, or no such file"
             ) from None
-        if found.tokenizer.endswith(".json"):
+        if is_file:
             return replace(found, tokenizer=str(path.with_name(found.tokenizer)))
         return found
 
@@ -86,7 +88,7 @@ def _content(tokenizer: str) -> str | bytes | None:
     if not tokenizer.endswith(".json"):
         return tokenizer
     path = Path(tokenizer)
-    return path.read_bytes() if path.is_file() else None
+    return read_bytes(path) if path.is_file() else None
 
 
 def _beside(tokens: Path) -> Path:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from axrt.checkpoint.durable import write_durably
 from axrt.errors import ConfigError, DataError
+from axrt.scheduler.regular_file import json_of, read_text
 
 BYTES = "bytes"
 _TIKTOKEN = "tiktoken:"
@@ -24,6 +25,7 @@ _SAY_END = (
 )
 # What models of the field put behind a document, where a tokenizer does not say its own.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_MOST_BYTES = 1 << 28  # of a tokenizer
 _KEPT = ".tokenizer.json"  # behind the name of a token file: its tokenizer
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -127,7 +129,7 @@ class JsonTokenizer:
     def __init__(self, path: Path, end: str = "") -> None:
         library = _imported("tokenizers")
         try:
-            self._tokenizer = library.Tokenizer.from_file(str(path))
+            self._tokenizer = library.Tokenizer.from_str(read_text(path, _MOST_BYTES))
         except Exception as error:  # the library has no class of its own for them
             made = path.with_suffix(".tokenizer.json")  # beside the token file that it was made for
             there = f", such as {made}" if made.exists() else ""
@@ -218,7 +220,7 @@ def _ends_named_beside(path: Path) -> Iterator[str | int]:
         if not file.is_file():
             continue
         try:
-            said = json.loads(file.read_text(encoding="utf-8")).get(key)
+            said = json_of(read_text(file)).get(key)
         except (OSError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{file.absolute()}: {error}; expected a JSON object, as Hugging Face has them"

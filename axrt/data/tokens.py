@@ -6,7 +6,9 @@ sequences, as Megatron's own are. Of those without an index `bare_tokens.py` say
 """
 
 import mmap
+import os
 import struct
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import opened
 
 from .bare_tokens import AUTO, Form, bytes_before, form_of
 
 Tokens = NDArray[np.integer[Any]]
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents
+_AT_ONCE = 1 << 22  # lengths of sequences that are read at a time
 _LONGEST = (1 << 31) - 1  # tokens of a sequence, which the index has as int32
-_LOOKED_AT, _PIECES = 1 << 28, 256  # tokens: half a second
 _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 
 
@@ -103,23 +106,6 @@ def _at(tokens: Tokens, place: int) -> Unknown:
     return Unknown(int(tokens[place]), place)
 
 
-def unknown_in_row(tokens: Tokens, vocab: int, masked: bool = False) -> Unknown | None:
-    """A token of a row that is not among 0 .. vocab - 1; None where none was found.
-
-    It is looked at piece by piece, so that memory stays flat. A row of more than 2**28 tokens is
-    checked in pieces that are spread over it evenly.
-    """
-    piece = _LOOKED_AT // _PIECES
-    if len(tokens) <= _LOOKED_AT:
-        starts = range(0, len(tokens), piece)
-    else:
-        starts = np.linspace(0, len(tokens) - piece, _PIECES).astype(np.int64).tolist()
-    for start in starts:
-        if found := unknown(tokens[start : start + piece], vocab, masked):
-            return found._replace(place=found.place + start)
-    return None
-
-
 def place_in_file(tokens: Tokens, place: int) -> str:
     """Where a token of a mapped row stands, as errors say it; "" for a row in memory."""
     mapped = Mapped.of(tokens)
@@ -147,7 +133,8 @@ def map_tokens(
     """
     index = path.with_suffix(".idx")
     try:
-        size = path.stat().st_size
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
         if index.exists():
             form = _of_index(path, size, index, dtype)
         else:
@@ -175,23 +162,6 @@ def _of_index(path: Path, size: int, index: Path, dtype: str) -> Form:
             "whole file (is one of the two cut off, or of another data set?)"
         )
     return Form(found, 0, number)
-
-
-def fetch(tokens: Tokens, start: int, number: int) -> None:
-    """Have the system begin to read a part of a mapped row, which is wanted soon; a row in memory
-    is there. Returns at once.
-
-    Args:
-        tokens: the row.
-        start, number: place and length of the part.
-    """
-    mapped = getattr(tokens, "_mmap", None)
-    if mapped is None:
-        return
-    size = tokens.dtype.itemsize
-    begin = tokens.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data + start * size
-    page = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    mapped.madvise(mmap.MADV_WILLNEED, page, begin + number * size - page)
 
 
 def index_of(dtype: np.dtype[Any], lengths: NDArray[np.int64]) -> bytes:
@@ -222,25 +192,33 @@ def index_of(dtype: np.dtype[Any], lengths: NDArray[np.int64]) -> bytes:
 
 def _read_index(index: Path) -> tuple[np.dtype[Any], int]:
     """The type of the tokens and their number, from a Megatron index."""
-    data = index.read_bytes()
-    if len(data) < _HEAD.size or data[:9] != _MAGIC:
+    with opened(index) as file:
+        return _indexed(index, file)
+
+
+def _indexed(index: Path, file: BufferedReader) -> tuple[np.dtype[Any], int]:
+    head, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
+    if len(head) < _HEAD.size or head[:9] != _MAGIC:
         raise DataError(
             f"{index} does not begin as Megatron's index does; expected that of the .bin beside "
             "it, or none for a row of uint16"
         )
-    _, version, code, sequences, _ = _HEAD.unpack_from(data)
+    _, version, code, sequences, _ = _HEAD.unpack(head)
     if version != 1 or code not in _TYPES:
         raise DataError(
             f"{index} is of version {version} with tokens of type {code}; expected version 1 and "
             "integers"
         )
-    if len(data) < _HEAD.size + 4 * sequences:
+    if size < _HEAD.size + 4 * sequences:
         raise DataError(f"{index} is cut off; expected the lengths of {sequences} sequences")
-    lengths = np.frombuffer(data, np.int32, sequences, _HEAD.size)
-    if (lengths < 0).any():
-        first = int(np.argmax(lengths < 0))
-        raise DataError(
-            f"{index} says that sequence {first} (from 0) has {lengths[first]} tokens; expected 0 "
-            "or more: write it again"
-        )
-    return np.dtype(_TYPES[code]), int(lengths.sum(dtype=np.int64))
+    number = 0
+    for first in range(0, sequences, _AT_ONCE):
+        lengths = np.frombuffer(file.read(4 * min(_AT_ONCE, sequences - first)), np.int32)
+        if (lengths < 0).any():
+            at = int(np.argmax(lengths < 0))
+            raise DataError(
+                f"{index} says that sequence {first + at} (from 0) has {lengths[at]} tokens; "
+                "expected 0 or more: write it again"
+            )
+        number += int(lengths.sum(dtype=np.int64))
+    return np.dtype(_TYPES[code]), number

@@ -13,8 +13,9 @@ from torch import Tensor
 from axrt.errors import DataError
 from axrt.losses import IGNORED
 
+from .row import Row
 from .shuffle import Shuffle
-from .tokens import Mapped, Tokens, counted, fetch, place_in_file, unknown
+from .tokens import Tokens, counted, unknown
 
 Item = tuple[Tensor, Tensor]
 
@@ -90,7 +91,7 @@ class Windows(Samples):
         masked: bool = False,
     ) -> None:
         self._document_end, self._masked = document_end, masked
-        self._tokens = tokens
+        self._row = Row(tokens)
         self._context = context
         self._seed = seed
         self._vocab = vocab
@@ -101,7 +102,7 @@ class Windows(Samples):
         return self._window(self._start_of(sample))
 
     def fetch(self, sample: int) -> None:
-        fetch(self._tokens, self._start_of(sample), self._context + 1)
+        self._row.fetch(self._start_of(sample), self._context + 1)
 
     def _start_of(self, sample: int) -> int:
         epoch, place = divmod(sample, self.per_epoch)
@@ -109,34 +110,30 @@ class Windows(Samples):
         return order[place] * self._context + offset
 
     def spread(self, number: int) -> list[Tokens]:
-        last = len(self._tokens) - 1 - self._context
+        last = len(self._row) - 1 - self._context
         return [self._window(int(start)) for start in np.linspace(0, last, number).astype(np.int64)]
 
     def __getstate__(self) -> dict[str, Any]:
         # a cache; a copy begins with its own
-        kept = {key: value for key, value in self.__dict__.items() if key != "_order"}
-        return {**kept, "_tokens": Mapped.of(self._tokens) or self._tokens}
+        return {key: value for key, value in self.__dict__.items() if key != "_order"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if isinstance(self._tokens, Mapped):
-            self._tokens = self._tokens.tokens()
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def _shuffled(self, epoch: int) -> tuple[int, Shuffle]:
         random = np.random.default_rng([self._seed, epoch])
-        room = len(self._tokens) - 1 - self.per_epoch * self._context
+        room = len(self._row) - 1 - self.per_epoch * self._context
         offset = int(random.integers(min(self._context, room + 1)))
         return offset, Shuffle(self.per_epoch, self._seed, epoch)
 
     def _window(self, start: int) -> Tokens:
-        row = self._tokens[start : start + self._context + 1]
+        row = self._row.part(start, self._context + 1)
         found = unknown(row, self._vocab, self._masked)
         if found:
-            where = place_in_file(self._tokens, start + found.place)
             raise DataError(
-                f"{getattr(self._tokens, 'filename', None) or 'the data'} has token {found.token}"
-                f"{where}; expected 0 or more and less than "
+                f"{self._row.source} has token {found.token}"
+                f"{self._row.where(start + found.place)}; expected 0 or more and less than "
                 f"model.vocab = {self._vocab}. Set it to what the tokenizer has"
             )
         return row if self._document_end < 0 else _apart(row, self._document_end)

@@ -3,7 +3,6 @@
 Each key is read, changes nothing here, or is refused by its name; none is passed over in silence.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import json_of, read_text
 
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Keys of how DeepSpeed works inside, or of what it prints: without them the same is trained.
@@ -142,7 +142,7 @@ def read(given: "str | Path | Mapping[str, Any]") -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
     try:
-        found = json.loads(Path(given).read_text(encoding="utf-8"))
+        found = json_of(read_text(given))
     except OSError as error:
         raise ConfigError(
             f"{given}: {error.strerror}; expected DeepSpeed's JSON configuration"

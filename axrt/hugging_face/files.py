@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from axrt.errors import DataError
+from axrt.scheduler.regular_file import json_of, opened, read_text
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DataError: there is none.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_of(read_text(path))
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: {error}; expected a directory of a model, as transformers' save_pretrained "
@@ -65,6 +66,7 @@ class TheirWeights(ExitStack):
 
     def _open(self, path: Path) -> None:
         try:
+            opened(path).close()  # that library would wait for a pipe
             file: Any = self.enter_context(safe_open(path, "pt"))
         except (OSError, SafetensorError) as error:
             self.close()

@@ -61,7 +61,9 @@ def import_model(theirs: Path, out: Path, context: int = 0) -> Config:
     checkpoint.mkdir(parents=True)
     with TheirWeights(theirs) as weights:
         _write_layers(checkpoint, config, kind_of(said), weights)
-    write_durably(partial / "config.toml", tomli_w.dumps(config.as_dict()).encode())
+    write_durably(
+        partial / "config.toml", tomli_w.dumps(config.as_dict()).encode(errors="surrogateescape")
+    )
     keep_text_files(theirs, partial)
     partial.rename(out)
     return config

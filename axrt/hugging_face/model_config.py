@@ -9,6 +9,7 @@ from typing import Any
 
 from axrt.config import Model
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import MALFORMED
 
 Values = Mapping[str, Any]
 LONGEST = 4096  # of rotary models, where nobody says: their tables grow with the context
@@ -51,7 +52,15 @@ def model_keys(config: Values, context: int = 0) -> dict[str, Any]:
     Raises:
         ConfigError: the built-in model cannot be that one.
     """
-    kind = kind_of(config)
+    try:
+        return _keys_of(kind_of(config), config, context)
+    except ConfigError:
+        raise
+    except MALFORMED as error:
+        raise ConfigError(f"config.json: {error}; expected that of a model") from None
+
+
+def _keys_of(kind: str, config: Values, context: int) -> dict[str, Any]:
     for key, taken in _TAKEN.items():
         if config.get(key, taken[0]) not in taken:
             raise ConfigError(f"config.json: {key} = {config[key]!r}; expected {taken[0]!r}")

@@ -18,6 +18,7 @@ from axrt.data.prepared import KEPT, Prepared
 from axrt.data.tokenizer import BYTES
 from axrt.errors import ConfigError, DataError
 from axrt.observe.metrics import kept_in_run
+from axrt.scheduler.regular_file import read_bytes
 
 from .files import CONFIG, TOKENIZER, read_json
 
@@ -71,12 +72,12 @@ def keep_text_files(theirs: Path, run: Path) -> None:
     """
     for name in (TOKENIZER, OF_TOKENIZER):
         if (theirs / name).is_file():
-            write_durably(run / name, (theirs / name).read_bytes())
+            write_durably(run / name, read_bytes(theirs / name))
     said = [theirs / GENERATION, theirs / CONFIG]
     of_each = [read_json(path) for path in said if path.is_file()]
     ends = TextEnds.of(*of_each)
     if said[0].is_file() and TextEnds.of(of_each[0]) == ends:
-        write_durably(run / GENERATION, said[0].read_bytes())
+        write_durably(run / GENERATION, read_bytes(said[0]))
     else:  # the configuration of the model has the rest
         _write(run / GENERATION, {**(of_each[0] if said[0].is_file() else {}), **ends.as_dict()})
     others = [path.relative_to(theirs) for path in theirs.rglob("*") if _is_text(path)]
@@ -106,12 +107,12 @@ def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
     if said is None or said.parent.samefile(run):
         return
     mine, its = run / TOKENIZER, said.parent / TOKENIZER
-    is_its = mine.is_file() and its.is_file() and mine.read_bytes() == its.read_bytes()
+    is_its = mine.is_file() and its.is_file() and read_bytes(mine) == read_bytes(its)
     if tokenizer and not is_its:
         return
     for path in (its, said.parent / OF_TOKENIZER, said):
         if path.is_file():
-            write_durably(run / path.name, path.read_bytes())
+            write_durably(run / path.name, read_bytes(path))
     _copy_imported(said.parent, run / _IMPORTED)
 
 
@@ -156,7 +157,7 @@ def _copy(folder: Path, files: Sequence[Path], to: Path) -> None:
     """Copy files of a folder, by their paths in it."""
     for file in files:
         (to / file).parent.mkdir(parents=True, exist_ok=True)
-        write_durably(to / file, (folder / file).read_bytes())
+        write_durably(to / file, read_bytes(folder / file))
 
 
 def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
@@ -169,17 +170,17 @@ def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnd
         ends: the tokens that begin and end a text.
     """
     if said := kept_in_run(run, GENERATION):
-        write_durably(out / GENERATION, said.read_bytes())
+        write_durably(out / GENERATION, read_bytes(said))
     else:
         _write(out / GENERATION, ends.as_dict())
     if tokenizer is not None:
-        write_durably(out / TOKENIZER, tokenizer.read_bytes())
+        write_durably(out / TOKENIZER, read_bytes(tokenizer))
         if kept := kept_in_run(run, OF_TOKENIZER):
-            write_durably(out / OF_TOKENIZER, kept.read_bytes())
+            write_durably(out / OF_TOKENIZER, read_bytes(kept))
         else:
             _write(out / OF_TOKENIZER, _of_tokenizer(tokenizer, ends))
     its = kept_in_run(run, TOKENIZER)
-    is_its = tokenizer is None or (its is not None and its.read_bytes() == tokenizer.read_bytes())
+    is_its = tokenizer is None or (its is not None and read_bytes(its) == read_bytes(tokenizer))
     if said and is_its:
         _copy_imported(said.parent, out)
 

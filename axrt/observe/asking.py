@@ -36,7 +36,7 @@ def asked(
         while time.monotonic() < until:
             meanwhile()
             for file in folder.glob("rank-????"):
-                if answer := _answer(file):
+                if answer := Answer.read(file):
                     answers[answer.rank] = answer
             if answers and len(answers) == next(iter(answers.values())).size:
                 break
@@ -46,18 +46,6 @@ def asked(
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # others may be asking
             folder.parent.rmdir()
-
-
-def _answer(file: Path) -> Answer | None:
-    """The answer in a file; None where it is none."""
-    try:
-        if not file.is_file():
-            return None
-        values = json.loads(file.read_text(encoding="utf-8"))
-        answer = Answer(**{**values, "owing": tuple(values["owing"])})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return answer if file.name == f"rank-{answer.rank:04}" else None
 
 
 def table(answers: Mapping[int, Answer], processes: Sequence[str] = ()) -> Iterator[str]:

@@ -18,18 +18,32 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from axrt.checkpoint.durable import write_durably
+from axrt.scheduler.regular_file import read_bytes
+
 from .activity import Activity
+from .json_lines import (
+    Fits,
+    are_counts,
+    are_named_texts,
+    is_count,
+    is_number,
+    is_text,
+    object_of,
+)
 from .observer import Observer, Wait
 
 _THREAD = "axrt inspection"
 FOLDER, QUESTION = ".inspect", "question"
 _LOOK_S = 1.0
 _MOST_BYTES = 1 << 16  # of a question
+_MOST_RANKS = 1 << 20
+STATES = ("waits", "computes", "outside")
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
 _LOOP_FILE = os.path.join("axrt", "loop.py")
 
@@ -42,7 +56,7 @@ class Answer:
         rank: number of the rank.
         size: number of ranks of the job.
         host, pid: where it is.
-        state: "waits", "computes", or "outside": not in a call of the engine.
+        state: one of `STATES`; "outside" is not in a call of the engine.
         since_s: seconds since it has waited, or since its last task has started or ended.
         task: task that runs or has run last; "" before the first.
         lacks: what it lacks, if it waits.
@@ -61,6 +75,31 @@ class Answer:
     owing: tuple[int, ...]
     stacks: dict[str, str]
 
+    @classmethod
+    def read(cls, file: Path) -> "Answer | None":
+        """The answer in a file; None where it is none."""
+        try:
+            told = object_of(read_bytes(file), _OF_AN_ANSWER)
+        except (OSError, ValueError):
+            return None
+        answer = cls(*(told[key] for key in _OF_AN_ANSWER))
+        answer = replace(answer, owing=tuple(answer.owing))
+        return answer if file.name == f"rank-{answer.rank:04}" else None
+
+
+_OF_AN_ANSWER: Fits = {
+    "rank": is_count,
+    "size": lambda value: is_count(value) and 0 < value <= _MOST_RANKS,
+    "host": is_text,
+    "pid": is_count,
+    "state": lambda value: value in STATES,
+    "since_s": is_number,
+    "task": is_text,
+    "lacks": is_text,
+    "owing": are_counts,
+    "stacks": are_named_texts,
+}
+
 
 class _Question(NamedTuple):
     """What somebody has asked.
@@ -77,13 +116,10 @@ class _Question(NamedTuple):
     def read(cls, file: Path) -> "_Question | None":
         """The question in a file; None where there is none, or whoever has asked has gone."""
         try:
-            if not file.is_file():  # a pipe would be waited for
-                return None
-            with file.open("rb") as opened:
-                told = json.loads(opened.read(_MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
+            told = object_of(read_bytes(file, _MOST_BYTES), {})
+        except (OSError, ValueError):
             return None
-        return cls(file.parent, bool(told.get("stacks"))) if isinstance(told, dict) else None
+        return cls(file.parent, bool(told.get("stacks")))
 
 
 class Inspection(Observer):
@@ -187,9 +223,8 @@ class Inspection(Observer):
             _stacks() if question.stacks else {},
         )
         with suppress(OSError):  # whoever has asked may have gone
-            beside = question.folder / f"rank-{self._rank:04}.new"
-            beside.write_text(json.dumps(asdict(answer)), encoding="utf-8")
-            beside.replace(question.folder / f"rank-{self._rank:04}")
+            file = question.folder / f"rank-{self._rank:04}"
+            write_durably(file, json.dumps(asdict(answer)).encode(errors="replace"))
         self._answered.set()
 
 

@@ -15,8 +15,28 @@ from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import AUTO, Config
 from axrt.data.prepared import KEPT, Prepared, tokenizer_name
 from axrt.errors import ConfigError, SaveError
+from axrt.scheduler.regular_file import open_regular, read_bytes
+
+from .json_lines import (
+    Fits,
+    are_numbers,
+    end_of,
+    is_count,
+    is_number,
+    is_text,
+    last_objects,
+    or_none,
+)
 
 METRICS, TOKENIZER, MEMORY = "metrics.jsonl", "tokenizer.json", "memory.json"
+METRICS_LINE: Fits = {  # what may stand in one
+    "step": is_count,
+    "time_s": or_none(is_number),
+    **dict.fromkeys(("loss", "val_loss", "lr", "grad_norm", "mfu"), or_none(is_number)),
+    **dict.fromkeys(("tokens_per_s", "tokens_per_s_device"), or_none(is_number)),
+    **dict.fromkeys(("idle", "memory_bytes"), or_none(are_numbers)),
+    "resumed_from": or_none(is_text),
+}
 
 
 class RunFiles:
@@ -58,7 +78,8 @@ class RunFiles:
         if self._stays:  # a run that has gone back once goes on from there the next time
             resolved["checkpoint"]["resume"] = AUTO
         try:
-            write_durably(self.directory / "config.toml", tomli_w.dumps(resolved).encode())
+            content = tomli_w.dumps(resolved).encode(errors="surrogateescape")
+            write_durably(self.directory / "config.toml", content)
             self._keep_tokenizer()
             _cut_off_half_a_line(self.directory / METRICS)
             self._began = time.monotonic() - _seconds_so_far(self.directory / METRICS)
@@ -71,10 +92,10 @@ class RunFiles:
         if self._config.data.is_of_tokens:
             told = Path(self._config.data.sources[0]).with_suffix(".json")
             if Prepared.beside(Path(self._config.data.sources[0])):
-                write_durably(self.directory / KEPT, told.read_bytes())
+                write_durably(self.directory / KEPT, read_bytes(told))
         name, path = tokenizer_name(self._config.data), self.directory / TOKENIZER
         if Path(name).is_file() and not path.exists():
-            write_durably(path, Path(name).read_bytes())
+            write_durably(path, read_bytes(name))
 
     def let_go(self) -> None:
         """Let another rank, or this one anew, write to the directory."""
@@ -136,7 +157,7 @@ class RunFiles:
             SaveError: it cannot be written.
         """
         try:
-            data = content.encode() if isinstance(content, str) else content
+            data = content.encode(errors="replace") if isinstance(content, str) else content
             write_durably(self.directory / name, data)
         except OSError as error:
             raise SaveError(f"{self.directory / name}: {error.strerror}") from None
@@ -192,7 +213,7 @@ def in_its_directory(file: str | Path, config: Config) -> Config:
 
 def _append(path: Path, data: bytes) -> None:
     """Append all of the data, or nothing where the disk is full."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         length = os.fstat(file).st_size
         try:
@@ -207,17 +228,20 @@ def _append(path: Path, data: bytes) -> None:
 
 def _cut_off_half_a_line(path: Path) -> None:
     """Remove a last line that a process had not finished when it was killed."""
-    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, data.rfind(b"\n") + 1)
+    if not path.exists():
+        return
+    place, data = end_of(path)
+    if data.endswith(b"\n"):
+        return
+    if place and b"\n" not in data:  # no line of ours is that long
+        _append(path, b"\n")
+    else:
+        os.truncate(path, place + data.rfind(b"\n") + 1)
 
 
 def _seconds_so_far(path: Path) -> float:
     """The time of the last whole line; 0 where there is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return float(json.loads(lines[-1])["time_s"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return 0.0
+    return next((float(line["time_s"] or 0.0) for line in last_objects(path, METRICS_LINE)), 0.0)
 
 
 def _new_directory(wanted: Path) -> Path:

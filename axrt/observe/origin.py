@@ -14,7 +14,17 @@ from pathlib import Path
 
 import torch
 
+from .json_lines import Fits, are_counts, are_named_texts, is_count, is_text, is_texts, last_objects
+
 STARTS = "starts.jsonl"
+START: Fits = {  # what may stand in a line
+    **dict.fromkeys(("began", "command", "commit"), is_text),
+    "hosts": is_texts,
+    "pids": are_counts,
+    "step": is_count,
+    "schedule": lambda value: isinstance(value, dict) and is_text(value.get("policy")),
+    "versions": are_named_texts,
+}
 _GIT_S = 10.0
 
 
@@ -85,12 +95,12 @@ class Origin:
 def processes_of(run: Path) -> list[str]:
     """The process of each rank of a run's last start, as "process 4711 on node-3"; [] where they
     are not known."""
-    try:
-        last = json.loads((run / STARTS).read_text(encoding="utf-8").splitlines()[-1])
-        pairs = zip(last["pids"], last["hosts"], strict=True)
-        return [f"process {pid} on {host}" for pid, host in pairs]
-    except (OSError, ValueError, LookupError, TypeError):
+    last = next(last_objects(run / STARTS, START), None)
+    if last is None or len(last["pids"]) != len(last["hosts"]):
         return []
+    return [
+        f"process {pid} on {host}" for pid, host in zip(last["pids"], last["hosts"], strict=True)
+    ]
 
 
 def commit_of(directory: Path) -> str:

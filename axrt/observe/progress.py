@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import NamedTuple, Protocol, Self
@@ -11,7 +10,6 @@ import psutil
 
 from axrt.ledger.ledger import readable
 
-_PLAIN_EVERY_S = 5.0
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
 
 
@@ -86,28 +84,27 @@ class Quiet:
 
 
 class Plain(Quiet):
-    """A line every few seconds, for logs."""
+    """A line every so many steps, for logs."""
 
-    def __init__(self, steps: int) -> None:
-        self._steps, self._last = steps, time.monotonic()
+    def __init__(self, steps: int, every: int) -> None:
+        self._steps, self._every = steps, every
 
     def step(self, shown: Shown) -> None:
-        now = time.monotonic()
-        if shown.done == self._steps or now - self._last >= _PLAIN_EVERY_S:
-            self._last = now
+        if shown.done == self._steps or shown.done % self._every == 0:
             self.say(f"step {shown.done}/{self._steps}  {shown.text()}  {shown.left} left")
 
     def say(self, text: str) -> None:
         print(text, flush=True)
 
 
-def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
+def progress_for(kind: str, steps: int, first: int = 0, every: int = 1) -> Progress:
     """The display of a run.
 
     Args:
         kind: "auto", "live", "plain" or "off"; "auto" is live on a terminal, else plain.
         steps: number of steps of the run.
         first: number of steps that are done at the start.
+        every: steps between two plain lines.
     """
     if kind == "off":
         return Quiet()
@@ -115,7 +112,7 @@ def progress_for(kind: str, steps: int, first: int = 0) -> Progress:
     if kind == "auto":
         kind = "plain" if terminal is None else "live"
     if kind == "plain":
-        return Plain(steps)
+        return Plain(steps, every)
     from .live import Live  # imports rich, which other ranks and logs have no use for
 
     return Live(steps, first, terminal or "")

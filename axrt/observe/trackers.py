@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from axrt.config import Config
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import read_text
 
 FOLDER, WANDB_ID = "tensorboard", "wandb-id"
 # Names of torchtitan's, and factors, by ours.
@@ -98,7 +99,7 @@ class _WeightsAndBiases:
                 name=directory.name,
                 dir=str(directory),
                 config=config.as_dict(),
-                id=kept.read_text(encoding="utf-8").strip() if kept.exists() else None,
+                id=read_text(kept).strip() if kept.exists() else None,
                 resume="allow",
             )
             kept.write_text(f"{self._run.id}\n", encoding="utf-8")

@@ -115,7 +115,7 @@ def _in_script(value: Any) -> str:
 
 def _cards(run: RunData) -> str:
     steps, losses = run.series("loss")
-    found = [("steps", f"{steps[-1] if steps else 0} of {run.config['run']['steps']}")]
+    found = [("steps", f"{steps[-1] if steps else 0} of {run.steps}")]
     if losses:
         found.append(("loss", f"{losses[-1]:.4f}"))
     if validations := run.series("val_loss")[1]:

@@ -1,20 +1,46 @@
 """What the files of a run say of it."""
 
-import json
-import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from axrt.errors import ConfigError
-from axrt.observe.metrics import MEMORY, METRICS, is_run
-from axrt.observe.origin import STARTS
+from axrt.observe.json_lines import (
+    Fits,
+    Says,
+    are_numbers,
+    is_number,
+    is_text,
+    objects_in,
+    or_none,
+)
+from axrt.observe.metrics import MEMORY, METRICS, METRICS_LINE, is_run
+from axrt.observe.origin import START, STARTS
+from axrt.restarts.history import LAUNCH, LAUNCHES
 from axrt.scheduler.comparison import Run, compared
+from axrt.scheduler.regular_file import read_text, toml_of
 from axrt.scheduler.timeline import Timeline
 
-_OF_A_START = {"began", "step", "command", "hosts", "commit", "versions"}
-_OF_A_LAUNCH = {"began", "step", "gained", "took_s", "code", "lost"}
+_OF_MEMORY: Fits = {
+    "predicted": lambda value: isinstance(value, list) and all(map(_is_prediction, value)),
+    "measured": or_none(
+        lambda value: (
+            isinstance(value, list) and all(is_number(one) or are_numbers(one) for one in value)
+        )
+    ),
+}
+
+
+def _is_prediction(value: Any) -> bool:
+    """Bytes of a rank, each with its purpose and its tier."""
+    return isinstance(value, list) and all(
+        isinstance(one, list)
+        and len(one) == 3
+        and is_text(one[0])
+        and is_text(one[1])
+        and is_number(one[2])
+        for one in value
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +83,41 @@ class RunData:
     traced: Traced | None
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def read(cls, path: Path, says: Says) -> Self:
         """Read the directory of a run.
 
+        Args:
+            path: the directory.
+            says: function that is told of what is left out.
         Raises:
             ConfigError: it is none.
         """
         if not is_run(path):
             raise ConfigError(f"{path} has no config.toml; expected the directory of a run")
         try:
-            config = tomllib.loads((path / "config.toml").read_text(encoding="utf-8"))
+            config = toml_of(read_text(path / "config.toml", errors="surrogateescape"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path / 'config.toml'}: {error}; expected that of a run") from None
         return cls(
             path,
             config,
-            [one for one in _json_lines(path / METRICS) if isinstance(one.get("step"), int)],
-            [one for one in _json_lines(path / STARTS) if one.keys() >= _OF_A_START],
-            [one for one in _json_lines(path / "launches.jsonl") if one.keys() >= _OF_A_LAUNCH],
-            next(_json_lines(path / MEMORY), {}),
+            list(objects_in(path / METRICS, METRICS_LINE, says)),
+            list(objects_in(path / STARTS, START, says)),
+            list(objects_in(path / LAUNCHES, LAUNCH, says)),
+            next(objects_in(path / MEMORY, _OF_MEMORY, says), {}),
             _traced(path),
         )
+
+    @property
+    def steps(self) -> object:
+        """The number of steps that the run is to do, as its configuration has it."""
+        keys = self.config.get("run")
+        return keys.get("steps", "?") if isinstance(keys, dict) else "?"
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """The steps that have a value, and the values; of a step that ran again the last."""
         found = {line["step"]: line[key] for line in self.lines if line.get(key) is not None}
         return sorted(found), [found[step] for step in sorted(found)]
-
-
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file; one that a killed process has not finished is left out."""
-    if not path.is_file():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(found, dict):
-            yield found
 
 
 def _traced(path: Path) -> Traced | None:
@@ -115,6 +137,6 @@ def _traced(path: Path) -> Traced | None:
 
 def _without_simulation(file: Path, fault: str) -> Traced | None:
     try:
-        return Traced(Timeline.from_json(file.read_text(encoding="utf-8")), None, {}, fault)
+        return Traced(Timeline.read(file), None, {}, fault)
     except (OSError, ValueError):
         return None

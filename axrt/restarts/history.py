@@ -1,11 +1,21 @@
 """The starts of a run's job, one line of JSON each in `launches.jsonl` of its directory."""
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-_FILE = "launches.jsonl"
+from axrt.observe.json_lines import Fits, is_count, is_number, is_text, is_texts
+from axrt.scheduler.regular_file import open_regular
+
+LAUNCHES = "launches.jsonl"
+LAUNCH: Fits = {  # what may stand in a line
+    "began": is_text,
+    "lost": is_texts,
+    "took_s": is_number,
+    "code": lambda value: type(value) is int,
+    **dict.fromkeys(("step", "gained"), is_count),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class History:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / _FILE
+        self._file = directory / LAUNCHES
         self._unwritten: list[Start] = []
 
     def add(self, start: Start) -> None:
@@ -66,24 +76,7 @@ class History:
         """
         self._unwritten.append(start)
         if self._file.parent.is_dir():
-            with self._file.open("a", encoding="utf-8") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with open(open_regular(self._file, flags), "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(one)) + "\n" for one in self._unwritten)
             self._unwritten = []
-
-    def read(self) -> list[Start]:
-        """All starts, the first one first; a line that was torn is left out."""
-        try:
-            lines = self._file.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return []
-        return [start for line in lines if (start := _start_of(line)) is not None]
-
-
-def _start_of(line: str) -> Start | None:
-    try:
-        values: Any = json.loads(line)
-        for key in ("hosts", "settings", "lost"):
-            values[key] = tuple(values[key])
-        return Start(**values)
-    except (ValueError, TypeError, KeyError):
-        return None

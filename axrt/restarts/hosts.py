@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from axrt.errors import ConfigError
+from axrt.scheduler.regular_file import read_text
 
 from .history import Start
 
@@ -35,7 +36,7 @@ def read_hosts(file: Path) -> list[Host]:
         ConfigError: the file cannot be read, or has no host.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "no text"
         raise ConfigError(f"--hosts {file}: {what}; expected a file with a host a line") from None

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from axrt.exit_codes import FILE
+from axrt.scheduler.regular_file import read_text
 
 from .witness import FOLDER
 
@@ -31,7 +32,7 @@ class JobProcess:
     def __init__(self, words: Sequence[str], folder: Path, hear: Callable[[str], None]) -> None:
         variables = {FILE: str(folder / _CODE), FOLDER: str(folder)}
         self._folder = folder
-        self._mark = f"{FOLDER}={folder}".encode()  # of processes of this job
+        self._mark = os.fsencode(f"{FOLDER}={folder}")  # of processes of this job
         self._hear = hear
         self._process = subprocess.Popen(
             words,
@@ -53,7 +54,7 @@ class JobProcess:
     def said(self) -> int | None:
         """The code that the first rank to end has left; None where none has."""
         try:
-            return int((self._folder / _CODE).read_text())
+            return int(read_text(self._folder / _CODE))
         except (OSError, ValueError):
             return None
 

@@ -2,6 +2,7 @@
 follows from how a start has ended is `decide`'s."""
 
 import fcntl
+import os
 import shlex
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from axrt.config import AUTO, Config
 from axrt.errors import ConfigError
 from axrt.exit_codes import Exit
 from axrt.observe.metrics import in_its_directory, stays
+from axrt.scheduler.regular_file import open_regular
 
 from .decision import decide
 from .history import History, Start
@@ -225,12 +227,17 @@ class Supervisor:
         beside = self._directory.parent / f".{self._directory.name}.launch"
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
-            file = beside.open("w")
+            file = open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"{beside}: {error.strerror}; expected a place for the run that can be written to"
             ) from None
-        with file:
+        with closing(os.fdopen(file, "w")):
+            if (owner := os.fstat(file).st_uid) != os.geteuid():
+                raise ConfigError(
+                    f"{beside} belongs to user {owner}, and this process to user {os.geteuid()}; "
+                    "expected a place for the run that nobody else makes files in"
+                )
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from axrt.scheduler.regular_file import read_text
+
 _TELL_OF_PARENTS_DEATH, _SET_NAME = 1, 15  # PR_SET_PDEATHSIG, PR_SET_NAME
 _MOST_FILES = 4096
 FOLDER = "AXRT_WITNESSES"  # the environment's variable that names a directory which hosts share
@@ -81,6 +83,6 @@ def first_lost(folder: Path) -> tuple[int, str] | None:
     found = []
     for file in folder.glob("rank-*"):
         with contextlib.suppress(OSError, ValueError):
-            at, host = file.read_text().split()
+            at, host = read_text(file).split()
             found.append((float(at), int(file.name.partition("-")[2]), host))
     return min(found)[1:] if found else None

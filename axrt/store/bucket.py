@@ -177,6 +177,7 @@ class Bucket:
             () if self.shared else self._gradient.layouts_of_own_totals,
             tries,
             slots.tier if self._on_host and isinstance(slots.tier, HostTier) else None,
+            [self._name_of[one] for one in self._parameters],
         )
         self._tries = tries
         self._offloaded.begin()

@@ -16,8 +16,7 @@ A *hollow* tensor has its shape and type and no memory: all of its elements are 
 reads it by mistake sees that.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, islice
 from typing import NamedTuple
 
@@ -25,15 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from axrt.device import CPU
-from axrt.errors import ModelError, ScratchError
+from axrt.errors import ModelError
 from axrt.offload.arena import PAGE_BYTES, Stretch
 from axrt.offload.memory import aligned
-from axrt.offload.scratch_file import DiskError
 from axrt.offload.tier import HostTier
 
 from .flat import FlatBuffer, Layout, by_key, hollow
 from .masters import Masters
 from .probe import Moments
+from .scratch import named_faults
 from .slots import Slots
 
 
@@ -105,6 +104,7 @@ class OffloadedState:
             weights that the optimizer steps where they are.
         home: the tier of `slots`, if it is memory in which the optimizer steps; None: state comes
             to a slot for that.
+        names: names of the parameters, for errors.
     Attributes:
         foreseen: moments are known before the first step, so that they leave the device.
         may_try: state of before a step is all in scratch, so that the step may be taken back.
@@ -119,7 +119,10 @@ class OffloadedState:
         gradient: Sequence[Layout],
         tries: bool = False,
         home: HostTier | None = None,
+        names: Sequence[str] = (),
     ) -> None:
+        of = f"{len(names)} parameters from {names[0]} to {names[-1]}" if names else "parameters"
+        self._what = f"masters and optimizer state of {of}"
         self._home, self._at_home = home, False
         self._slots, self._parameters, self._masters = slots, list(parameters), masters
         self._keys = _by_type(moments or ())
@@ -188,7 +191,7 @@ class OffloadedState:
             ScratchError: the disk has not done what it was asked for.
         """
         self.begin()
-        with _as_ours():
+        with named_faults(self._what):
             for stretch, memory in self._copied(self._rooms[0], weights):
                 self._slots.tier.read(stretch, memory)
 
@@ -198,7 +201,7 @@ class OffloadedState:
         Args:
             tried: True to put it beside that of before the step, whose weights are kept, too.
         """
-        with _as_ours():
+        with named_faults(self._what):
             for stretch, memory in self._copied(self._rooms[tried], tried, self._has_weights):
                 self._slots.tier.write(stretch, memory)
 
@@ -215,7 +218,7 @@ class OffloadedState:
             ScratchError: the disk has not done what it was asked for.
         """
         room = self._rooms[0]
-        with _as_ours():
+        with named_faults(self._what):
             for weights, masters, into in zip(room.weights, room.masters, memory, strict=True):
                 section = weights or masters
                 if section.stretch:
@@ -233,7 +236,7 @@ class OffloadedState:
         room = self._rooms[0]
         memory = aligned(room.end if self._home is None else 0, CPU)
         sections = [*room.masters, *[room.moments] * self._has_moments]
-        with _as_ours():
+        with named_faults(self._what):
             for of in sections if self._home is None else ():
                 if of.stretch:
                     self._slots.tier.read(of.stretch, memory[of.start : of.end])
@@ -396,15 +399,6 @@ def buffers_within(layouts: Sequence[Layout], memory: Tensor) -> list[FlatBuffer
         FlatBuffer.within(layout, memory[start:])
         for layout, start in zip(layouts, starts, strict=False)
     ]
-
-
-@contextmanager
-def _as_ours() -> Iterator[None]:
-    """Context in which a fault of scratch is no fault of whatever else is written then."""
-    try:
-        yield
-    except DiskError as error:
-        raise ScratchError(str(error)) from None
 
 
 def pages_of(layouts: Sequence[Layout]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from axrt.config import Memory
-from axrt.errors import ConfigError
+from axrt.errors import ConfigError, ScratchError
 from axrt.offload.arena import BudgetError
 from axrt.offload.numa import cpus_near
 from axrt.offload.scratch_file import DiskError
@@ -48,6 +48,20 @@ def refused_as_setting() -> Iterator[None]:
         raise ConfigError(f"memory.scratch_gb: {error}") from None
     except DiskError as error:
         raise ConfigError(f"memory.scratch: {error}") from None
+
+
+@contextmanager
+def named_faults(what: str) -> Iterator[None]:
+    """Context in which a fault of scratch is no fault of whatever else is written then, and says
+    what is lost.
+
+    Args:
+        what: what is copied.
+    """
+    try:
+        yield
+    except DiskError as error:
+        raise ScratchError(f"{error}. Lost are {what}; go on from a checkpoint") from None
 
 
 def _near(device: torch.device) -> list[int]:

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from axrt.errors import ScratchError
 from axrt.model.saved import SavedTensors
 from axrt.offload.arena import PAGE_BYTES, BudgetError, Stretch
 from axrt.offload.memory import aligned
 from axrt.offload.scratch_file import DiskError
 from axrt.offload.tier import Tier
+
+from .scratch import named_faults
 
 
 class ScratchStash:
@@ -52,10 +53,8 @@ class ScratchStash:
             return
         memory = self._memory(stretch.num_bytes)
         saved.copy_to(memory)
-        try:
+        with named_faults(f"activations of stage {stage}, microbatch {number}"):
             self._tier.write(stretch, memory)
-        except DiskError as error:
-            raise ScratchError(str(error)) from None
         self._down[stage, number] = stretch
 
     def has_gone(self, stage: int, number: int, saved: SavedTensors) -> None:
@@ -73,10 +72,8 @@ class ScratchStash:
         if stretch is None:
             return
         memory = aligned(stretch.num_bytes, self._device)
-        try:
+        with named_faults(f"activations of stage {stage}, microbatch {number}"):
             self._tier.read(stretch, memory)
-        except DiskError as error:
-            raise ScratchError(str(error)) from None
         self._back[stage, number] = memory
 
     def has_come(self, stage: int, number: int, saved: SavedTensors) -> None:

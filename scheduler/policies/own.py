@@ -27,7 +27,7 @@ def own_policy(name: str, max_held: int = 0) -> Policy:
     module, _, kind = name.partition(":")
     try:
         made = getattr(import_module(module), kind)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ValueError(
             f"policy {name!r}: {error}; expected 'package.module:Class' that can be imported from "
             "where the command runs"

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,14 @@ def test_what_another_host_holds_is_refused_until_nobody_renews_it(
     assert lock.read_bytes() == b""
     monkeypatch.delenv("SLURM_JOB_ID")
     lock.write_text(json.dumps(said))
+    os.utime(lock, (lock.stat().st_mtime - 301,) * 2)
+    DirectoryLock(tmp_path).release()
+    # A time in the future says nothing; what is documented is waited for from now on.
+    lock.write_text(json.dumps(said))
+    os.utime(lock, (time.time() + 1e6,) * 2)
+    with pytest.raises(axrt.ConfigError, match="is written to by process 1 on another"):
+        DirectoryLock(tmp_path)
+    assert lock.stat().st_mtime <= time.time() + 1
     os.utime(lock, (lock.stat().st_mtime - 301,) * 2)
     DirectoryLock(tmp_path).release()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]

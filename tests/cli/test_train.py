@@ -1,6 +1,7 @@
 """`axrt train` on one rank: what it writes, and what it refuses."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
+from axrt.config import Config
+from axrt.schedule import few_microbatches
 
 from ..mpi.mpirun import ROOT
 from ..mpi.mpirun import environment as environment_of_ranks
@@ -106,14 +109,60 @@ def test_a_run_writes_its_configuration_and_its_metrics() -> None:
     assert "step 4: validation loss" in result.output
 
 
-def test_a_line_of_progress_has_the_norm_of_its_own_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("axrt.observe.progress._PLAIN_EVERY_S", 0.0)
+def test_a_line_of_progress_has_the_norm_of_its_own_step_and_comes_with_those_of_metrics() -> None:
     shown = axrt("tiny.toml", "run.log_every=1", "run.eval_every=0", "optimizer.clip=20").output
     norms = re.findall(r"step \d/4 .* norm (\S+)", shown)
     assert norms == [f"{line['grad_norm']:.3g}" for line in lines("out") if "loss" in line]
     rarely = axrt("tiny.toml", "run.log_every=4", "run.eval_every=0", "optimizer.clip=20").output
-    assert re.findall(r"step \d/4 .* norm (\S+)", rarely) == norms
+    assert re.findall(r"step \d/4 .* norm (\S+)", rarely) == norms[-1:]
     assert len(set(norms)) > 1
+
+
+def test_names_of_files_need_not_be_utf_8() -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    Path(folder).mkdir()
+    Path("text.txt").rename(f"{folder}/text.txt")
+    out = f"run.out={folder}/out"
+    began = axrt("tiny.toml", out, f"data.source={folder}/text.txt")
+    assert began.exit_code == 0, began.output
+    assert Config.read(Path(folder) / "out/config.toml").data.source == f"{folder}/text.txt"
+    more = axrt(f"{folder}/out/config.toml", "checkpoint.resume=auto", "run.steps=6")
+    assert more.exit_code == 0, more.output
+    assert [line["step"] for line in lines(f"{folder}/out") if "loss" in line] == [2, 4, 6]
+    assert CliRunner().invoke(main, ["runs", folder, "--json"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("run.out=", "run.out = ''; expected the name of a directory to make"),
+        ("run.out=.", "run.out = '.'; expected the name of a directory to make"),
+        ("run.out=a/..", "run.out = 'a/..'; expected the name of a directory to make"),
+        ("run.out=" + "x" * 300, "has a name of 300 bytes in a path of 300"),
+        ("run.out=" + "x/" * 3000, "has a name of 1 bytes in a path of 6000"),
+        ('run.out="a\\u0000b"', "which is no character; expected text"),
+        ('data.source="a\\u0000b"', "which is no character; expected text"),
+        ("data.source=" + "x" * 300, "has a name of 300 bytes"),
+        ("model.factory=:", "model.factory = ':'; expected 'package.module:function'"),
+        ("model.factory=..a:b", "expected 'package.module:function'"),
+        ("schedule.policy=:", "expected 'package.module:Class'"),
+        ("schedule.policy=..a:b", "expected 'package.module:Class'"),
+        ("model.width=9223372036854775807", "expected at least 1 and at most 16777216"),
+    ],
+)
+def test_what_no_path_and_no_name_can_be_is_refused_with_code_2(setting: str, text: str) -> None:
+    refused = axrt("tiny.toml", setting)
+    assert refused.exit_code == 2, refused.output
+    assert text in " ".join(refused.output.split())
+    assert not Path("out").exists()
+
+
+def test_few_microbatches_for_the_ranks_are_told_with_a_number_that_would_do() -> None:
+    assert few_microbatches(2, 1) == (
+        "schedule.microbatches = 1 on 2 ranks of a pipeline leaves each of them idle for about 50% "
+        "of a step; expected 8 or more"
+    )
+    assert few_microbatches(2, 2) == few_microbatches(1, 1) == ""
 
 
 def test_a_second_run_gets_a_directory_of_its_own_and_the_same_losses() -> None:

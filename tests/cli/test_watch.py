@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from axrt.cli import main
@@ -60,12 +59,9 @@ def test_half_a_line_is_no_line_and_what_is_no_run_is_refused() -> None:
     assert watch(".").exit_code == 2
 
 
-def test_the_time_left_comes_from_the_times_that_the_run_has_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_left_comes_from_the_times_that_the_run_has_written() -> None:
     """Steps that were done before it watched are no progress of the moment in which it reads them,
     and the time between two starts is none of a step."""
-    monkeypatch.setattr("axrt.observe.progress._PLAIN_EVERY_S", 0.0)
     axrt("tiny.toml")
     config = Path("out/config.toml")
     config.write_text(config.read_text().replace("steps = 4", "steps = 150"))

@@ -1,12 +1,11 @@
 """Token files of the two common forms."""
 
-import mmap
+import os
 import pickle
 import struct
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,8 @@ import torch
 from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
-from axrt.data.tokens import Mapped, fetch, index_of, map_tokens, place_in_file, unknown_in_row
+from axrt.data.row import Row, unknown_in_row
+from axrt.data.tokens import Mapped, index_of, map_tokens, place_in_file
 from axrt.data.windows import Windows
 
 
@@ -166,13 +166,13 @@ def test_a_negative_token_that_nobody_has_looked_at_is_refused_with_its_microbat
 def test_a_token_that_the_model_does_not_know_is_found_in_a_very_long_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("axrt.data.tokens._LOOKED_AT", 512)
+    monkeypatch.setattr("axrt.data.row._LOOKED_AT", 512)
     row = np.zeros(5000, np.int32)
-    assert unknown_in_row(row, 256) is None
+    assert unknown_in_row(Row(row), 256) is None
     row[-1] = -1
-    assert unknown_in_row(row, 256) == (-1, 4999)
+    assert unknown_in_row(Row(row), 256) == (-1, 4999)
     row[-1] = 256
-    assert unknown_in_row(row, 256) == (256, 4999)
+    assert unknown_in_row(Row(row), 256) == (256, 4999)
 
 
 def test_a_row_in_which_prompts_are_masked_is_looked_at_in_little_memory() -> None:
@@ -180,39 +180,39 @@ def test_a_row_in_which_prompts_are_masked_is_looked_at_in_little_memory() -> No
     row[-2] = ~300
     tracemalloc.start()
     try:
-        assert unknown_in_row(row, 256, masked=True) == (300, len(row) - 2)
+        assert unknown_in_row(Row(row), 256, masked=True) == (300, len(row) - 2)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert most < row.nbytes / 4
 
 
-class Watched(mmap.mmap):
-    """A mapping that notes what the system is told of it."""
-
-    def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
-        told = self.__dict__.setdefault("told", [])
-        told.append((option, start, start + length))
-        super().madvise(option, start, length)
-
-
 @pytest.mark.parametrize("part", [slice(None), slice(3001, None), slice(7000, 9000)])
-def test_a_part_of_a_row_is_read_ahead_wherever_it_is_mapped(tmp_path: Path, part: slice) -> None:
+def test_a_part_of_a_row_is_read_ahead_wherever_it_is_mapped(
+    tmp_path: Path, part: slice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *of: told.append(of))
     np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    with (tmp_path / "a.bin").open("rb") as file:
-        watched = Watched(file.fileno(), 0, access=mmap.ACCESS_READ)
-        whole: Any = np.frombuffer(watched, np.uint16).view(np.memmap)
-        whole._mmap = watched
-        row = whole[part]
-        fetch(row, 1500, 129)
-        ((option, begin, end),) = watched.__dict__["told"]
-        first = 2 * (int(row[0]) + 1500)  # a token is its place
-        assert option == mmap.MADV_WILLNEED
-        assert begin % mmap.PAGESIZE == 0
-        assert begin <= first < begin + mmap.PAGESIZE
-        assert end == first + 2 * 129
-    fetch(np.memmap(tmp_path / "a.bin", np.uint16, "r"), 19_990, 10)
-    fetch(np.arange(9), 0, 9)  # in memory
+    tokens = map_tokens(tmp_path / "a.bin")[part]
+    Row(tokens).fetch(1500, 129)
+    first = 2 * (int(tokens[0]) + 1500)  # a token is its place
+    assert told == [(first, 2 * 129, os.POSIX_FADV_WILLNEED)]
+    assert Row(tokens).part(1500, 129).tolist() == tokens[1500:1629].tolist()
+    Row(np.arange(9)).fetch(0, 9)  # in memory
+    assert len(told) == 1
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_ends_in_a_sentence(tmp_path: Path) -> None:
+    """A mapped page that is gone would end the process with SIGBUS."""
+    np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    windows = Windows(map_tokens(tmp_path / "a.bin"), 64, 0, 1 << 16)
+    again = pickle.loads(pickle.dumps(windows))
+    assert again.row(3).tolist() == windows.row(3).tolist()
+    os.truncate(tmp_path / "a.bin", 100)
+    for one in (windows, again):
+        with pytest.raises(DataError, match=r"a.bin has 100 bytes, and had more when this job"):
+            one.row(3)
 
 
 def test_a_document_of_more_tokens_than_the_index_can_say_is_several_sequences(

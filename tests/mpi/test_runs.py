@@ -345,6 +345,15 @@ def test_ctrl_c_harms_no_checkpoint_where_the_launcher_does_not_wait(tmp_path: P
     assert step % EVERY == 0 or f"interrupted after step {step}" in out
 
 
+def test_a_signal_to_any_rank_ends_the_run_in_order(tmp_path: Path) -> None:
+    job = begin(tmp_path, 2, "model.layers=2", "checkpoint.every=0")
+    (start,) = map(json.loads, (tmp_path / "out/starts.jsonl").read_text().splitlines())
+    os.kill(start["pids"][1], signal.SIGUSR1)
+    out, err = job.communicate(timeout=LIMIT_S)
+    assert job.returncode == 75, err
+    assert f"interrupted after step {Manifest.read(checkpoint_in(tmp_path / 'out')).step}" in out
+
+
 # Without a launcher, or before the first step.
 
 

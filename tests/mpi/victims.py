@@ -292,6 +292,12 @@ def more_stages_than_layers() -> None:
 def a_rank_dies_before_it_begins() -> None:
     if my_rank() == 1:
         os._exit(0)
+    engine()
+
+
+def a_rank_comes_too_late() -> None:
+    if my_rank() == 1:
+        time.sleep(60)
     engine(run={"start_patience_s": 1})
 
 

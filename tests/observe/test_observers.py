@@ -63,7 +63,7 @@ def test_the_live_display_shows_step_loss_rate_and_time_left(
 
 
 def test_the_plain_display_ends_with_the_last_step(capsys: pytest.CaptureFixture[str]) -> None:
-    with Plain(steps=2) as show:
+    with Plain(steps=2, every=3) as show:
         show.step(Shown(1, 2.5, 0.1, 10))
         show.step(Shown(2, 2.25, 0.1, 10, grad_norm=1.5, memory={"device": 2000}, left_s=0.4))
     assert capsys.readouterr().out == (

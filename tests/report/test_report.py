@@ -1,5 +1,6 @@
 """The page about a run: what a person would look for is there, and a browser shows it."""
 
+import csv
 import json
 import os
 import re
@@ -130,7 +131,7 @@ def test_each_column_of_a_table_has_its_heading(runs: Path) -> None:
 
 
 def test_kinds_of_tasks_are_told_apart_by_colour(runs: Path) -> None:
-    charts = charts_of(RunData.read(runs / "one"), None)
+    charts = charts_of(RunData.read(runs / "one", pytest.fail), None)
     bars = next(chart for chart in charts if chart.name == "timeline").traces
     colour = {bar["name"]: bar["marker"]["color"] for bar in bars}
     assert {Kind.STEP.label, Kind.NORM.label, Kind.VOTE.label} <= set(colour)
@@ -223,3 +224,44 @@ def test_a_browser_draws_every_chart_and_has_nothing_to_complain_of(
     assert min(heights["desk"]) > 150
     for phone, desk in zip(heights["phone"], heights["desk"], strict=True):
         assert phone > 0.95 * desk, "a legend of many lines takes nothing from its chart"
+
+
+def test_runs_are_one_picture_and_one_table(runs: Path) -> None:
+    pytest.importorskip("matplotlib")
+    files = [runs / name for name in ("a.svg", "a.png", "a.csv")]
+    words = ["report", str(runs / "one"), "--against", str(runs / "two")]
+    for name in files:
+        words += [f"--{name.suffix[1:]}", str(name)]
+    made = CliRunner().invoke(main, words)
+    assert made.exit_code == 0, made.output
+    assert made.output.split() == list(map(str, files))
+    picture = files[0].read_text()
+    for text in ("one, training", "two, validation", "loss, nats a token", "tokens a second"):
+        assert f">{text}<" in picture
+    assert files[1].read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(files[2].read_text().splitlines()))
+    assert {row["run"] for row in rows} == {"one", "two"}
+    of_one = RunData.read(runs / "one", pytest.fail)
+    assert [
+        (int(row["step"]), float(row["loss"]))
+        for row in rows
+        if row["run"] == "one" and row["loss"]
+    ] == list(zip(*of_one.series("loss"), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--svg", "a.pdf"), "expected a name that ends in .svg"),
+        (("--csv", "no/a.csv"), "expected a place to write to"),
+        (("--against", "two", "--against", "two"), "a page compares two runs, and there are 3"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(
+    runs: Path, words: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(runs)
+    refused = CliRunner().invoke(main, ["report", "one", *words])
+    assert refused.exit_code == 2
+    assert text in refused.output
