@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SaveError,
         ScratchError,
     )
+    from axrt.loading import load
     from axrt.model import LayerSpec, PipelineModule, TiedLayerSpec, defer_weight_gradient, seed_of
     from axrt.results import EvalResult, StepResult
 
@@ -46,6 +47,7 @@ __all__ = [
     "TiedLayerSpec",
     "defer_weight_gradient",
     "initialize",
+    "load",
     "seed_of",
 ]
 
@@ -55,6 +57,7 @@ _HOMES = (
     "axrt.errors",
     "axrt.engine",
     "axrt.model",
+    "axrt.loading",
     "axrt.results",
 )
 

@@ -134,9 +134,9 @@ class Model(_Section):
     qk_norm: bool = _key(False, "RMSNorm on queries and keys, each head by itself")
     feed: str = _key(
         "relu2",
-        "function of the feed-forward network: squared ReLU, GELU, its approximation by tanh, or "
-        "SwiGLU",
-        choices=("relu2", "gelu", "gelu-tanh", "swiglu"),
+        "function of the feed-forward network: squared ReLU, ReLU, GELU, its approximation by "
+        "tanh, SiLU, or SwiGLU",
+        choices=("relu2", "relu", "gelu", "gelu-tanh", "silu", "swiglu"),
     )
     feed_width: int = _key(
         0,
@@ -825,13 +825,6 @@ class Run(_Section):
     )
     tensorboard: bool = _key(False, "metrics for TensorBoard too, in run.out")
     wandb: str = _key("", "project of Weights & Biases that gets the metrics too; '' = none")
-
-    def _of_all(self) -> Iterator[str]:
-        if Path(self.out).name in ("", ".."):
-            yield (
-                f"run.out = {self.out!r}; expected the name of a directory to make, such as "
-                "runs/mine"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from axrt.ledger.prediction import Predictor
 from axrt.local_model import LocalModel, local_model
 from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
-from axrt.model.layers import name_of
+from axrt.model.layers import TiedLayerSpec, name_of
 from axrt.model.module import PipelineModule
 from axrt.note import MAIN, Note, Topic
 from axrt.observe.asking import asked, table
@@ -60,8 +60,10 @@ from axrt.preflight import (
     check_backend,
     check_kept,
     check_optimizers,
+    check_tied,
     check_use,
     checked_sample,
+    digests_of_tied,
     refuse_in_a_worker,
 )
 from axrt.rank import Rank
@@ -159,6 +161,7 @@ class Engine:
         self._peak = Peak(self._rank.device)
         if self._job.pipes > 1:
             share_given_weights(self._rank, self._job, model.layers)
+        self._check_tied(model)
         build = partial(self._build, model, factory, lr_schedule, compiler)
         offloads = config.memory.uses_scratch
         self._model = self._exchange.made_by_all(build) if offloads else build()
@@ -194,6 +197,11 @@ class Engine:
         if compiler:
             # last: a faster rank may be training, and tells this one
             self._precompile(model, sample)
+
+    def _check_tied(self, model: PipelineModule) -> None:
+        if any(isinstance(layer, TiedLayerSpec) for layer in model.layers):
+            of_ranks = self._exchange.gathered(digests_of_tied(model.layers))
+            self._exchange.agreed(lambda: check_tied(of_ranks or ()))
 
     def _layers_chosen(self, model: PipelineModule, sample: Any) -> Choice:
         """Settle how many layers run again, and the schedule anew: stays are planned for that."""
@@ -240,6 +248,22 @@ class Engine:
     def reads(self) -> bool:
         """True if this rank draws the batches of its replica; the other ranks ignore them."""
         return self._rank.mesh.pipe_rank == self._job.placement.rank_of(0)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of elements of the parameters that this rank's buckets train."""
+        buckets = self._model.all_buckets
+        return sum(one.numel() for bucket in buckets for _, one in bucket.named)
+
+    @property
+    def pipe_rank(self) -> int:
+        """Index of this rank in its pipeline."""
+        return self._rank.mesh.pipe_rank
+
+    @property
+    def computes_loss(self) -> bool:
+        """True if this rank computes the loss of its replica; the last stage may be on any."""
+        return self._job.last_stage in self._job.placement.stages_of(self._rank.mesh.pipe_rank)
 
     @property
     def pipe_size(self) -> int:
@@ -950,7 +974,7 @@ def initialize(
     refuse_in_a_worker()  # alone: this process is no rank, and must not start MPI
     try:
         check_arguments(unknown)
-        check_use(model, optimizer)
+        check_use(model, optimizer, lr_schedule)
         settings = Config.read(config)
         check_backend(settings.run.compile)
     except ConfigError as error:

@@ -52,6 +52,10 @@ class ModelError(AxrtError):
     step."""
 
 
+class OutputTypeError(ModelError, TypeError):
+    """What a layer or a loss has returned is of a type that cannot be sent on, or be a loss."""
+
+
 class LaunchError(AxrtError):
     """Ranks that did not come up as the launcher meant them to."""
 

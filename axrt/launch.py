@@ -525,7 +525,7 @@ def start_mpi_with_every_rank(patience_s: float = _START_S) -> Any:
     if not MPI.Is_initialized():
         check_knows_launcher(MPI.Get_library_version(), os.environ)
         with StartWatch(told, patience_s):
-            start(MPI)
+            start(MPI, patience_s)
     return MPI
 
 

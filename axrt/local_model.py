@@ -422,6 +422,7 @@ def local_model(
             job.recomputed.get(stage, 0),
             loss_scale.of if loss_scale else None,
             job.offloads_stash(mesh.pipe_rank),
+            looks=True,
         )
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     if slots:

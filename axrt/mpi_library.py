@@ -2,11 +2,13 @@
 they do not know."""
 
 import ctypes
+import faulthandler
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+import mpi4py
 import psutil
 import torch
 
@@ -32,8 +34,6 @@ def loaded() -> Any:
     Unless the module was imported before, MPI does not start with the import and ends with the
     process.
     """
-    import mpi4py
-
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
     from mpi4py import MPI
@@ -41,23 +41,34 @@ def loaded() -> Any:
     return MPI
 
 
-def start(MPI: Any) -> None:  # noqa: N803
+def start(MPI: Any, patience_s: float) -> None:  # noqa: N803
     """Start MPI for several threads, while threads of Python go on.
 
     The module's own call holds the interpreter, so that nobody could notice that another rank does
-    not come. Where the library is not found by its file, it is called all the same.
+    not come. So the library's is called, which is found among those that the module needs.
 
     Args:
         MPI: the module `mpi4py.MPI`.
+        patience_s: seconds after which the process ends where only the module's own call is found,
+            with the trace of this function; 0: no limit.
+    Raises:
+        RuntimeError: the library could not be started.
     """
-    file = loaded_library()
-    call = getattr(ctypes.CDLL(file), "MPI_Init_thread", None) if file else None
-    if call is None:
-        MPI.Init_thread()
+    try:
+        call = ctypes.CDLL(MPI.__file__).MPI_Init_thread
+    except (AttributeError, OSError):
+        if patience_s:
+            faulthandler.dump_traceback_later(patience_s, exit=True)
+        try:
+            MPI.Init_thread()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         return
-    call(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
-    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):  # as the module's call does
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
+    if code := call(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int())):
+        raise RuntimeError(f"MPI_Init_thread has returned {code}")
+    if mpi4py.rc.errors == "exception":  # as the module's call does
+        for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
 
 
 def loaded_library() -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from axrt.errors import OutputTypeError
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -26,7 +28,7 @@ def flatten(payload: object) -> tuple[object, list[Tensor]]:
     """Split a payload into its skeleton and its tensors, in order of appearance.
 
     Raises:
-        TypeError: a value of a type that cannot travel.
+        OutputTypeError: a value of a type that cannot travel.
     """
     if isinstance(payload, Tensor) and payload.layout is torch.strided:
         return ONLY, [payload]
@@ -110,7 +112,7 @@ def _strip(value: object, tensors: list[Tensor]) -> object:
         return {key: _strip(part, tensors) for key, part in value.items()}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    raise TypeError(
+    raise OutputTypeError(
         f"{type(value).__qualname__} cannot travel between stages; expected dense tensors, None, "
         "bool, int, float, str, "
         "or tuples, lists and dicts of these"

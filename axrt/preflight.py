@@ -1,6 +1,7 @@
 """Checks of common mistakes in using axrt, which are refused or warned of before they do harm."""
 
 import difflib
+import hashlib
 import multiprocessing
 import traceback
 import warnings
@@ -9,9 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 
 from axrt.errors import AxrtError, ConfigError
+from axrt.model.layers import Layer, TiedLayerSpec
+from axrt.model.loss import has_tensors
 from axrt.model.module import PipelineModule
+from axrt.store.flat import digest_of
 
 
 def refuse_in_a_worker() -> None:
@@ -31,12 +36,18 @@ def refuse_in_a_worker() -> None:
         )
 
 
-def check_use(model: Any, optimizer: Any) -> None:
+def check_use(model: Any, optimizer: Any, lr_schedule: Any = None) -> None:
     """Check the types of what `initialize` takes.
 
     Raises:
-        ConfigError: the model is no `PipelineModule`, or the optimizer is not callable.
+        ConfigError: the model is no `PipelineModule`, the optimizer is not callable, or the
+            learning rate is a module with state.
     """
+    if isinstance(lr_schedule, nn.Module) and has_tensors(lr_schedule):
+        raise ConfigError(
+            f"lr_schedule is a {type(lr_schedule).__name__} with weights or buffers, which nothing "
+            "trains and no checkpoint holds; expected a function of the step alone"
+        )
     if not isinstance(model, PipelineModule):
         raise ConfigError(
             f"model is of type {type(model).__name__}; expected an axrt.PipelineModule(layers, "
@@ -48,6 +59,35 @@ def check_use(model: Any, optimizer: Any) -> None:
             "of a rank's own parameters, "
             f"such as lambda named: torch.optim.{type(optimizer).__name__}(named, lr=1e-3)"
         )
+
+
+def digests_of_tied(layers: Sequence[Layer]) -> dict[str, str]:
+    """A digest of the values of each module that a tied layer is given, by the layer's index."""
+    found: dict[str, str] = {}
+    for place, layer in enumerate(layers):
+        if isinstance(layer, TiedLayerSpec) and layer.given is not None:
+            tensors = [*layer.given.parameters(), *layer.given.buffers()]
+            values = repr([digest_of(tensor.detach().cpu()) for tensor in tensors])
+            found[str(place)] = hashlib.sha256(values.encode()).hexdigest()[:12]
+    return found
+
+
+def check_tied(digests: Sequence[Mapping[str, str]]) -> None:
+    """Check that ranks give tied layers the same values.
+
+    Args:
+        digests: what `digests_of_tied` has found on each rank.
+    Raises:
+        ConfigError: two differ.
+    """
+    for rank, found in enumerate(digests):
+        for place in sorted(found.keys() | digests[0].keys()):
+            if digests[0].get(place) != found.get(place):
+                raise ConfigError(
+                    f"layer {place}, a TiedLayerSpec of a module, has other values on rank {rank} "
+                    "than on rank 0, or is given as a class on one of them; expected the same on "
+                    "every rank. Seed torch before the module is made, or give its class"
+                )
 
 
 def check_optimizers(of_ranks: Sequence[Mapping[str, str]]) -> None:

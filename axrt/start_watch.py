@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -20,13 +21,25 @@ import psutil
 from axrt.exit_codes import Exit, leave_code
 from axrt.restarts.witness import FOLDER, first_lost
 
-_LOOK_S, _LOOKS = 0.25, 3  # a process that begins another program may be hidden for a moment
+_LOOK_S, _LATER_S = 0.5, 2.0  # between looks, in the first seconds and later
+_FIRST_S = 10.0
+_LOOKS = 3  # that find a rank gone which was there
+_NEVER_SEEN_S = 5.0  # for which a rank is missing that nobody has seen: it may not have begun
 _LAUNCHERS = ("hydra", "prte", "orted", "mpirun", "mpiexec", "slurmstepd", "jsm")
-_RANKS_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+# The variable with the number of ranks on this node, by the name that `launch.told` has for whoever
+# has set it.
+_RANKS_HERE = {
+    "mpirun (PMI)": "MPI_LOCALNRANKS",
+    "Open MPI's mpirun": "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MVAPICH's mpirun_rsh": "MV2_COMM_WORLD_LOCAL_SIZE",
+}
 
 
 class RankOfJob(Protocol):
     """What a launcher's variables say of a process."""
+
+    @property
+    def launcher(self) -> str: ...
 
     @property
     def rank(self) -> int: ...
@@ -47,72 +60,108 @@ class StartWatch:
     def __init__(
         self, rank_of: Callable[[Mapping[str, str]], RankOfJob | None], patience_s: float
     ) -> None:
-        self._rank_of, self._patience_s = rank_of, patience_s
+        self._patience_s = patience_s
         self._me = rank_of(os.environ)
-        self._most = next((int(os.environ[n]) for n in _RANKS_HERE if n in os.environ), 0)
+        self._siblings = _Siblings(rank_of, self._me)
         self._up = threading.Event()
 
     def __enter__(self) -> Self:
-        if self._me is not None:
-            threading.Thread(target=self._watch, name="axrt start", daemon=True).start()
+        threading.Thread(target=self._watch, name="axrt start", daemon=True).start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._up.set()
 
     def _watch(self) -> None:
-        began, missed = time.monotonic(), 0
-        while not self._up.wait(_LOOK_S):
-            ranks = self._ranks_here()
-            missed = missed + 1 if ranks and len(ranks) < self._most else 0
-            self._most = max(self._most, len(ranks))
-            if missed == _LOOKS:
-                self._end(f"{self._missing(ranks)} before MPI was up")
+        began = time.monotonic()
+        waited_s = 0.0
+        while not self._up.wait(_LOOK_S if waited_s < _FIRST_S else _LATER_S):
+            waited_s = time.monotonic() - began
+            if gone := self._siblings.gone():
+                self._end(f"{gone} ended before MPI was up")
             elif dead := _witnessed():
                 self._end(f"rank {dead[0]} on {dead[1]} has ended before MPI was up")
-            elif self._patience_s and time.monotonic() - began > self._patience_s:
+            elif self._patience_s and waited_s > self._patience_s:
                 self._end(
                     f"MPI is not up after {self._patience_s:g} s (run.start_patience_s), so not "
                     "all ranks have come this far"
                 )
 
-    def _ranks_here(self) -> set[int]:
-        """The ranks of this node that live; none where that cannot be told."""
-        try:
-            parent = psutil.Process().parent()
-            if parent is None or not parent.name().startswith(_LAUNCHERS):
-                return set()  # a script between the launcher and each rank
-            found = [
-                self._rank_of(child.environ())
-                for child in parent.children()
-                if child.status() != psutil.STATUS_ZOMBIE
-            ]
-        except (psutil.Error, OSError):
-            return set()
-        return {one.rank for one in found if one is not None}
-
-    def _missing(self, ranks: set[int]) -> str:
-        assert self._me is not None
-        if self._me.size == self._most:  # all ranks of the job are on this node
-            gone = sorted(set(range(self._most)) - ranks)
-            return (
-                f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone[:8]))} of {self._most} ended"
-            )
-        return (
-            f"{self._most - len(ranks)} of the {self._most} ranks on {socket.gethostname()} ended"
-        )
-
     def _end(self, what: str) -> None:
         if self._up.is_set():
             return
-        assert self._me is not None
+        who = "this process" if self._me is None else f"rank {self._me.rank}"
         sys.stderr.write(
-            f"axrt: rank {self._me.rank} on {socket.gethostname()} ends the job: {what}. Expected "
-            "every rank to start; what it has said itself stands above, where it could\n"
+            f"axrt: {who} on {socket.gethostname()} ends the job: {what}. Expected every rank to "
+            "start; what it has said itself stands above, where it could\n"
         )
         sys.stderr.flush()
         leave_code(Exit.LOST_PEER)
         os._exit(Exit.LOST_PEER)
+
+
+class _Siblings:
+    """The other ranks of this node, as processes of the launcher's.
+
+    Args:
+        rank_of: as for `StartWatch`.
+        me: this process; None: no rank.
+    """
+
+    def __init__(
+        self, rank_of: Callable[[Mapping[str, str]], RankOfJob | None], me: RankOfJob | None
+    ) -> None:
+        self._rank_of, self._me = rank_of, me
+        name = _RANKS_HERE.get(me.launcher, "") if me else ""
+        self._number = int(os.environ.get(name, 0))
+        self._ranks: dict[int, int] = {}  # of processes that were seen, by pid
+        self._missed, self._short_since = 0, 0.0
+
+    def gone(self) -> str:
+        """The ranks that have ended, as text; "" where all live, or that cannot be told."""
+        living = self._living()
+        if living is None:
+            self._missed, self._short_since = 0, 0.0
+            return ""
+        ended = sorted(rank for pid, rank in self._ranks.items() if pid not in living)
+        self._missed = self._missed + 1 if ended else 0
+        if self._missed == _LOOKS:
+            return _named(ended)
+        if len(living) >= self._number:
+            self._short_since = 0.0
+            return ""
+        now = time.monotonic()
+        self._short_since = self._short_since or now
+        if now - self._short_since < _NEVER_SEEN_S:
+            return ""
+        if self._me and self._me.size == self._number:  # all ranks of the job are on this node
+            return _named(sorted(set(range(self._number)) - set(self._ranks.values())))
+        short = self._number - len(living)
+        return f"{short} of the {self._number} ranks on {socket.gethostname()}"
+
+    def _living(self) -> set[int] | None:
+        """The launcher's processes, by pid; those that are ranks are noted. None: a script stands
+        between the launcher and each rank, or the system does not tell."""
+        try:
+            parent = psutil.Process().parent()
+            if parent is None or not parent.name().startswith(_LAUNCHERS):
+                return None
+            living = [
+                child for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE
+            ]
+        except (psutil.Error, OSError):
+            return None
+        for child in living:
+            if child.pid not in self._ranks:
+                with suppress(psutil.Error, OSError, ValueError):
+                    if found := self._rank_of(child.environ()):
+                        self._ranks[child.pid] = found.rank
+        return {child.pid for child in living}
+
+
+def _named(ranks: Sequence[int]) -> str:
+    names = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+    return f"rank{'s' * (len(ranks) > 1)} {names}"
 
 
 def _witnessed() -> tuple[int, str] | None:

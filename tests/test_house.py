@@ -168,6 +168,14 @@ def test_the_map_of_rooms_names_every_module_and_no_other() -> None:
     assert sorted(named) == sorted(there)
 
 
+def test_one_page_says_what_has_not_run_on_a_gpu() -> None:
+    """Such words stay behind when it has: there they are seen."""
+    words = r"(?i)needs? a CPU|CPU only|only on (a |the )?CPU|not (on|tried on|run on) (a )?GPU"
+    words += r"|GPUs? (has|have) not|on a GPU it is not"
+    said = {page.name for page in DOCUMENTS if re.search(words, " ".join(page.read_text().split()))}
+    assert said <= {"not-there.md"}
+
+
 # Files that are read without `scheduler/regular_file.py`, and why.
 READS = {
     "axrt/host_memory.py": "/proc and control groups",

@@ -5,12 +5,14 @@ against the model. They are taken bucket by bucket, so masters and optimizer sta
 a time need to be on the device, and no second copy of the state is made.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from axrt.errors import ConfigError, DamagedError, DataError
@@ -19,6 +21,7 @@ from axrt.scheduler.regular_file import MALFORMED, json_of
 from axrt.store.bucket import Bucket
 from axrt.store.state import ParameterState
 
+from .extra_state import encoded, give_back, has_own_loading, is_extra, states_in
 from .manifest import Manifest
 from .slices import SliceReader
 from .tensor_file import CheckedFile, Look, Tensors, check_file, copy_all, look_away
@@ -69,11 +72,13 @@ class CheckedLayers:
         optimizers: files of optimizer state, by index of the layer.
         states: optimizer state with tensors that have no values, by name of the parameter; a
             parameter that was frozen when it was saved has none.
+        extra: extra state of modules, see `states_in`.
     """
 
     weights: Mapping[int, CheckedFile]
     optimizers: Mapping[int, CheckedFile]
     states: States
+    extra: Mapping[tuple[int, str], Any]
 
     def states_of(self, bucket: Bucket) -> dict[str, ParameterState]:
         """Read the optimizer's state of the parameters of a bucket, by name.
@@ -141,7 +146,7 @@ def check_layers(directory: Path, manifest: Manifest, model: LocalModel) -> Chec
         frozen.update(not_trained)
     for bucket in model.all_buckets:
         _check_optimizer(directory, bucket, states, frozen)
-    return CheckedLayers(weights, optimizers, states)
+    return CheckedLayers(weights, optimizers, states, states_in(weights))
 
 
 def check_weights(
@@ -189,6 +194,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
             bucket.restore(checked.states_of(bucket))
     take_weights(checked.weights, _values(_within(None, mine)))
     model.publish()
+    give_back(model.layers(), checked.extra)
 
 
 def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
@@ -202,6 +208,7 @@ def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:
             (checked[place], name, value)
             for place, mine in layers.items()
             for name, value in mine.items()
+            if not is_extra(name)  # see `give_back`
         ]
     )
 
@@ -258,15 +265,19 @@ def _check_optimizer(
 
 
 def weights_of(place: int, layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The name and value of each weight and buffer of a layer.
+    """The name and value of each weight and buffer of a layer, and of the extra state of modules
+    its bytes.
 
     Args:
         place: index of the layer in the model.
         layer: the layer.
     Raises:
-        DataError: its state has what is no tensor.
+        DataError: its state has what is no tensor, or extra state that no file can hold.
     """
     for name, value in layer.state_dict(prefix=f"{place}.", keep_vars=True).items():
+        if is_extra(name):
+            yield name, encoded(name, value)
+            continue
         if not isinstance(value, Tensor):
             raise DataError(
                 f"{name} of layer {place} is {type(value).__name__}; expected tensors only, since "
@@ -279,17 +290,47 @@ def check_savable(model: LocalModel) -> None:
     """Check at the start that a checkpoint can hold what layers have, and not at the first save.
 
     Raises:
-        DataError: a module has extra state, or its state has what is no tensor.
+        DataError: the state of a layer has what no file can hold, or values that are made for the
+            state dict alone, or it loads other values than it saves.
     """
     for place, layer in model.layers():
-        for name, module in layer.named_modules(prefix=str(place)):
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
+        own = [*layer.parameters(), *layer.buffers()]
+        known = set(map(id, own))
+        memory = {of.untyped_storage().data_ptr() for of in own if of.layout is torch.strided}
+        for name, value in weights_of(place, layer):
+            is_own = id(value) in known or value.layout is not torch.strided
+            is_own = is_own or is_extra(name) or not value.numel()
+            if not is_own and value.untyped_storage().data_ptr() not in memory:
                 raise DataError(
-                    f"{name} ({type(module).__name__}) has extra state (get_extra_state), which no "
-                    "checkpoint holds; expected it in buffers: register_buffer"
+                    f"{name} is made for the state dict alone, and is no parameter or buffer of "
+                    f"layer {place}; expected these themselves, since what is loaded is copied "
+                    "into them"
                 )
-        for _ in weights_of(place, layer):
-            pass
+        loads = [name for name, of in layer.named_modules(prefix=str(place)) if has_own_loading(of)]
+        if loads and any(bucket.has_stays for bucket in model.buckets_with(layer)):
+            raise DataError(
+                f"{loads[0]} loads in a way of its own, and its weights are not here between steps "
+                "(memory.zero = 3 or memory.offload_parameters); expected memory.zero = 2 at most, "
+                "and weights on the device"
+            )
+        if loads:
+            _check_own_loading(place, layer)
+
+
+def _check_own_loading(place: int, layer: nn.Module) -> None:
+    """Check that a layer's own way to load gives it the values that it is given."""
+    state = {
+        name: value.clone() for name, value in layer.state_dict().items() if not is_extra(name)
+    }
+    trial = copy.deepcopy(layer)
+    with torch.no_grad():
+        trial.load_state_dict({**layer.state_dict(), **state})
+    for name, value in trial.state_dict().items():
+        if not is_extra(name) and not torch.equal(value, state[name]):
+            raise DataError(
+                f"{place}.{name} has other values when layer {place} has loaded what it saves; "
+                "expected a way to load that takes values as they are"
+            )
 
 
 def all_weights(model: LocalModel) -> dict[int, LiveTensors]:
@@ -394,6 +435,8 @@ def _check(path: Path, mine: Tensors, found: Tensors) -> None:
         )
         raise ConfigError(f"{path}: {name} is {where}; expected a checkpoint of the same model")
     for name, value in mine.items():
+        if is_extra(name):  # it may have grown
+            continue
         for what, its, here in (
             ("shape", tuple(found[name].shape), tuple(value.shape)),
             ("type", found[name].dtype, value.dtype),

@@ -157,7 +157,8 @@ class Manifest:
             ConfigError: `extra` is not JSON.
         """
         try:
-            own = json_of(json.dumps(dict(extra), allow_nan=False))
+            text = json.dumps({"extra": dict(extra)}, allow_nan=False)
+            own = json_of(text)["extra"]  # as deep as it stands in the manifest
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"extra of a checkpoint: {error}; expected what JSON can hold"

@@ -23,6 +23,7 @@ from axrt.store.saved_piece import MASTER, SavedPiece, itself
 from axrt.store.state import ParameterState
 
 from .durable import digits_of
+from .extra_state import give_back, is_extra, states_in
 from .layers import File, Live, LiveTensors, checked_file, weights_file, weights_of
 from .manifest import Manifest
 from .slices import SliceReader
@@ -121,6 +122,7 @@ class CheckedPieces:
             for file in self._pieces.values()
             for name, told in told_in(file).items()
         }
+        self._extra = states_in(self._weights)
         self._check()
 
     def _check(self) -> None:
@@ -146,11 +148,10 @@ class CheckedPieces:
     def _fit(self, mine: Mapping[str, Tensor], found: Mapping[str, Tensor | None]) -> None:
         for name in sorted(mine.keys() | found.keys()):
             here, there = mine.get(name), found.get(name)
-            if (
-                here is None
-                or there is None
-                or (here.shape, here.dtype) != (there.shape, there.dtype)
-            ):
+            if here is None or there is None:
+                raise self._is_of_another(name)
+            is_alike = (here.shape, here.dtype) == (there.shape, there.dtype)
+            if not is_alike and not is_extra(name):
                 raise self._is_of_another(name)
 
     def _is_of_another(self, name: str) -> ConfigError:
@@ -169,7 +170,9 @@ class CheckedPieces:
         mine = {place: _whole_here(self._model, place, one) for place, one in self._model.layers()}
         for place, of_layer in mine.items():
             # `.data`: it is no change by a layer or by the user
-            values = [(name, live.value.data) for name, live in of_layer.items()]
+            values = [
+                (name, live.value.data) for name, live in of_layer.items() if not is_extra(name)
+            ]
             copy_all([(self._weights[place], name, value) for name, value in values])
         for bucket in self._model.all_buckets:
             with bucket.present(changes=True):
@@ -188,6 +191,7 @@ class CheckedPieces:
                     {name: _state(name, file, told) for name, _, file, told in mine_told}
                 )
         self._model.publish()
+        give_back(self._model.layers(), self._extra)
 
 
 def told_in(file: CheckedFile) -> dict[str, Told]:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +14,6 @@ from torch import nn
 
 from axrt.checkpoint.folder import newest_undamaged
 from axrt.checkpoint.in_memory import to_stderr
-from axrt.checkpoint.layers import check_weights, take_weights, weights_of
-from axrt.checkpoint.manifest import Manifest
-from axrt.checkpoint.slices import SliceReader
 from axrt.config import Config
 from axrt.data.prepared import tokenizer_name
 from axrt.data.tokenizer import Tokenizer, tokenizer_of
@@ -26,8 +22,7 @@ from axrt.exit_codes import exit_code_of
 from axrt.generation import Choice, Stage
 from axrt.hugging_face.text_files import text_ends
 from axrt.launch import MpiWorld, World, join
-from axrt.model.layers import build
-from axrt.models.registry import model_of
+from axrt.loading import layers_of_rank
 from axrt.observe.metrics import TOKENIZER, kept_in_run
 from axrt.pipelined_generation import PipelinedGeneration
 
@@ -267,7 +262,7 @@ def _newest(run: Path, world: World, factory: str) -> tuple[Config, nn.Sequentia
     Raises:
         ConfigError: there is none.
     """
-    load = partial(_loaded, rank=world.rank, ranks=world.size, factory=factory)
+    load = partial(layers_of_rank, rank=world.rank, ranks=world.size, factory=factory)
     if not isinstance(world, MpiWorld):
         return newest_undamaged(run, load, to_stderr)
     say = to_stderr if world.rank == 0 else _quietly
@@ -290,56 +285,3 @@ def _newest(run: Path, world: World, factory: str) -> tuple[Config, nn.Sequentia
 
 def _quietly(text: str) -> None:
     """Say nothing: the first rank says it."""
-
-
-def _check_factory(checkpoint: Path, config: Config, named: str) -> None:
-    """Check that no code runs because a file of somebody else's says so.
-
-    Args:
-        checkpoint: the checkpoint.
-        config: configuration in its manifest.
-        named: `model.factory` as the command names it; "": it names none.
-    Raises:
-        ConfigError: the model is made by code that the command does not name, and the run is not
-            this user's own.
-    """
-    factory = config.model.factory
-    if not factory or factory == named:
-        return
-    own = kept_in_run(checkpoint, "config.toml")
-    if own and own.stat().st_uid == os.geteuid() and Config.read(own).model.factory == factory:
-        return
-    raise ConfigError(
-        f"{checkpoint} says model.factory = {factory!r}, whose code would be imported from "
-        f"{os.getcwd()}, and there is no config.toml of yours that says so; expected "
-        f"--model-factory {factory}, if you trust it"
-    )
-
-
-def _loaded(
-    checkpoint: Path, rank: int, ranks: int, factory: str = ""
-) -> tuple[Config, nn.Sequential]:
-    """The layers that a rank has of the model of a checkpoint, with its configuration.
-
-    Raises:
-        ConfigError: the model has fewer layers than there are ranks, or is made by code that
-            nobody has asked for.
-        DamagedError: it is damaged.
-    """
-    manifest = Manifest.read(checkpoint)
-    config = Config.read(manifest.config)
-    _check_factory(checkpoint, config, factory)
-    model = model_of(config)
-    if ranks > len(model.layers):
-        raise ConfigError(
-            f"{ranks} ranks for the {len(model.layers)} layers of {checkpoint}; expected a layer "
-            f"for each rank. Start at most {len(model.layers)} ranks"
-        )
-    cuts = model.boundaries(ranks)
-    mine = {
-        place: build(model.layers, place, config.run.seed)
-        for place in range(cuts[rank], cuts[rank + 1])
-    }
-    layers = {place: dict(weights_of(place, layer)) for place, layer in mine.items()}
-    take_weights(check_weights(checkpoint, manifest, layers, SliceReader()), layers)
-    return config, nn.Sequential(*mine.values()).eval()

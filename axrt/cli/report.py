@@ -46,30 +46,31 @@ def report(
         for path, ending in ((svg, ".svg"), (png, ".png")):
             if path and path.suffix != ending:
                 raise ConfigError(f"{path}: expected a name that ends in {ending}")
+        is_page = bool(out) or not (svg or png or csv)
+        if is_page and len(against) > 1:
+            raise ConfigError(
+                f"a page compares two runs, and there are {1 + len(against)}; expected one "
+                "--against, or --svg or --csv, which take them all"
+            )
         runs = [RunData.read(path, _say) for path in (run, *against)]
         try:
             for path in filter(None, (svg, png)):
                 write_picture(runs, path)
             if csv:
                 write_table(runs, csv)
-            if out or not (svg or png or csv):
+            if is_page:
                 out = out or run / "report.html"
                 page = _page(runs)
                 out.write_text(page, encoding="utf-8", errors="replace")
         except OSError as error:
             raise ConfigError(
-                f"{error.filename}: {error.strerror}; expected a place to write to"
+                f"{error.filename or 'a file'}: {error.strerror}; expected a place to write to"
             ) from None
     for path in filter(None, (svg, png, csv, out)):
         click.echo(str(path))
 
 
 def _page(runs: list[RunData]) -> str:
-    if len(runs) > 2:
-        raise ConfigError(
-            f"a page compares two runs, and there are {len(runs)}; expected one --against, or "
-            "--svg or --csv, which take them all"
-        )
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:

@@ -594,7 +594,7 @@ def _in_columns(figures: dict[str, Any]) -> dict[str, Any]:
     mean, and each cause by itself."""
     causes = figures["idle_by_cause"]
     plain = {
-        key: max(value) if isinstance(value, list) else value
+        key: max(value) if isinstance(value, list) and key != "cuts" else value
         for key, value in figures.items()
         if key not in ("idle", "idle_by_cause")
     }

@@ -64,6 +64,7 @@ def show_schedules(
     click.echo(taken)
     *others, last = [_CAUSES[cause][1] for cause in causes]
     click.echo(
+        "utilisation: the share of the makespan in which the busiest rank computes.\n"
         "span: the largest of a rank. In flight and held: the most on a rank, in chunks of a "
         f"microbatch. From {headings[0]} to {headings[-1]}: how long a rank\n"
         f"is idle on average, since {', '.join(others)}, or {last}."
@@ -122,7 +123,8 @@ def show_search(found: list[Outcome], least: float, times: float = 1.0, rows: in
         f"On its placement no schedule can take less than {times * best.least:.2f}, and on any "
         f"placement that was tried none less than {times * least:.2f}. These bounds know no limit "
         "of memory and nothing that varies.\n"
-        "held: the most microbatches that a rank holds, in those of all its layers; above the "
+        "utilisation: the share of the makespan in which the busiest rank computes; held: the most "
+        "microbatches that a rank holds, in those of all its layers; above the "
         "bound: that of the row's own placement"
     )
 

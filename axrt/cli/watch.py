@@ -73,7 +73,7 @@ def _silent(run: Path) -> str:
 def _show(line: dict[str, Any], seen: Shown, show: Progress) -> None:
     if "loss" in line:
         show.step(seen)
-    if "val_loss" in line:
+    if line.get("val_loss") is not None:
         show.say(f"step {line['step']}: validation loss {line['val_loss']:.4f} nats a token")
     if "resumed_from" in line:
         show.say(f"going on from {line['resumed_from']} at step {line['step']}")

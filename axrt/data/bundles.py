@@ -120,7 +120,8 @@ class WholeRow(NamedTuple):
             row, file = done.rows[order.parts.index(part)], bundle_file(order, part, number)
             if file.stat().st_size != row.tokens * size:
                 raise DataError(f"{file} is not whole; add --force to begin anew")
-            of_documents = np.load(file.with_suffix(".npy"))
+            with opened(file.with_suffix(".npy")) as its:
+                of_documents = np.load(its)
             if len(of_documents):
                 of_documents[0] += carried
                 carried = 0

@@ -276,7 +276,8 @@ def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 def _opened(piece: Piece) -> BinaryIO | gzip.GzipFile:
     if piece.path.endswith(_GZIP):
-        return gzip.open(opened(piece.path))
+        opened(piece.path).close()  # a pipe would be waited for
+        return gzip.open(piece.path)
     return opened(piece.path)
 
 

@@ -10,7 +10,7 @@ from axrt.config import Data
 from axrt.errors import DataError
 from axrt.scheduler.regular_file import MALFORMED, json_of, read_bytes, read_text
 
-from .tokenizer import BYTES
+from .tokenizer import BYTES, MOST_BYTES
 
 KEPT = "tokens.json"  # what a run keeps of this
 
@@ -88,7 +88,7 @@ def _content(tokenizer: str) -> str | bytes | None:
     if not tokenizer.endswith(".json"):
         return tokenizer
     path = Path(tokenizer)
-    return read_bytes(path) if path.is_file() else None
+    return read_bytes(path, MOST_BYTES) if path.is_file() else None
 
 
 def _beside(tokens: Path) -> Path:

@@ -11,7 +11,7 @@ import numpy as np
 from axrt.errors import DataError
 from axrt.scheduler.regular_file import open_regular
 
-from .tokens import Mapped, Tokens, Unknown, place_in_file, unknown
+from .tokens import Mapped, Tokens, Unknown, unknown
 
 _LOOKED_AT, _PIECES = 1 << 28, 256  # tokens: half a second
 
@@ -24,11 +24,14 @@ class Row:
     """
 
     def __init__(self, tokens: Tokens) -> None:
-        self._tokens, self._mapped = tokens, Mapped.of(tokens)
+        self._mapped = Mapped.of(tokens)
+        self._in_memory = tokens if self._mapped is None else tokens[:0].copy()  # no mapping stays
+        self._length, self._dtype = len(tokens), tokens.dtype
+        self._which = None if self._mapped is None else _which(os.stat(self._mapped.path))
         self._file: int | None = None
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return self._length
 
     @property
     def source(self) -> str:
@@ -43,8 +46,8 @@ class Row:
         """
         number = min(number, len(self) - start)
         if self._mapped is None:
-            return self._tokens[start : start + number]
-        part = np.empty(number, self._tokens.dtype)
+            return self._in_memory[start : start + number]
+        part = np.empty(number, self._dtype)
         self._read(self._mapped, self._mapped.offset + start * part.itemsize, part)
         return part
 
@@ -68,7 +71,7 @@ class Row:
         """Have the system begin to read a part that is wanted soon; returns at once."""
         if self._mapped is None:
             return
-        size = self._tokens.dtype.itemsize
+        size = self._dtype.itemsize
         place = self._mapped.offset + start * size
         with suppress(OSError):  # it is told when the part is read
             file = self._opened(self._mapped)
@@ -76,20 +79,28 @@ class Row:
 
     def where(self, place: int) -> str:
         """Where a token stands, as errors say it; "" for a row in memory."""
-        return place_in_file(self._tokens, place)
+        return "" if self._mapped is None else self._mapped.where(place)
 
     def _opened(self, mapped: Mapped) -> int:
         if self._file is None:
-            self._file = open_regular(mapped.path)
-            weakref.finalize(self, os.close, self._file)
+            file = open_regular(mapped.path)
+            if _which(os.fstat(file)) != self._which:
+                os.close(file)
+                raise DataError(
+                    f"{mapped.path} is another file than when this job began; expected the same "
+                    "one as long as a job reads it"
+                )
+            self._file = file
+            weakref.finalize(self, os.close, file)
         return self._file
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tokens": self._mapped or self._tokens}
+        return {**self.__dict__, "_file": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        tokens = state["tokens"]
-        Row.__init__(self, tokens.tokens() if isinstance(tokens, Mapped) else tokens)
+
+def _which(found: os.stat_result) -> tuple[int, int]:
+    """What tells a file from another one of the same name."""
+    return found.st_dev, found.st_ino
 
 
 def unknown_in_row(row: Row, vocab: int, masked: bool = False) -> Unknown | None:

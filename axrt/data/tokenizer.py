@@ -25,7 +25,7 @@ _SAY_END = (
 )
 # What models of the field put behind a document, where a tokenizer does not say its own.
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
-_MOST_BYTES = 1 << 28  # of a tokenizer
+MOST_BYTES = 1 << 28  # of a tokenizer
 _KEPT = ".tokenizer.json"  # behind the name of a token file: its tokenizer
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -129,7 +129,7 @@ class JsonTokenizer:
     def __init__(self, path: Path, end: str = "") -> None:
         library = _imported("tokenizers")
         try:
-            self._tokenizer = library.Tokenizer.from_str(read_text(path, _MOST_BYTES))
+            self._tokenizer = library.Tokenizer.from_str(read_text(path, MOST_BYTES))
         except Exception as error:  # the library has no class of its own for them
             made = path.with_suffix(".tokenizer.json")  # beside the token file that it was made for
             there = f", such as {made}" if made.exists() else ""

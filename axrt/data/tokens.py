@@ -54,13 +54,12 @@ class Mapped(NamedTuple):
         offset = before + tokens.ctypes.data - start
         return cls(str(tokens.filename), tokens.dtype.str, offset, len(tokens))
 
-    def tokens(self) -> Tokens:
-        """The tokens, mapped again, shape (number,)."""
-        return (
-            np.memmap(self.path, self.dtype, "r", self.offset, (self.number,))
-            if self.number
-            else np.empty(0, self.dtype)
-        )
+    def where(self, place: int) -> str:
+        """Where a token stands, as errors say it."""
+        size = np.dtype(self.dtype).itemsize
+        begin, path = self.offset + place * size, Path(self.path)
+        before = 0 if path.with_suffix(".idx").exists() else bytes_before(path)
+        return f" at byte {begin} of {path} (token {(begin - before) // size} from 0)"
 
 
 def is_token_file(path: Path) -> bool:
@@ -104,17 +103,6 @@ def unknown(tokens: Tokens, vocab: int, masked: bool = False) -> Unknown | None:
 
 def _at(tokens: Tokens, place: int) -> Unknown:
     return Unknown(int(tokens[place]), place)
-
-
-def place_in_file(tokens: Tokens, place: int) -> str:
-    """Where a token of a mapped row stands, as errors say it; "" for a row in memory."""
-    mapped = Mapped.of(tokens)
-    if mapped is None:
-        return ""
-    size = tokens.dtype.itemsize
-    begin, path = mapped.offset + place * size, Path(mapped.path)
-    before = 0 if path.with_suffix(".idx").exists() else bytes_before(path)
-    return f" at byte {begin} of {path} (token {(begin - before) // size} from 0)"
 
 
 def map_tokens(

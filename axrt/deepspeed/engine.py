@@ -15,7 +15,10 @@ from axrt.errors import AxrtError, ConfigError
 from axrt.launch import World
 from axrt.results import StepResult
 
+from .grid import Grid
 from .learning_rate import LearningRates
+from .monitors import Monitors
+from .pipe import PipelineModule
 from .utils import RepeatingLoader
 
 _TAG = "global_step{}"
@@ -37,8 +40,13 @@ class PipelineEngine:
         loader: microbatches of this rank's replica; None: `train_batch` is given iterators.
         rates: learning rates.
         prints_every: steps between lines about the loss; 0: none.
+        monitors: what keeps losses elsewhere; None on all ranks but the main one.
+        module: the model, as the script has made it.
     Attributes:
         axrt: axrt's own engine.
+        module: the model, as the script has made it. Its layers that are modules have the trained
+            weights on the rank that holds them.
+        grid: where this rank stands, with the names of DeepSpeed's grid.
     """
 
     def __init__(
@@ -48,8 +56,12 @@ class PipelineEngine:
         loader: Iterable[Any] | None,
         rates: LearningRates,
         prints_every: int,
+        monitors: Monitors | None,
+        module: PipelineModule,
     ) -> None:
-        self.axrt = engine
+        self.axrt, self.module = engine, module
+        self.grid = Grid(engine)
+        self._monitors = monitors
         self._world, self._rates = world, rates
         self._prints_every = prints_every
         self._batches = iter(loader) if loader is not None else None
@@ -77,6 +89,8 @@ class PipelineEngine:
         if self._transform and batches is not None:
             batches = map(self._transform, batches)
         self._last = self.axrt.train_batch(batches)
+        if self._monitors:
+            self._monitors.record(self.global_samples, self._last.loss, self._last.lr)
         self._print()
         return torch.tensor(self._last.loss)
 
@@ -223,6 +237,20 @@ class PipelineEngine:
         """This rank draws the microbatches of its replica."""
         return self.axrt.reads
 
+    def is_last_stage(self) -> bool:
+        """This rank computes the loss of its replica."""
+        return self.grid.holds_last_stage
+
+    @property
+    def num_stages(self) -> int:
+        """Ranks of a pipeline."""
+        return self.grid.get_pipe_parallel_world_size()
+
+    @property
+    def stage_id(self) -> int:
+        """The number of this rank within its pipeline."""
+        return self.grid.get_stage_id()
+
     def get_lr(self) -> list[float]:
         """The learning rate of the next step, of the first parameter group."""
         return [self._rates.highest * self._rates.factor(self.global_steps)]
@@ -234,6 +262,8 @@ class PipelineEngine:
     def destroy(self) -> None:
         """Leave the other ranks; nothing can be trained afterwards."""
         self.axrt.close()
+        if self._monitors:
+            self._monitors.close()
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in ("forward", "backward", "step"):

@@ -3,15 +3,18 @@
 Each key is read, changes nothing here, or is refused by its name; none is passed over in silence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from axrt.errors import ConfigError
 from axrt.scheduler.regular_file import json_of, read_text
 
+from .monitors import SECTIONS
+
+T = TypeVar("T")
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # Keys of how DeepSpeed works inside, or of what it prints: without them the same is trained.
 _CHANGE_NOTHING = (
@@ -29,7 +32,6 @@ _CHANGE_NOTHING = (
     "flops_profiler",
     "comms_logger",
     "pipeline.seed_layers",
-    "pipeline.activation_checkpoint_interval",
     "zero_optimization.contiguous_gradients",
     "zero_optimization.overlap_comm",
     "zero_optimization.reduce_scatter",
@@ -57,13 +59,10 @@ _INSTEAD = {
     "zero_optimization.offload_param": (
         '"axrt": {"memory": {"offload": "stream", "offload_parameters": true}}'
     ),
-    "tensorboard": "a writer of your own, or axrt train with run.tensorboard",
-    "wandb": "calls of your own, or axrt train with run.wandb",
-    "csv_monitor": "axrt train, which writes metrics.jsonl",
     "communication_data_type": '"data_types": {"grad_accum_dtype": "bf16"}',
 }
 _SECTIONS = ("optimizer", "scheduler", "fp16", "bf16", "zero_optimization", "data_types", "axrt")
-_CLIPS_AT = 1.0  # DeepSpeed's own default (0.19): 0 turns it off
+_CLIPPING = ("gradient_clipping", 1.0)  # DeepSpeed's own default (0.19): 0 turns it off
 _OFF: tuple[Any, ...] = (False, None, 0, "none", {})
 
 
@@ -78,6 +77,8 @@ class Settings:
         prints_every: steps between lines about the loss; 0: none.
         drop_last: leave out the last samples of an epoch that fill no microbatch.
         unused: keys that change nothing here.
+        monitors: sections of monitors that are on, by name.
+        bucket_elements: `reduce_bucket_size`; 0: there is none.
     """
 
     config: Mapping[str, Mapping[str, Any]]
@@ -86,6 +87,8 @@ class Settings:
     prints_every: int
     drop_last: bool
     unused: tuple[str, ...]
+    monitors: Mapping[str, Mapping[str, Any]]
+    bucket_elements: float
 
 
 class _Keys:
@@ -161,16 +164,28 @@ def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
         values: keys of the configuration.
         replicas: number of replicas of the pipeline.
     Raises:
-        ConfigError: a key has no counterpart, or batch sizes do not fit each other.
+        ConfigError: keys have no counterpart, or batch sizes do not fit each other. The text has
+            all such mistakes.
     """
     _check_values(values)
-    keys = _Keys(values)
-    size, microbatches = _batch({name: keys.take(name) for name in _BATCH}, replicas)
+    keys, mistakes = _Keys(values), list[str]()
+
+    def read_by(part: Callable[[], T], otherwise: T) -> T:
+        try:
+            return part()
+        except ConfigError as error:
+            mistakes.append(str(error))
+        except (TypeError, ValueError, AttributeError) as error:  # values of other types
+            mistakes.append(f"{error}; expected its types")
+        return otherwise
+
+    given = {name: keys.take(name) for name in _BATCH}
+    size, microbatches = read_by(lambda: _batch(given, replicas), (1, 1))
     config: dict[str, dict[str, Any]] = {
         "schedule": {"microbatches": microbatches, "microbatch_size": size},
-        "optimizer": {"clip": float(keys.take("gradient_clipping", _CLIPS_AT))},
-        "precision": _precision(keys),
-        "memory": _memory(keys),
+        "optimizer": {"clip": read_by(lambda: float(keys.take(*_CLIPPING)), 0.0)},
+        "precision": read_by(lambda: _precision(keys), {}),
+        "memory": read_by(lambda: _memory(keys), {}),
         "parallel": {},
         "run": {},
     }
@@ -180,13 +195,32 @@ def settings_of(values: Mapping[str, Any], replicas: int) -> Settings:
         config,
         keys.take("optimizer"),
         keys.take("scheduler"),
-        int(keys.take("steps_per_print", 0)),
+        read_by(lambda: int(keys.take("steps_per_print", 0)), 0),
         bool(keys.take("dataloader_drop_last", False)),
         tuple(name for name, _ in keys.rest() if _changes_nothing(name)),
+        read_by(lambda: _monitors(keys), {}),
+        read_by(lambda: float(keys.take("zero_optimization.reduce_bucket_size", 0)), 0.0),
     )
     for name, value in keys.rest():
         if not _changes_nothing(name):
-            _refuse(name, value, keys.known())
+            mistakes.append(_refusal(name, value, keys.known()))
+    if len(mistakes) > 1:
+        raise ConfigError("\n  ".join([f"{len(mistakes)} mistakes:", *mistakes]))
+    if mistakes:
+        raise ConfigError(mistakes[0])
+    return found
+
+
+def _monitors(keys: _Keys) -> dict[str, Mapping[str, Any]]:
+    """The sections of monitors that are on."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, known in SECTIONS.items():
+        section = {key: value for key in known if (value := keys.take(f"{name}.{key}")) is not None}
+        if section.get("enabled"):
+            found[name] = section
+        for key, value in section.items():
+            if key != "enabled" and not isinstance(value, str):
+                raise ConfigError(f"{name}.{key} = {value!r}; expected text")
     return found
 
 
@@ -231,29 +265,33 @@ def _precision(keys: _Keys) -> dict[str, Any]:
     wide = keys.take("data_types.grad_accum_dtype", "fp32") == "fp32"
     sums = {"gradients": "float32" if wide else "weights"}
     narrow, half = keys.take("bf16.enabled", False), keys.take("fp16.enabled", False)
+    if half:  # read before anything is refused, so that no key counts as unknown
+        scale = _loss_scale(keys)
     if narrow and half:
         raise ConfigError("bf16 and fp16 are both enabled; expected one of them")
     if narrow:
         return {"weights": "bfloat16", **sums}
     if not half and not wide:
         raise ConfigError("data_types.grad_accum_dtype is of narrow weights; expected bf16 or fp16")
-    if not half:
-        return {}
+    return {"weights": "float16", **scale, **sums} if half else {}
+
+
+def _loss_scale(keys: _Keys) -> dict[str, Any]:
     fixed = float(keys.take("fp16.loss_scale", 0))
     first = 2.0 ** float(keys.take("fp16.initial_scale_power", 16))
     moves = {"loss_scale_growth": 1.0, "loss_scale_backoff": 1.0} if fixed else {}
     return {
-        "weights": "float16",
         "loss_scale": fixed or first,
         "loss_scale_interval": int(keys.take("fp16.loss_scale_window", 1000)),
         "loss_scale_floor": float(keys.take("fp16.min_loss_scale", 1)),
-        **sums,
         **moves,
     }
 
 
 def _memory(keys: _Keys) -> dict[str, Any]:
     found: dict[str, Any] = {}
+    if keys.take("pipeline.activation_checkpoint_interval", 0):
+        found["recompute"] = "full"  # whatever the interval, no activation is kept there, either
     if stage := keys.take("zero_optimization.stage", 0):
         found["zero"] = stage
     if elements := keys.take("zero_optimization.reduce_bucket_size", 0):
@@ -283,7 +321,7 @@ def _near_section(name: str) -> list[str]:
     return [f"{near[0]}.{key}"] if near and near[0] != section else []
 
 
-def _refuse(name: str, value: Any, known: Sequence[str]) -> None:
+def _refusal(name: str, value: Any, known: Sequence[str]) -> str:
     of = [one for one in _INSTEAD if name == one or name.startswith(f"{one}.")]
     near = get_close_matches(name, known, n=1, cutoff=0.85) or _near_section(name)
     if of:
@@ -292,4 +330,4 @@ def _refuse(name: str, value: Any, known: Sequence[str]) -> None:
         instead = f"has no counterpart; did you mean {near[0]!r}? Else leave it away"
     else:
         instead = "has no counterpart; leave it away"
-    raise ConfigError(f"{name} = {value!r} {instead}")
+    return f"{name} = {value!r} {instead}"

@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from axrt.store.bucket import OptimizerFactory, constant
 
 from .engine import PipelineEngine
 from .learning_rate import LearningRates, learning_rate
+from .monitors import Monitors
 from .optimizers import (
     Options,
     factory_of,
@@ -84,10 +85,46 @@ def initialize(
     engine = axrt_initialize(
         model, factory, rates.factor, _config(settings, model, pipe, replicas), world=world
     )
-    if settings.unused and engine.is_main:
-        print(f"axrt: changes nothing here: {', '.join(settings.unused)}", file=sys.stderr)
+    monitors = _monitors(settings, engine, world)
+    if engine.is_main:
+        for text in _told(settings, engine):
+            print(f"axrt: {text}", file=sys.stderr)
     loader = _loader(engine, training_data, collate_fn, settings)
-    return PipelineEngine(engine, world, loader, rates, settings.prints_every), None, loader, None
+    made = PipelineEngine(engine, world, loader, rates, settings.prints_every, monitors, model)
+    return made, None, loader, None
+
+
+def _monitors(settings: Settings, engine: Engine, world: World) -> Monitors | None:
+    """The monitors, on the main rank; every rank calls it, since one may refuse."""
+    made, fault = None, ""
+    if engine.is_main and settings.monitors:
+        try:
+            made = Monitors(settings.monitors)
+        except ConfigError as error:
+            fault = str(error)
+    if settings.monitors and (told := engine.broadcast(fault)):
+        world.fail(ConfigError(told))
+    return made
+
+
+def _told(settings: Settings, engine: Engine) -> Iterator[str]:
+    """Lines about what the configuration came to."""
+    if settings.unused:
+        yield f"changes nothing here: {', '.join(settings.unused)}"
+    schedule, replicas = engine.config.schedule, engine.data_size
+    yield (
+        f"{engine.pipe_size} stages x {replicas} replica{'s' * (replicas > 1)}, "
+        f"{schedule.microbatches} microbatch{'es' * (schedule.microbatches > 1)} of "
+        f"{schedule.microbatch_size} a step and replica, policy {engine.schedule.policy}"
+    )
+    held = engine.num_trained
+    if replicas > 1 and settings.bucket_elements >= held:
+        yield (
+            f"zero_optimization.reduce_bucket_size = {settings.bucket_elements:g} puts all "
+            f"{held:,} gradients of a stage in one bucket, so no backward hides its sum over "
+            f"replicas; expected fewer elements than that, such as {max(1, held // 4):,}, or no "
+            "such key"
+        )
 
 
 def _joined(values: Mapping[str, Any]) -> World:

@@ -14,7 +14,14 @@ from axrt.scheduler.regular_file import MALFORMED
 Values = Mapping[str, Any]
 LONGEST = 4096  # of rotary models, where nobody says: their tables grow with the context
 _FLOAT32_EPS = 1.1920928955078125e-07  # what torch's RMSNorm takes where it is told nothing
-_FUNCTIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu"}
+_FUNCTIONS = {
+    "gelu_new": "gelu-tanh",
+    "gelu_pytorch_tanh": "gelu-tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
 _KINDS = ("gpt2", "llama", "qwen2", "qwen3")
 # Keys of a config.json that change what a model computes, with the values that are taken.
 _TAKEN: dict[str, tuple[Any, ...]] = {
@@ -163,8 +170,9 @@ def their_config(model: Model) -> dict[str, Any]:
             return {**made, "dtype": "float32"}
     raise ConfigError(
         "no family of transformers' has this model; expected that of GPT-2 (norm = 'layer', feed "
-        "= 'gelu-tanh' or 'gelu', bias = 'all', positions = 'learned'), or of Llama and Qwen (norm "
-        "= 'rms', feed = 'swiglu', bias = 'none' or 'qkv', positions = 'rotary'), and not "
+        "= 'gelu-tanh', 'gelu', 'relu' or 'silu', bias = 'all', positions = 'learned'), or of "
+        "Llama and Qwen (norm = 'rms', feed = 'swiglu', bias = 'none' or 'qkv', positions = "
+        "'rotary'), and not "
         f"{_differing(model)}"
     )
 
@@ -212,7 +220,7 @@ def _their_gpt2(model: Model) -> dict[str, Any]:
         "n_positions": model.context,
         "n_inner": model.features_within,
         "vocab_size": model.vocab,
-        "activation_function": "gelu" if model.feed == "gelu" else "gelu_new",
+        "activation_function": "gelu_new" if model.feed == "gelu-tanh" else model.feed,
         "layer_norm_epsilon": model.norm_eps or 1e-5,
         "tie_word_embeddings": model.tied,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), model.dropout),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from axrt.checkpoint.durable import write_durably
 from axrt.config import Data
 from axrt.data.prepared import KEPT, Prepared
-from axrt.data.tokenizer import BYTES
+from axrt.data.tokenizer import BYTES, MOST_BYTES
 from axrt.errors import ConfigError, DataError
 from axrt.observe.metrics import kept_in_run
 from axrt.scheduler.regular_file import read_bytes
@@ -72,12 +72,12 @@ def keep_text_files(theirs: Path, run: Path) -> None:
     """
     for name in (TOKENIZER, OF_TOKENIZER):
         if (theirs / name).is_file():
-            write_durably(run / name, read_bytes(theirs / name))
+            write_durably(run / name, read_bytes(theirs / name, MOST_BYTES))
     said = [theirs / GENERATION, theirs / CONFIG]
     of_each = [read_json(path) for path in said if path.is_file()]
     ends = TextEnds.of(*of_each)
     if said[0].is_file() and TextEnds.of(of_each[0]) == ends:
-        write_durably(run / GENERATION, read_bytes(said[0]))
+        write_durably(run / GENERATION, read_bytes(said[0], MOST_BYTES))
     else:  # the configuration of the model has the rest
         _write(run / GENERATION, {**(of_each[0] if said[0].is_file() else {}), **ends.as_dict()})
     others = [path.relative_to(theirs) for path in theirs.rglob("*") if _is_text(path)]
@@ -107,12 +107,16 @@ def carry_text_files(checkpoint: Path, run: Path, tokenizer: str) -> None:
     if said is None or said.parent.samefile(run):
         return
     mine, its = run / TOKENIZER, said.parent / TOKENIZER
-    is_its = mine.is_file() and its.is_file() and read_bytes(mine) == read_bytes(its)
+    is_its = (
+        mine.is_file()
+        and its.is_file()
+        and read_bytes(mine, MOST_BYTES) == read_bytes(its, MOST_BYTES)
+    )
     if tokenizer and not is_its:
         return
     for path in (its, said.parent / OF_TOKENIZER, said):
         if path.is_file():
-            write_durably(run / path.name, read_bytes(path))
+            write_durably(run / path.name, read_bytes(path, MOST_BYTES))
     _copy_imported(said.parent, run / _IMPORTED)
 
 
@@ -157,7 +161,7 @@ def _copy(folder: Path, files: Sequence[Path], to: Path) -> None:
     """Copy files of a folder, by their paths in it."""
     for file in files:
         (to / file).parent.mkdir(parents=True, exist_ok=True)
-        write_durably(to / file, read_bytes(folder / file))
+        write_durably(to / file, read_bytes(folder / file, MOST_BYTES))
 
 
 def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnds) -> None:
@@ -170,17 +174,19 @@ def write_text_files(run: Path, out: Path, tokenizer: Path | None, ends: TextEnd
         ends: the tokens that begin and end a text.
     """
     if said := kept_in_run(run, GENERATION):
-        write_durably(out / GENERATION, read_bytes(said))
+        write_durably(out / GENERATION, read_bytes(said, MOST_BYTES))
     else:
         _write(out / GENERATION, ends.as_dict())
     if tokenizer is not None:
-        write_durably(out / TOKENIZER, read_bytes(tokenizer))
+        write_durably(out / TOKENIZER, read_bytes(tokenizer, MOST_BYTES))
         if kept := kept_in_run(run, OF_TOKENIZER):
-            write_durably(out / OF_TOKENIZER, read_bytes(kept))
+            write_durably(out / OF_TOKENIZER, read_bytes(kept, MOST_BYTES))
         else:
             _write(out / OF_TOKENIZER, _of_tokenizer(tokenizer, ends))
     its = kept_in_run(run, TOKENIZER)
-    is_its = tokenizer is None or (its is not None and read_bytes(its) == read_bytes(tokenizer))
+    is_its = tokenizer is None or (
+        its is not None and read_bytes(its, MOST_BYTES) == read_bytes(tokenizer, MOST_BYTES)
+    )
     if said and is_its:
         _copy_imported(said.parent, out)
 

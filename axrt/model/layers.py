@@ -1,12 +1,15 @@
 """Layers: modules, specifications of modules that are built where they are needed, and plain
 functions."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from axrt.errors import ConfigError
@@ -62,7 +65,9 @@ class TiedLayerSpec(LayerSpec):
 
     Args:
         key: name of the shared weight.
-        typename, *args, **kwargs: as for `LayerSpec`.
+        typename, *args, **kwargs: as for `LayerSpec`; or a module and nothing else, whose values
+            the layer begins with. It is copied, so it does not get trained weights, and must be the
+            same on every rank: seed torch before you make it, or load its values.
         forward_fn: function that runs as `forward_fn(module, value)` in place of `module(value)`,
             and may call that: the module that it is given runs the class's own forward. Hooks of
             the layer run once, around all of it. None: the module runs by itself.
@@ -77,13 +82,15 @@ class TiedLayerSpec(LayerSpec):
     def __init__(
         self,
         key: str,
-        typename: type[nn.Module],
+        typename: type[nn.Module] | nn.Module,
         *args: Any,
         forward_fn: Callable[[Any, Any], Any] | None = None,
         tied_weight_attr: str | Sequence[str] = "weight",
         **kwargs: Any,
     ) -> None:
-        super().__init__(typename, *args, **kwargs)
+        self.given = typename if isinstance(typename, nn.Module) else None
+        kind = type(typename) if isinstance(typename, nn.Module) else typename
+        super().__init__(kind, *args, **kwargs)
         self.key = key
         self.forward_fn = forward_fn
         self.tied = (
@@ -91,7 +98,7 @@ class TiedLayerSpec(LayerSpec):
         )
 
     def build(self) -> nn.Module:
-        module = super().build()
+        module = super().build() if self.given is None else copy.deepcopy(self.given)
         return module if self.forward_fn is None else _running(module, self.forward_fn)
 
 
@@ -123,8 +130,16 @@ Layer = nn.Module | LayerSpec | Callable[[Any], Any]
 def refusal_of(layer: Any) -> str:
     """The end of an error's text that says why this is no layer; "" where it is one."""
     if not isinstance(layer, LayerSpec):
+        if isinstance(layer, nn.Module) and (lazy := lazy_in(layer)):
+            return f": {lazy}"
         is_one = callable(layer) and not isinstance(layer, type)
         return "" if is_one else "; expected a module, a LayerSpec or a function"
+    if isinstance(layer.typename, type) and issubclass(layer.typename, LazyModuleMixin):
+        return f": {_LAZY}"
+    if isinstance(layer, TiedLayerSpec) and layer.given is not None:
+        return "; expected a module alone, or a class with what it takes" * bool(
+            layer.args or layer.kwargs
+        )
     if not (isinstance(layer.typename, type) and issubclass(layer.typename, nn.Module)):
         return "; expected a subclass of torch.nn.Module first: plain functions need no LayerSpec"
     try:
@@ -136,6 +151,18 @@ def refusal_of(layer: Any) -> str:
     except TypeError as error:
         return f": {error}; expected what {layer.typename.__name__} takes, {takes}"
     return ""
+
+
+_LAZY = (
+    "its shape is known after the first microbatch, and layers are cut before; expected a class "
+    "with all sizes, such as Linear in place of LazyLinear"
+)
+
+
+def lazy_in(module: nn.Module) -> str:
+    """Why a module cannot be a layer yet, where it has weights without a shape; "" else."""
+    every = (*module.parameters(), *module.buffers())
+    return _LAZY if any(map(is_lazy, every)) else ""
 
 
 def name_of(layer: Layer) -> str:
@@ -166,6 +193,8 @@ def build(layers: Sequence[Layer], index: int, seed: int) -> nn.Module:
     if not isinstance(layer, LayerSpec):
         return layer if isinstance(layer, nn.Module) else Function(layer)
     module = _built(layer, index, seed)
+    if lazy := lazy_in(module):
+        raise ConfigError(f"layer {index} is {layer!r}: {lazy}")
     if isinstance(layer, TiedLayerSpec) and (first := places_of(layers, layer.key)[0]) < index:
         share(layers, first, _built(tied_layer(layers, first), first, seed), index, module)
     return module
@@ -272,9 +301,16 @@ def without_memory(layer: LayerSpec) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"), _NothingDrawn():
-                return layer.build()
+                return layer.build().to("meta")  # one that is given has memory
         except (RuntimeError, NotImplementedError):
             return layer.build()
+
+
+def _to_count(layer: Layer) -> Layer:
+    """A module with the layer's parameters, which may have no memory; a function as it is."""
+    if isinstance(layer, TiedLayerSpec) and layer.given is not None:
+        return layer.given
+    return without_memory(layer) if isinstance(layer, LayerSpec) else layer
 
 
 def num_parameters(layer: Layer) -> int:
@@ -282,16 +318,14 @@ def num_parameters(layer: Layer) -> int:
 
     They are counted without allocating them where the layer's constructor allows that.
     """
-    if isinstance(layer, LayerSpec):
-        layer = without_memory(layer)
+    layer = _to_count(layer)
     return sum(p.numel() for p in layer.parameters()) if isinstance(layer, nn.Module) else 0
 
 
 def num_multiplied(layer: Layer) -> int:
     """Number of elements of the parameters that a forward multiplies with: all but those of
     embeddings, of which it looks up a few rows."""
-    if isinstance(layer, LayerSpec):
-        layer = without_memory(layer)
+    layer = _to_count(layer)
     modules = layer.modules() if isinstance(layer, nn.Module) else ()
     looked_up = [one for one in modules if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
     return num_parameters(layer) - sum(one.weight.numel() for one in looked_up)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from axrt.errors import ConfigError
 
+from .hidden import check_none_hidden
 from .hints import why_missing
 from .layers import Layer, TiedLayerSpec, build, places_of, refusal_of, share
 from .loss import Loss, has_tensors
@@ -39,8 +40,8 @@ class PipelineModule:
             recomputed.
         topology: only None is accepted; `[parallel]` says how ranks are laid out.
     Raises:
-        ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, or an
-            option is not taken.
+        ConfigError: there are no layers, one is no layer or a LayerSpec that cannot be built, a
+            function hides weights of a module, or an option is not taken.
 
     Modules that are given as they are run and are trained as they are: the user's own objects get
     the new weights. Under a policy that splits backwards each of their modules that is exactly
@@ -68,6 +69,13 @@ class PipelineModule:
         for index, layer in enumerate(self.layers):
             if refusal := refusal_of(layer):
                 raise ConfigError(f"layer {index} is {layer!r}{refusal}")
+        modules = [layer for layer in self.layers if isinstance(layer, nn.Module)]
+        listed = {id(parameter) for module in modules for parameter in module.parameters()}
+        for index, layer in enumerate(self.layers):
+            check_none_hidden(f"layer {index}", layer, listed)
+            if isinstance(layer, TiedLayerSpec):
+                check_none_hidden(f"forward_fn of layer {index}", layer.forward_fn, listed)
+        check_none_hidden("loss_fn", loss_fn, listed)
         if isinstance(loss_fn, nn.Module) and has_tensors(loss_fn):
             self.layers.append(Loss(loss_fn))
         if topology is not None:

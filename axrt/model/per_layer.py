@@ -86,6 +86,7 @@ def specification(layer: LayerSpec) -> tuple[object, ...]:
         repr(layer.args),
         repr(layer.kwargs),
         getattr(layer, "forward_fn", None),
+        getattr(layer, "given", None),
     )
 
 

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from axrt.errors import ModelError, NonFiniteLossError
+from axrt.errors import ModelError, NonFiniteLossError, OutputTypeError
 from axrt.payload import copied, flatten, unflatten
 from axrt.scheduler.job import Job
 
 from .compiler import Compiler
 from .deferral import Deferral, with_deferral, without_deferral
+from .left import check_nothing_left
 from .loss import Loss
 from .module import LossFunction
 from .precision import AS_THEY_ARE, Types, in_type, is_kept
@@ -167,6 +168,8 @@ class Stage:
         scale_of: function that gives the factor on the losses of a step (loss scaling); None: 1.
         offloads: True if what autograd saves of a microbatch may leave the device until its
             backward.
+        looks: True if losses that layers leave on themselves are looked for, in the first
+            microbatch.
     Attributes:
         layers: modules, by the index of the layer in the model as text.
         first_layer: index of the first layer in the model.
@@ -187,6 +190,7 @@ class Stage:
         recomputed: int = 0,
         scale_of: Callable[[int], float] | None = None,
         offloads: bool = False,
+        looks: bool = False,
     ) -> None:
         self.recomputed, self._offloads = recomputed, offloads
         splits = job.splits and compiler is None
@@ -222,6 +226,7 @@ class Stage:
         self._cuts: tuple[int, ...] = ()
         self._may_be_cut = False  # known when a microbatch has run in pieces
         self._before_step: list[_Remembered] = []
+        self._looks = set(range(len(layers))) if looks and loss_fn is None else set()
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """The name and parameter of every trained parameter, in model order.
@@ -259,15 +264,28 @@ class Stage:
             as the loss function gave them.
         Raises:
             ModelError: the loss depends on no trained weight.
-            TypeError: the loss function returned no tensor with one element, or the outputs cannot
-                travel.
+            OutputTypeError: the loss function returned no tensor with one element, or the outputs
+                cannot travel.
         """
         stashed = self._stash[number] = _Stashed()
         if not self._offloads:
-            return self._forward(stashed, number, inputs, target, in_pieces)
-        stashed.saved = SavedTensors(self.device, self._is_own)
-        with stashed.saved.saving():
-            return self._forward(stashed, number, inputs, target, in_pieces)
+            out = self._forward(stashed, number, inputs, target, in_pieces)
+        else:
+            stashed.saved = SavedTensors(self.device, self._is_own)
+            with stashed.saved.saving():
+                out = self._forward(stashed, number, inputs, target, in_pieces)
+        if self._looks:
+            self._look(stashed.segments, self.recomputed, len(self._run))
+        return out
+
+    def _look(self, segments: Sequence[_Segment], first: int, end: int) -> None:
+        """Look for losses that layers have left on themselves, once."""
+        roots = [root for segment in segments for root in segment.roots]
+        for place in range(first, end):
+            if place in self._looks:
+                self._looks.remove(place)
+                name = str(self.first_layer + place)
+                check_nothing_left(name, self.layers[name], roots)
 
     def _forward(
         self, stashed: _Stashed, number: int, inputs: Any, target: Any, in_pieces: bool
@@ -304,6 +322,8 @@ class Stage:
         with _buffers_in_place_of(zip(self._recomputed_layers, buffers, strict=True)):
             _, segments = self._segments(number, inputs, target, 0, (self.recomputed,))
         stashed.segments[:0] = segments
+        if self._looks:
+            self._look(segments, 0, self.recomputed)
 
     def saved(self, number: int) -> SavedTensors:
         """What autograd has saved of microbatch `number`, which may leave the device."""
@@ -585,7 +605,7 @@ class Stage:
             _is_one_number(loss)
             and (weight is None or isinstance(weight, int | float) or _is_one_number(weight))
         ):
-            raise TypeError(
+            raise OutputTypeError(
                 f"loss_fn returned {_described(found)}; expected a tensor with one element, the "
                 "mean over the microbatch, or a pair of "
                 "such a tensor, the sum, and its weight"

@@ -1,5 +1,5 @@
-"""The feed-forward network of a block: squared ReLU (So et al. 2021), GELU, or SwiGLU (Shazeer
-2020)."""
+"""The feed-forward network of a block: ReLU, its square (So et al. 2021), GELU, SiLU, or SwiGLU
+(Shazeer 2020)."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,6 +33,8 @@ class FeedForward(nn.Module):
         hidden: Tensor = self.up(features)
         if self.gate is not None:
             return functional.silu(self.gate(features)) * hidden
+        if self.kind in ("relu", "silu"):
+            return functional.relu(hidden) if self.kind == "relu" else functional.silu(hidden)
         if self.kind == "relu2":
             return functional.relu(hidden).square()
         return functional.gelu(hidden, approximate="tanh" if self.kind == "gelu-tanh" else "none")

@@ -33,7 +33,7 @@ def _made_by_factory(config: Config) -> PipelineModule:
     module_name, colon, name = config.model.factory.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` has it
     try:
-        if not (colon and all(part.isidentifier() for part in (*module_name.split("."), name))):
+        if not (colon and name and all(module_name.split("."))):
             raise ConfigError(
                 f"model.factory = {config.model.factory!r}; expected 'package.module:function'"
             )

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from axrt.checkpoint.durable import write_durably
-from axrt.scheduler.regular_file import read_bytes
+from axrt.scheduler.regular_file import open_regular, read_bytes
 
 from .activity import Activity
 from .json_lines import (
@@ -43,6 +42,7 @@ FOLDER, QUESTION = ".inspect", "question"
 _LOOK_S = 1.0
 _MOST_BYTES = 1 << 16  # of a question
 _MOST_RANKS = 1 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 STATES = ("waits", "computes", "outside")
 _LOOP_S = 1.0  # in which a loop that waits answers by itself
 _LOOP_FILE = os.path.join("axrt", "loop.py")
@@ -223,8 +223,10 @@ class Inspection(Observer):
             _stacks() if question.stacks else {},
         )
         with suppress(OSError):  # whoever has asked may have gone
-            file = question.folder / f"rank-{self._rank:04}"
-            write_durably(file, json.dumps(asdict(answer)).encode(errors="replace"))
+            beside = question.folder / f"rank-{self._rank:04}.new"
+            with open(open_regular(beside, _NEW), "wb") as file:  # not durable: the loop waits
+                file.write(json.dumps(asdict(answer)).encode(errors="replace"))
+            beside.replace(beside.with_suffix(""))
         self._answered.set()
 
 

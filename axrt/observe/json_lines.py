@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from io import BufferedReader
-from math import isinf
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,13 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """A number; infinite it is not."""
-    return type(value) in (int, float) and not isinf(value)
+    """A finite number."""
+    return type(value) in (int, float) and isfinite(value)
+
+
+def is_seconds(value: Any) -> bool:
+    """A time that a run may have taken: under some three thousand years."""
+    return is_number(value) and 0 <= value < 1e11
 
 
 def is_text(value: Any) -> bool:

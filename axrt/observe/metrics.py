@@ -14,6 +14,7 @@ from axrt.checkpoint.durable import sync, write_durably
 from axrt.checkpoint.lock import DirectoryLock
 from axrt.config import AUTO, Config
 from axrt.data.prepared import KEPT, Prepared, tokenizer_name
+from axrt.data.tokenizer import MOST_BYTES
 from axrt.errors import ConfigError, SaveError
 from axrt.scheduler.regular_file import open_regular, read_bytes
 
@@ -23,6 +24,7 @@ from .json_lines import (
     end_of,
     is_count,
     is_number,
+    is_seconds,
     is_text,
     last_objects,
     or_none,
@@ -31,7 +33,7 @@ from .json_lines import (
 METRICS, TOKENIZER, MEMORY = "metrics.jsonl", "tokenizer.json", "memory.json"
 METRICS_LINE: Fits = {  # what may stand in one
     "step": is_count,
-    "time_s": or_none(is_number),
+    "time_s": or_none(is_seconds),
     **dict.fromkeys(("loss", "val_loss", "lr", "grad_norm", "mfu"), or_none(is_number)),
     **dict.fromkeys(("tokens_per_s", "tokens_per_s_device"), or_none(is_number)),
     **dict.fromkeys(("idle", "memory_bytes"), or_none(are_numbers)),
@@ -51,7 +53,7 @@ class RunFiles:
     Attributes:
         directory: directory of the run; a number may be added by `begin`.
     Raises:
-        ConfigError: another run writes there.
+        ConfigError: another run writes there, or no directory can have that name.
     """
 
     def __init__(self, config: Config) -> None:
@@ -61,6 +63,11 @@ class RunFiles:
         self._lock: DirectoryLock | None = None
         if self._stays:
             self._take()
+        elif self.directory.name in ("", ".."):
+            raise ConfigError(
+                f"run.out = {config.run.out!r}; expected the name of a directory to make, such as "
+                "runs/mine"
+            )
         self._began = time.monotonic()
         self._unwritten: list[str] = []
 
@@ -95,7 +102,7 @@ class RunFiles:
                 write_durably(self.directory / KEPT, read_bytes(told))
         name, path = tokenizer_name(self._config.data), self.directory / TOKENIZER
         if Path(name).is_file() and not path.exists():
-            write_durably(path, read_bytes(name))
+            write_durably(path, read_bytes(name, MOST_BYTES))
 
     def let_go(self) -> None:
         """Let another rank, or this one anew, write to the directory."""
@@ -241,7 +248,8 @@ def _cut_off_half_a_line(path: Path) -> None:
 
 def _seconds_so_far(path: Path) -> float:
     """The time of the last whole line; 0 where there is none."""
-    return next((float(line["time_s"] or 0.0) for line in last_objects(path, METRICS_LINE)), 0.0)
+    times = (line.get("time_s") for line in last_objects(path, METRICS_LINE))
+    return next((float(time_s) for time_s in times if time_s is not None), 0.0)
 
 
 def _new_directory(wanted: Path) -> Path:

@@ -14,7 +14,18 @@ from pathlib import Path
 
 import torch
 
-from .json_lines import Fits, are_counts, are_named_texts, is_count, is_text, is_texts, last_objects
+from axrt.scheduler.regular_file import opened
+
+from .json_lines import (
+    Fits,
+    are_counts,
+    are_named_texts,
+    is_count,
+    is_text,
+    is_texts,
+    object_of,
+    whole_lines,
+)
 
 STARTS = "starts.jsonl"
 START: Fits = {  # what may stand in a line
@@ -95,8 +106,13 @@ class Origin:
 def processes_of(run: Path) -> list[str]:
     """The process of each rank of a run's last start, as "process 4711 on node-3"; [] where they
     are not known."""
-    last = next(last_objects(run / STARTS, START), None)
-    if last is None or len(last["pids"]) != len(last["hosts"]):
+    try:
+        with opened(run / STARTS) as file:
+            *_, (line, _) = whole_lines(file)
+        last = object_of(line, START)
+    except (OSError, ValueError):
+        return []
+    if len(last["pids"]) != len(last["hosts"]):
         return []
     return [
         f"process {pid} on {host}" for pid, host in zip(last["pids"], last["hosts"], strict=True)

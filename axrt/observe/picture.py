@@ -155,7 +155,8 @@ def _heading(line: Timeline) -> str:
 
 def _pause(pause: Pause, top: float, scale: float) -> str:
     """A time in which a rank ran nothing, by its cause."""
-    x, width = _LEFT + pause.start * scale, (pause.end - pause.start) * scale
+    start = max(pause.start, 0.0)  # one may have begun before the first step that is drawn
+    x, width = _LEFT + start * scale, max(0.0, pause.end - start) * scale
     name, why = _GAPS[pause.cause]
     place = f'x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}"'
     return f'<rect class="{name}" {place}><title>{why}</title></rect>'

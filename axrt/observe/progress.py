@@ -10,6 +10,7 @@ import psutil
 
 from axrt.ledger.ledger import readable
 
+_LONGEST_S = 1e10  # that is told: three hundred years
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "srun"}
 
 
@@ -55,7 +56,9 @@ class Shown(NamedTuple):
     @property
     def left(self) -> str:
         """The time left, as a person reads it."""
-        return "-:--:--" if self.left_s is None else str(timedelta(seconds=round(self.left_s)))
+        if self.left_s is None or self.left_s > _LONGEST_S:
+            return "-:--:--"
+        return str(timedelta(seconds=round(self.left_s)))
 
 
 class Progress(Protocol):

@@ -83,6 +83,10 @@ def charts_of(run: RunData, against: RunData | None) -> Iterator[Chart]:
         yield _memory(run.memory)
 
 
+# How numbers are written, of charts whose numbers are shares or large.
+_FORMS = {"mfu": "{:.1%}", "throughput": "{:,.0f}"}
+
+
 def _over_steps(
     name: str, title: str, runs: Sequence[RunData], keys: Sequence[tuple[str, str]], unit: str
 ) -> Chart:
@@ -101,8 +105,9 @@ def _over_steps(
             columns[label] = dict(zip(steps, values, strict=True))
     every = sorted({step for of in columns.values() for step in of})
     shown = every[:: max(1, len(every) // _MOST_ROWS)] + every[-1:]
+    form = _FORMS.get(name, "{:.5g}").format
     rows = [
-        [str(step), *(f"{of[step]:.5g}" if step in of else "" for of in columns.values())]
+        [str(step), *(form(of[step]) if step in of else "" for of in columns.values())]
         for step in dict.fromkeys(shown)
     ]
     from_zero = {} if name == "loss" else {"rangemode": "tozero"}
@@ -110,7 +115,7 @@ def _over_steps(
         "xaxis": {"title": {"text": "step"}},
         "yaxis": {"title": {"text": unit}, **from_zero},
     }
-    last = [f"{label} {list(of.values())[-1]:.5g}" for label, of in columns.items() if of]
+    last = [f"{label} {form(list(of.values())[-1])}" for label, of in columns.items() if of]
     says = f"At the end: {', '.join(last)}."
     return Chart(name, title, says, traces, layout, ["step", *columns], rows)
 

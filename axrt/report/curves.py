@@ -36,7 +36,8 @@ def write_picture(runs: Sequence[RunData], path: Path) -> None:
             "matplotlib is not installed; expected it: pip install 'axrt[report]'"
         ) from None
     # The same runs give the same bytes, and text stays text.
-    with rc_context({"svg.hashsalt": "axrt", "svg.fonttype": "none"}):
+    names = _names(runs)
+    with rc_context({"svg.hashsalt": "axrt", "svg.fonttype": "none", "text.parse_math": False}):
         figure = Figure(figsize=(_WIDTH_IN, _HEIGHT_IN), layout="constrained")
         for axes, (keys, unit) in zip(
             figure.subplots(len(_FIELDS), 1, sharex=True), _FIELDS, strict=True
@@ -44,7 +45,7 @@ def write_picture(runs: Sequence[RunData], path: Path) -> None:
             for number, run in enumerate(runs):
                 for key, what, style in keys:
                     steps, values = run.series(key)
-                    label = ", ".join(filter(None, [run.path.name, what]))
+                    label = ", ".join(filter(None, [names[number], what]))
                     marker = "" if len(steps) > 1 else "o"
                     axes.plot(steps, values, style, color=f"C{number}", label=label, marker=marker)
             axes.set_ylabel(unit)
@@ -67,8 +68,20 @@ def write_table(runs: Sequence[RunData], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.writer(file)
         rows.writerow(("run", "step", *_COLUMNS))
-        for run in runs:
+        for name, run in zip(_names(runs), runs, strict=True):
             of_key = [dict(zip(*run.series(key), strict=True)) for key in _COLUMNS]
             for step in sorted(set().union(*of_key)):
                 values = [of.get(step, "") for of in of_key]
-                rows.writerow((run.path.name, step, *values))
+                rows.writerow((name, step, *values))
+
+
+def _names(runs: Sequence[RunData]) -> list[str]:
+    """A name for each run: that of its directory, or the path where two have the same."""
+    paths = [run.path.absolute() for run in runs]
+    short = [path.name.encode(errors="replace").decode() for path in paths]
+    full = [str(path).encode(errors="replace").decode() for path in paths]
+    return [
+        # matplotlib leaves names that begin with an underscore out of legends
+        f"run {name}" if name.startswith("_") else name
+        for name in (short if len(set(short)) == len(short) else full)
+    ]

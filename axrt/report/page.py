@@ -206,20 +206,20 @@ def _moment(began: str) -> str:
 
 
 def _configuration(run: RunData) -> str:
-    rows = [[key, json.dumps(value)] for key, value in _keys(run)]
+    rows = [[key, json.dumps(value, default=str)] for key, value in _keys(run)]
     return f"<details><summary>All keys</summary>{_table(['key', 'value'], rows)}</details>"
 
 
 def _keys(run: RunData) -> Iterator[tuple[str, Any]]:
     for section, keys in run.config.items():
-        for name, value in keys.items():
+        for name, value in keys.items() if isinstance(keys, dict) else ():
             yield f"{section}.{name}", value
 
 
 def _differing(run: RunData, against: RunData) -> str:
     mine, theirs = dict(_keys(run)), dict(_keys(against))
     rows = [
-        [key, json.dumps(mine.get(key)), json.dumps(theirs.get(key))]
+        [key, *(json.dumps(of.get(key), default=str) for of in (mine, theirs))]
         for key in sorted(mine.keys() | theirs.keys())
         if mine.get(key) != theirs.get(key)
     ]

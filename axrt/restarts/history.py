@@ -13,8 +13,8 @@ LAUNCH: Fits = {  # what may stand in a line
     "began": is_text,
     "lost": is_texts,
     "took_s": is_number,
-    "code": lambda value: type(value) is int,
-    **dict.fromkeys(("step", "gained"), is_count),
+    "step": is_count,
+    **dict.fromkeys(("code", "gained"), lambda value: type(value) is int),
 }
 
 

@@ -227,13 +227,15 @@ class Supervisor:
         beside = self._directory.parent / f".{self._directory.name}.launch"
         try:
             self._directory.parent.mkdir(parents=True, exist_ok=True)
+            was_there = os.path.lexists(beside)
             file = open_regular(beside, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise ConfigError(
                 f"{beside}: {error.strerror}; expected a place for the run that can be written to"
             ) from None
         with closing(os.fdopen(file, "w")):
-            if (owner := os.fstat(file).st_uid) != os.geteuid():
+            owner = os.fstat(file).st_uid
+            if was_there and owner != os.geteuid():
                 raise ConfigError(
                     f"{beside} belongs to user {owner}, and this process to user {os.geteuid()}; "
                     "expected a place for the run that nobody else makes files in"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from axrt.errors import OutputTypeError
 from axrt.payload import ONLY, Slot
 
 # Quantized types keep a scale beside their numbers, and torch has no copies of integers of less
@@ -51,7 +52,7 @@ class Spec(NamedTuple):
         """The spec of a tensor.
 
         Raises:
-            TypeError: the tensor is no array of numbers in memory, as a nested one.
+            OutputTypeError: the tensor is no array of numbers in memory, as a nested one.
         """
         try:
             return cls(
@@ -62,7 +63,7 @@ class Spec(NamedTuple):
                 tensor.is_cpu,
             )
         except RuntimeError:
-            raise TypeError(
+            raise OutputTypeError(
                 f"a tensor of class {type(tensor).__name__} cannot travel between stages; expected "
                 "dense tensors"
             ) from None
@@ -140,7 +141,7 @@ def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     """Skeleton and specs as bytes.
 
     Raises:
-        TypeError: there are tensors of a type that torch itself cannot copy.
+        OutputTypeError: there are tensors of a type that torch itself cannot copy.
     """
     if skeleton is ONLY:
         return _described_alone(specs[0])
@@ -154,7 +155,7 @@ def describe(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
 def _described(skeleton: object, specs: tuple[Spec, ...]) -> bytes:
     for spec in specs:
         if spec.dtype in _NOT_COPIED:
-            raise TypeError(
+            raise OutputTypeError(
                 f"a tensor of {spec.dtype} cannot travel between stages; expected a type that "
                 "torch can copy"
             )

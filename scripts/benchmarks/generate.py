@@ -19,7 +19,7 @@ import transformers
 from click.testing import CliRunner
 
 from axrt.cli import main as axrt
-from axrt.cli.generate import _loaded
+from axrt.loading import layers_of_rank
 from axrt.generation import Choice, Stage
 from axrt.launch import MpiWorld, World, join
 from axrt.pipelined_generation import PipelinedGeneration
@@ -70,7 +70,7 @@ def main(
         if isinstance(world, MpiWorld):
             world.comm.barrier()
         checkpoint = next((folder / "run" / "checkpoints").glob("step-*"))
-        _, mine = _loaded(checkpoint, world.rank, world.size)
+        _, mine = layers_of_rank(checkpoint, world.rank, world.size)
         stage = Stage(mine, context)
         transport = world.transport(world.device, "auto")
         prompts = torch.randint(vocab, (texts, prompt), generator=torch.Generator().manual_seed(1))

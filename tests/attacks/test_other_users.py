@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from axrt.checkpoint.durable import write_durably
 from axrt.checkpoint.host_memory import HostMemory, Part
+from axrt.checkpoint.lock import DirectoryLock
 from axrt.checkpoint.memory_run import NAME, MemoryRun
 from axrt.checkpoint.private import make_private, why_not_private
 from axrt.cli import main
+from axrt.errors import ConfigError
+from axrt.restarts.launcher import Command
+from axrt.restarts.supervisor import Supervisor
 
 RUN, MARK, OTHER = "7d31c6f09a44", "1f77a0c2", 65534
 PART = Part(4, 0, 1)
@@ -203,6 +208,38 @@ def test_no_code_runs_because_a_run_of_somebody_elses_names_it(
         shutil.chown("run/config.toml", OTHER)
         assert CliRunner().invoke(main, spoken).exit_code == 2
         assert not Path("ran").exists()
+
+
+@needs_root
+@pytest.mark.parametrize("made", ["a link", "a file", "a pipe"])
+def test_what_another_user_puts_where_a_launch_keeps_its_lock_is_refused(
+    shared: Path, made: str
+) -> None:
+    (shared.parent / "thesis").write_text("all of it")
+    lock = shared / ".mine.launch"
+    make: dict[str, Callable[[], object]] = {
+        "a link": lambda: lock.symlink_to(shared.parent / "thesis"),
+        "a file": lock.touch,
+        "a pipe": lambda: os.mkfifo(lock),
+    }
+    assert as_another(make[made]) == 0
+    supervisor = Supervisor(Command.of(["true"]), 1, None, 0, shared / "mine")
+    with pytest.raises(ConfigError, match=r"it is a (link|pipe)|belongs to user 65534"):
+        supervisor.until_done()
+    assert (shared.parent / "thesis").read_text() == "all of it"
+
+
+@needs_root
+def test_links_in_the_place_of_a_runs_own_files_are_not_written_through(shared: Path) -> None:
+    """As whoever may write to the directory of a run could put there."""
+    (shared.parent / "thesis").write_text("all of it")
+    assert as_another(lambda: (shared / ".lock").symlink_to(shared.parent / "thesis")) == 0
+    with pytest.raises(OSError, match="it is a link"):
+        DirectoryLock(shared)
+    assert as_another(lambda: (shared / "a.new").symlink_to(shared.parent / "thesis")) == 0
+    write_durably(shared / "a", b"mine")
+    assert (shared / "a").read_bytes() == b"mine"
+    assert (shared.parent / "thesis").read_text() == "all of it"
 
 
 def test_no_file_is_unpickled_or_evaluated() -> None:

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from torch import Tensor, nn
 
 from axrt.cli import main
-from axrt.cli.generate import _loaded
 from axrt.data.tokenizer import ByteTokenizer
 from axrt.errors import ConfigError
 from axrt.generation import Choice, Stage
+from axrt.loading import layers_of_rank
 
 from ..models.writing import written
 from .test_train import axrt, environment, in_a_directory
@@ -93,7 +93,7 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], code: int, text: 
 def test_more_ranks_than_layers_are_told_to_be_fewer() -> None:
     axrt("tiny.toml", "run.steps=1")
     with pytest.raises(ConfigError, match=r"8 ranks for the \d+ layers of .* Start at most \d+"):
-        _loaded(Path("out/checkpoints/step-00000001"), 0, 8)
+        layers_of_rank(Path("out/checkpoints/step-00000001"), 0, 8)
 
 
 class Successor(nn.Module):

@@ -15,7 +15,7 @@ from axrt import DataError
 from axrt.config import Data
 from axrt.data.corpus import load
 from axrt.data.row import Row, unknown_in_row
-from axrt.data.tokens import Mapped, index_of, map_tokens, place_in_file
+from axrt.data.tokens import Mapped, index_of, map_tokens
 from axrt.data.windows import Windows
 
 
@@ -77,9 +77,9 @@ def test_a_row_that_was_mapped_again_knows_its_place_in_the_file(tmp_path: Path)
     np.arange(5000, dtype=np.uint16).tofile(tmp_path / "train.bin")
     place = Mapped.of(map_tokens(tmp_path / "train.bin")[3000:])
     assert place is not None
-    again = place.tokens()
+    again = np.memmap(place.path, place.dtype, "r", place.offset, (place.number,))
     assert Mapped.of(again) == place
-    assert place_in_file(again[50:], 7).startswith(" at byte 6114 of ")
+    assert Row(again[50:]).where(7).startswith(" at byte 6114 of ")
 
 
 def odd(path: Path) -> None:
@@ -209,7 +209,14 @@ def test_a_file_that_is_cut_off_while_it_is_read_ends_in_a_sentence(tmp_path: Pa
     windows = Windows(map_tokens(tmp_path / "a.bin"), 64, 0, 1 << 16)
     again = pickle.loads(pickle.dumps(windows))
     assert again.row(3).tolist() == windows.row(3).tolist()
-    os.truncate(tmp_path / "a.bin", 100)
+    (tmp_path / "b.bin").write_bytes(bytes(40_000))
+    late = Windows(map_tokens(tmp_path / "a.bin"), 64, 0, 1 << 16)
+    os.rename(tmp_path / "a.bin", tmp_path / "c.bin")
+    os.rename(tmp_path / "b.bin", tmp_path / "a.bin")
+    with pytest.raises(DataError, match=r"a.bin is another file than when this job began"):
+        late.row(3)
+    assert windows.row(3).tolist() == again.row(3).tolist(), "they have theirs open"
+    os.truncate(tmp_path / "c.bin", 100)
     for one in (windows, again):
         with pytest.raises(DataError, match=r"a.bin has 100 bytes, and had more when this job"):
             one.row(3)

@@ -7,6 +7,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from axrt.deepspeed.runtime.pipe.topology import (
 )
 from axrt.errors import ConfigError
 
-from ..mpi.mpirun import launcher, run
+from ..mpi.mpirun import ROOT, launcher, run
 from .train_images import Net, join_layers
 
 SCRIPT = Path(__file__).with_name("train_images.py")
@@ -434,3 +435,43 @@ def test_names_that_are_not_there_are_told() -> None:
     options = deepspeed.add_config_arguments(ArgumentParser()).parse_args(["--deepspeed"])
     assert options.deepspeed
     assert options.deepspeed_config is None
+
+
+def test_the_example_trains_on_two_replicas_of_two_stages_and_tells_its_layout(
+    tmp_path: Path,
+) -> None:
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 10, 64).astype(np.uint8)
+    images = np.repeat(labels[:, None] * 25, 3072, axis=1).astype(np.uint8)  # a shade each
+    (tmp_path / "data").mkdir()
+    np.concatenate([labels[:, None], images], axis=1).tofile(tmp_path / "data/data_batch_1.bin")
+    file = ROOT / "examples/deepspeed_alexnet.json"
+    words = ["--deepspeed_config", str(file), "--steps", "2", "--pixels", "64"]
+    ended = run(
+        [
+            *(launcher(), "-n", "4", sys.executable, str(ROOT / "examples/deepspeed_alexnet.py")),
+            *(*words, "--data", str(tmp_path / "data")),
+        ],
+        timeout_s=300,
+    )
+    assert ended.code == 0, ended.err
+    assert "axrt: 2 stages x 2 replicas, 4 microbatches of 8 a step and replica" in ended.err
+
+
+def test_an_engine_says_where_its_rank_stands_and_keeps_losses_where_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = {"enabled": True, "output_path": str(tmp_path), "job_name": "mine"}
+    engine, *_ = engine_of([nn.Linear(4, 4)], {**ONE, "csv_monitor": section})
+    assert (engine.stage_id, engine.num_stages) == (0, 1)
+    assert engine.is_first_stage()
+    assert engine.is_last_stage()
+    assert engine.grid.get_data_parallel_world_size() == 1
+    assert engine.grid.get_model_parallel_world_size() == 1
+    assert isinstance(engine.module, PipelineModule)
+    steps = [engine.train_batch().item() for _ in range(2)]
+    engine.destroy()
+    rows = (tmp_path / "mine/Train_Samples_train_loss.csv").read_text().splitlines()
+    assert rows[0] == "step,train_loss"
+    assert [float(row.split(",")[1]) for row in rows[1:]] == pytest.approx(steps)
+    assert "axrt: 1 stages x 1 replica," in capsys.readouterr().err

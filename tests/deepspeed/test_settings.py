@@ -152,3 +152,27 @@ def test_a_file_is_read_and_a_bad_one_refused(tmp_path: Any) -> None:
     file.write_text("[]")
     with pytest.raises(ConfigError, match="expected a JSON object"):
         read(file)
+
+
+def test_all_mistakes_come_at_once() -> None:
+    wrong = {"amp": {"a": 1}, "bf16": {"enabled": True}, "fp16": {"enabled": True}, "zero": 3}
+    with pytest.raises(ConfigError) as refused:
+        settings_of({**BATCH, **wrong, "train_batch_size": 9}, replicas=1)
+    told = str(refused.value)
+    assert told.startswith("4 mistakes:")
+    for text in ("train_batch_size = 9", "both enabled", "amp.a = 1", "zero = 3"):
+        assert text in told
+
+
+def test_an_interval_of_checkpointed_activations_recomputes_them() -> None:
+    assert of(pipeline={"activation_checkpoint_interval": 2}).memory.recompute == "full"
+    assert of(pipeline={"activation_checkpoint_interval": 0}).memory.recompute == "none"
+
+
+def test_monitors_that_are_on_are_taken_with_their_keys() -> None:
+    section = {"enabled": True, "output_path": "a", "job_name": "b"}
+    off = {"enabled": False, "project": "x"}
+    found = settings_of({**BATCH, "csv_monitor": section, "wandb": off}, replicas=1)
+    assert found.monitors == {"csv_monitor": section}
+    with pytest.raises(ConfigError, match="csv_monitor.path = 'a' has no counterpart"):
+        settings_of({**BATCH, "csv_monitor": {**section, "path": "a"}}, replicas=1)

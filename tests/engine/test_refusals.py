@@ -305,15 +305,31 @@ def test_what_comes_later_and_is_not_to_be_trained_is_no_business_of_the_engines
 
 
 class Extra(nn.Linear):
-    """Has state beside its tensors."""
+    """Has state that is code."""
 
-    told: Any = torch.ones(2)
+    told: Any = nn.Linear(2, 2)
 
     def get_extra_state(self) -> Any:
         return self.told
 
     def set_extra_state(self, state: Any) -> None:
         self.told = state
+
+
+class Doubled(nn.Linear):
+    """Saves what it computes."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "twice"] = self.weight.detach() * 2
+
+
+class Halves(nn.Linear):
+    """Loads other values than it saves."""
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        state[prefix + "weight"] = state[prefix + "weight"] / 2
+        super()._load_from_state_dict(state, prefix, *more)
 
 
 class Listed(nn.Linear):
@@ -328,7 +344,9 @@ class Listed(nn.Linear):
 @pytest.mark.parametrize(
     ("layer", "text"),
     [
-        (Extra, r"1 \(Extra\) has extra state .*expected it in buffers: register_buffer"),
+        (Extra, r"1._extra_state \(get_extra_state\) has Linear; expected tensors, numbers"),
+        (Doubled, r"1.twice is made for the state dict alone"),
+        (Halves, r"1.weight has other values when layer 1 has loaded what it saves"),
         (Listed, "seen of layer 1 is list; expected tensors only"),
     ],
 )
@@ -338,3 +356,24 @@ def test_a_layer_whose_state_no_checkpoint_holds_is_refused_at_the_start(
     """A training once ended at its first save, or lost it without a word."""
     with pytest.raises(axrt.DataError, match=text):
         train(1, layered(nn.Linear(16, 16), layer(16, 5)))
+
+
+def test_ranks_that_tie_modules_of_other_values_are_refused() -> None:
+    def model(seed: int, kind: Any) -> axrt.PipelineModule:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            given = kind and kind(16, 16)
+        words = (nn.Linear, 16, 16) if given is None else (given,)
+        ends = [axrt.TiedLayerSpec("t", *words), axrt.TiedLayerSpec("t", *words)]
+        return layered(ends[0], nn.Linear(16, 16), ends[1], nn.Linear(16, 5))
+
+    config = configured(MICROBATCHES)
+    for kinds in ((nn.Linear, nn.Linear), (nn.Linear, None), (None, nn.Linear)):
+        with pytest.raises(axrt.ConfigError, match="layer 0, a TiedLayerSpec of a module, has oth"):
+            LocalWorld(2).run(
+                lambda transport: axrt.initialize(
+                    model(transport.rank, kinds[transport.rank]),  # noqa: B023
+                    config=config,
+                    transport=transport,
+                )
+            )

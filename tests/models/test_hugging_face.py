@@ -13,11 +13,11 @@ from torch import Tensor
 
 from axrt.checkpoint.folder import newest_undamaged
 from axrt.cli import main
-from axrt.cli.generate import _loaded
 from axrt.config import Config
 from axrt.data.tokenizer import train_tokenizer
 from axrt.errors import DataError
 from axrt.hugging_face.text_files import TextEnds
+from axrt.loading import layers_of_rank
 
 from ..cli.test_train import TINY
 
@@ -75,7 +75,7 @@ def saved(config: dict[str, Any], **options: Any) -> Any:
 
 
 def logits_of(run: str, tokens: Tensor) -> Tensor:
-    _, model = newest_undamaged(Path(run), partial(_loaded, rank=0, ranks=1), print)
+    _, model = newest_undamaged(Path(run), partial(layers_of_rank, rank=0, ranks=1), print)
     found: Tensor = model(tokens)
     return found
 

@@ -337,13 +337,12 @@ def test_a_rank_that_dies_before_mpi_has_started_does_not_leave_the_others_waiti
     if "prterun has exited due to process rank 1" not in ended.err:
         assert ended.code == 69
         assert "rank 0 on" in ended.err
-        assert "ends the job: rank 1 of 2 ended before MPI was up" in ended.err
+        assert "ends the job: rank 1 ended before MPI was up" in ended.err
 
 
-def test_a_start_that_takes_too_long_ends_with_a_code_of_the_table(tmp_path: Path) -> None:
-    """A script between the launcher and its ranks hides them from each other."""
+def test_a_start_that_takes_too_long_ends_with_a_code_of_the_table() -> None:
     ended = victim("a_rank_comes_too_late")
-    assert ended.code != 0
+    assert ended.code == 69, ended.err
     assert "MPI is not up after 1 s (run.start_patience_s), so not all ranks have come" in ended.err
 
 
