@@ -74,6 +74,8 @@ def run(
         config = config_of(shm, data, hosts, **sections)
         engine = axrt.initialize(model(), adamw, config=config, transport=transport)
         engine.load_checkpoint(folder, missing_ok=True)
+        # `axrt train` begins from another run only where nothing of its own was loaded
+        assert (engine.loaded_from is None) == (engine.step == 0)
         began, losses = engine.step, []
         count = MICROBATCHES // data
         mine = slice(engine.data_rank * count, (engine.data_rank + 1) * count)

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from axrt.deepspeed import settings
+from axrt.deepspeed.monitors import SECTIONS
 from axrt.errors import ConfigError
 
 from .pages import text_of
@@ -49,5 +50,6 @@ def test_the_keys_that_are_taken_are_those_that_the_code_reads() -> None:
     }
     code = inspect.getsource(settings)
     read = set(re.findall(r'keys\.take\(f?"(?:[\w.{}]*\.)?(\w+)"', code)) | set(settings._BATCH)
+    read |= {*SECTIONS, settings._CLIPPING[0]}
     sections = {"optimizer", "scheduler"}  # whose type the page has
     assert taken - {"type"} == read - sections
