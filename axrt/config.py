@@ -953,7 +953,10 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
         return
     try:
         value = toml_of(f"value = {text}")["value"]
-    except ValueError:
+    except ValueError as error:
+        if text[:1] in ('"', "'", "[", "{"):
+            yield f"{override!r} begins as a value of TOML and is none: {error}"
+            return
         value = text  # a bare word
     keys = tree.setdefault(section, {})
     if isinstance(keys, dict):  # else it is refused as a section

@@ -45,6 +45,7 @@ from axrt.ledger.prediction import Predictor
 from axrt.local_model import LocalModel, local_model
 from axrt.model.compiler import Compiler
 from axrt.model.given import GivenElsewhere
+from axrt.model.hidden import check_loss_stays_with_its_stage
 from axrt.model.layers import TiedLayerSpec, name_of
 from axrt.model.module import PipelineModule
 from axrt.note import MAIN, Note, Topic
@@ -162,6 +163,8 @@ class Engine:
         if self._job.pipes > 1:
             share_given_weights(self._rank, self._job, model.layers)
         self._check_tied(model)
+        first = self._job.cuts[self._job.last_stage]
+        check_loss_stays_with_its_stage(model.loss_fn, model.layers, first)
         build = partial(self._build, model, factory, lr_schedule, compiler)
         offloads = config.memory.uses_scratch
         self._model = self._exchange.made_by_all(build) if offloads else build()
@@ -554,8 +557,8 @@ class Engine:
                 `extra` is not JSON; raised on every rank. Nothing is written.
             SaveError: the files cannot be written, as on a full disk; raised on every rank.
                 Training may go on, and save later.
-            DataError: the optimizer has state that is neither a tensor nor a plain value. The job
-                ends.
+            DataError: the optimizer or a module has state that is neither a tensor nor a plain
+                value. The job ends.
         """
         path = Path(path)
         with self._agreeing():

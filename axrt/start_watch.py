@@ -26,6 +26,7 @@ _FIRST_S = 10.0
 _LOOKS = 3  # that find a rank gone which was there
 _NEVER_SEEN_S = 5.0  # for which a rank is missing that nobody has seen: it may not have begun
 _LAUNCHERS = ("hydra", "prte", "orted", "mpirun", "mpiexec", "slurmstepd", "jsm")
+_JOBS = ("PMIX_NAMESPACE", "PMI_JOBID", "SLURM_STEP_ID")  # what tells jobs of one launcher apart
 # The variable with the number of ranks on this node, by the name that `launch.told` has for whoever
 # has set it.
 _RANKS_HERE = {
@@ -115,6 +116,7 @@ class _Siblings:
         name = _RANKS_HERE.get(me.launcher, "") if me else ""
         self._number = int(os.environ.get(name, 0))
         self._ranks: dict[int, int] = {}  # of processes that were seen, by pid
+        self._others = set[int]()  # processes of other jobs that the launcher has
         self._missed, self._short_since = 0, 0.0
 
     def gone(self) -> str:
@@ -152,11 +154,14 @@ class _Siblings:
         except (psutil.Error, OSError):
             return None
         for child in living:
-            if child.pid not in self._ranks:
+            if child.pid not in self._ranks and child.pid not in self._others:
                 with suppress(psutil.Error, OSError, ValueError):
-                    if found := self._rank_of(child.environ()):
+                    environment = child.environ()
+                    if any(environment.get(name) != os.environ.get(name) for name in _JOBS):
+                        self._others.add(child.pid)
+                    elif found := self._rank_of(environment):
                         self._ranks[child.pid] = found.rank
-        return {child.pid for child in living}
+        return {child.pid for child in living} - self._others
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -122,6 +122,8 @@ def json_of(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | N
     Raises:
         ValueError: it is no JSON, nests deeper than 100 levels, or has a number of over 100 digits.
     """
+    if isinstance(text, bytes):  # which the library would also take for UTF-16 or UTF-32
+        text = text.decode()
     try:
         found = json.loads(text, parse_int=_whole_number, object_pairs_hook=pairs)
     except RecursionError:

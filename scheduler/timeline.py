@@ -351,7 +351,7 @@ def _check(line: Timeline) -> None:
     """
     counts = (line.ranks, line.microbatches, line.reductions, *line.stays)
     if not all(isinstance(count, int) and count > 0 for count in counts):
-        raise ValueError(f"numbers {counts} of ranks, microbatches, reductions and stays")
+        raise ValueError(f"numbers {str(counts)[:80]} of ranks, microbatches, reductions and stays")
     if not isinstance(line.schedule, dict):
         raise ValueError(f"schedule is {line.schedule!r}")
     for rank, what, start, end in (*line.spans, *line.pauses):

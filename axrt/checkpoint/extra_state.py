@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from axrt.errors import DamagedError, DataError
+from axrt.errors import DamagedError, DataError, SaveError
 from axrt.scheduler.regular_file import MALFORMED, json_of
 
 from .tensor_file import CheckedFile
@@ -31,9 +31,13 @@ _TYPES = {
 }
 
 
+class UnsavableError(DataError, SaveError):
+    """Extra state that no file can hold: at the start it is refused, later a save fails."""
+
+
 def is_extra(name: str) -> bool:
     """A name in a state dict is that of extra state."""
-    return name.endswith(f".{_SUFFIX}")
+    return name == _SUFFIX or name.endswith(f".{_SUFFIX}")
 
 
 def encoded(name: str, state: Any) -> Tensor:
@@ -43,15 +47,15 @@ def encoded(name: str, state: Any) -> Tensor:
         name: its name in the state dict, for the error.
         state: what `get_extra_state` has returned.
     Raises:
-        DataError: there is something else in it than tensors, numbers, texts, None, lists, tuples
-            and dictionaries of these.
+        UnsavableError: there is something else in it than tensors, numbers, texts, None, lists,
+            tuples and dictionaries of these.
     """
     tensors: list[Tensor] = []
     try:
         text = json.dumps(_told(name, state, tensors)).encode()
         json_of(text)
     except (ValueError, RecursionError) as error:  # it could not be read back
-        raise DataError(f"{name} (get_extra_state): {error}") from None
+        raise UnsavableError(f"{name} (get_extra_state): {error}") from None
     head = len(text).to_bytes(_LENGTH_BYTES, "little") + text
     data = [torch.frombuffer(bytearray(head), dtype=torch.uint8)]
     data += [tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
@@ -61,8 +65,8 @@ def encoded(name: str, state: Any) -> Tensor:
 def _told(name: str, value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        if dtype in _TYPES and value.layout is torch.strided:
-            tensors.append(value)
+        if dtype in _TYPES and value.layout is torch.strided and not value.is_meta:
+            tensors.append(value.detach().resolve_neg())
             return {"tensor": [dtype, list(value.shape)]}
     if type(value) in _PLAIN:
         return value
@@ -72,7 +76,7 @@ def _told(name: str, value: Any, tensors: list[Tensor]) -> Any:
         return {"tuple": [_told(name, one, tensors) for one in value]}
     if isinstance(value, dict) and all(type(key) in (str, int, bool) for key in value):
         return {"dict": [[key, _told(name, one, tensors)] for key, one in value.items()]}
-    raise DataError(
+    raise UnsavableError(
         f"{name} (get_extra_state) has {type(value).__name__}; expected tensors, numbers, texts, "
         "None, and lists, tuples and dictionaries of these, since nothing in a checkpoint is code"
     )
@@ -141,14 +145,17 @@ def states_in(files: Mapping[int, CheckedFile]) -> dict[tuple[int, str], Any]:
 
 def give_back(
     layers: Iterable[tuple[int, nn.Module]], states: Mapping[tuple[int, str], Any]
-) -> None:
+) -> bool:
     """Give modules their extra state, and let those that load in a way of their own do so, when
     weights and buffers have their values.
 
     Args:
         layers: index and module of each layer.
         states: what `states_in` has found.
+    Returns:
+        True if weights were written, with the values that they had.
     """
+    is_written = False
     for place, layer in layers:
         for (of, path), state in states.items():
             if of == place:
@@ -156,6 +163,8 @@ def give_back(
         if any(map(has_own_loading, layer.modules())):
             with torch.no_grad():
                 layer.load_state_dict(layer.state_dict())
+            is_written = True
+    return is_written
 
 
 def has_own_loading(module: nn.Module) -> bool:

@@ -201,7 +201,12 @@ class JobCheckpoints:
     ) -> Steps[str]:
         """The steps of this rank, which has begun to write when this returns; on the main rank they
         come to what has gone wrong."""
-        steps = write(under_way(checkpoint)) if write else None
+        steps: Steps[Records] | None = None
+        if write:
+            try:
+                steps = write(under_way(checkpoint))
+            except SaveError as error:  # others wait to be told
+                steps = _failed(error)
         return self._writing(self._saves, checkpoint, manifest, steps, writers, put, replaces)
 
     def _writing(
@@ -509,6 +514,12 @@ def _offered(path: Path) -> tuple[list[tuple[str, str, int]], str]:
     if is_checkpoint(path):
         return offered, ""
     return offered, str(candidates[0].path.parent if candidates else folder_at(path))
+
+
+def _failed(error: SaveError) -> Steps[Records]:
+    """Steps that have failed before the first one."""
+    yield from ()
+    raise error
 
 
 def _outcome(steps: Steps[Any]) -> Steps[Any]:

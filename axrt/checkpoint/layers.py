@@ -194,7 +194,8 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
             bucket.restore(checked.states_of(bucket))
     take_weights(checked.weights, _values(_within(None, mine)))
     model.publish()
-    give_back(model.layers(), checked.extra)
+    if give_back(model.layers(), checked.extra):
+        model.publish()  # what has loaded in its own way wrote to weights: it is no user's change
 
 
 def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:

@@ -191,7 +191,8 @@ class CheckedPieces:
                     {name: _state(name, file, told) for name, _, file, told in mine_told}
                 )
         self._model.publish()
-        give_back(self._model.layers(), self._extra)
+        if give_back(self._model.layers(), self._extra):
+            self._model.publish()
 
 
 def told_in(file: CheckedFile) -> dict[str, Told]:

@@ -34,7 +34,9 @@ class Interrupt:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            # A late SIGUSR1 would end a run that is done, which has no use for it.
+            if (number, handler) != (signal.SIGUSR1, signal.SIG_DFL):
+                signal.signal(number, handler)
 
     def end_in_order(self) -> None:
         """From now on there is a step to end with, and something to save."""

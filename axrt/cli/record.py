@@ -18,8 +18,8 @@ from axrt.errors import ConfigError, SaveError
 from axrt.ledger.ledger import Tier, readable
 from axrt.ledger.prediction import Prediction
 from axrt.observe.idle import Idle
-from axrt.observe.metrics import MEMORY, RunFiles
-from axrt.observe.origin import STARTS, Origin
+from axrt.observe.metrics import MEMORY, STARTS, RunFiles
+from axrt.observe.origin import Origin
 from axrt.observe.perfetto import ENDING, perfetto
 from axrt.observe.picture import draw
 from axrt.observe.progress import Progress, Shown

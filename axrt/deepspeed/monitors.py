@@ -53,10 +53,9 @@ class Monitors:
                 )
             try:
                 monitor = kinds[name](section)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # of a name with a NUL, too
                 raise ConfigError(
-                    f"{name}.output_path: {error.filename}: {error.strerror}; expected a place to "
-                    "write to"
+                    f"{name}.output_path: {error}; expected a place to write to"
                 ) from None
             self._open.callback(monitor.close)
             self._monitors.append(monitor)

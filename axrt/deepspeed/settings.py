@@ -231,6 +231,8 @@ def _check_values(values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"{name} = 'auto' is for a trainer that fills it in; expected a value"
             )
+        if name.endswith("enabled") and value not in (True, False, None):
+            raise ConfigError(f"{name} = {value!r}; expected true or false")
     for name in ("optimizer", "scheduler"):
         if not isinstance(values.get(name, {}), Mapping):
             raise ConfigError(f"{name} = {values[name]!r}; expected an object with type and params")

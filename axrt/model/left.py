@@ -1,13 +1,19 @@
 """Losses that layers leave on themselves, such as the balance loss of experts, for a loss function
 that reads them there. On another stage nobody does, and nothing would say so."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from axrt.errors import ModelError
+
+from .hidden import globals_of
+
+_OF_TORCH = frozenset(vars(nn.Module()))  # what every module has
 
 
 def check_nothing_left(name: str, layer: nn.Module, roots: Sequence[GradientEdge]) -> None:
@@ -19,18 +25,19 @@ def check_nothing_left(name: str, layer: nn.Module, roots: Sequence[GradientEdge
         roots: where the gradients of the stage begin. What leads there counts: it is no loss that
             is left.
     Raises:
-        ModelError: it has a tensor with one element and a gradient in an attribute.
+        ModelError: it has a tensor with a gradient in an attribute, a buffer, its class, or a
+            global name that it uses.
     """
     for path, module in layer.named_modules(prefix=name):
-        for attribute, value in vars(module).items():
-            left = [one for one in _within(value) if _is_loss(one)]
-            if attribute.startswith("_") or not left:
+        for attribute, value in _kept_by(module):
+            left = [one for one in _within(value) if _is_left(one)]
+            if not left:
                 continue
             used = _nodes_of(roots)
             if any(one.grad_fn not in used for one in left):
                 raise ModelError(
-                    f"{path} ({type(module).__name__}) keeps a number with a gradient in "
-                    f".{attribute}, as losses of layers are left for a loss function to read; on "
+                    f"{path} ({type(module).__name__}) keeps a tensor with a gradient in "
+                    f"{attribute}, as losses of layers are left for a loss function to read; on "
                     "another stage it reads none, and the gradient is lost. Expected it along the "
                     "stages: return (value, loss) from the layer, take the pair in those behind "
                     "it, and add the loss in loss_fn; docs/training.md shows it. If it is only "
@@ -49,19 +56,32 @@ def _nodes_of(roots: Sequence[GradientEdge]) -> set[Any]:
     return found
 
 
-def _within(value: Any) -> Iterator[Any]:
-    """A value, and what is in it where it is a list, a tuple or a dictionary."""
+def _within(value: Any, depth: int = 4) -> Iterator[Any]:
+    """A value, and what is in it where it is a container or an object of a user's class."""
     yield value
-    if isinstance(value, list | tuple):
-        yield from value
+    if not depth or isinstance(value, Tensor | nn.Module | ModuleType | type):
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(value, list | tuple | set):
+        inside = value
     elif isinstance(value, dict):
-        yield from value.values()
+        inside = value.values()
+    elif hasattr(value, "__dict__") and not callable(value):
+        inside = vars(value).values()
+    for one in inside:
+        yield from _within(one, depth - 1)
 
 
-def _is_loss(value: Any) -> bool:
-    return (
-        isinstance(value, Tensor)
-        and not isinstance(value, nn.Parameter)
-        and value.numel() == 1
-        and value.grad_fn is not None
-    )
+def _kept_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Where a module may have left something, by name."""
+    yield from ((name, of) for name, of in vars(module).items() if name not in _OF_TORCH)
+    yield from module._buffers.items()
+    for kind in type(module).__mro__:
+        if not kind.__module__.startswith("torch."):
+            yield from ((f"{kind.__name__}.{name}", of) for name, of in vars(kind).items())
+    yield from globals_of(inspect.getattr_static(type(module), "forward", None))
+
+
+def _is_left(value: Any) -> bool:
+    is_tensor = isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    return is_tensor and value.grad_fn is not None

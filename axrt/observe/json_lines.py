@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from axrt.scheduler.regular_file import MALFORMED, json_of, opened
+from axrt.scheduler.regular_file import MALFORMED, json_of, open_regular, opened
 
 Fits = Mapping[str, Callable[[Any], bool]]
 Says = Callable[[str], None]
@@ -153,3 +153,39 @@ def end_of(path: Path) -> tuple[int, bytes]:
         place = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
         file.seek(place)
         return place, file.read()
+
+
+def append(path: Path, data: bytes) -> None:
+    """Append all of the data, or nothing where the disk is full.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        length = os.fstat(file).st_size
+        try:
+            if os.write(file, data) < len(data):  # the disk was full in the middle
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.ftruncate(file, length)
+            raise
+    finally:
+        os.close(file)
+
+
+def cut_off_half_a_line(path: Path) -> None:
+    """Remove a last line that a process had not finished when it was killed.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    if not path.exists():
+        return
+    place, data = end_of(path)
+    if data.endswith(b"\n"):
+        return
+    if place and b"\n" not in data:  # no line of ours is that long
+        append(path, b"\n")
+    else:
+        os.truncate(path, place + data.rfind(b"\n") + 1)

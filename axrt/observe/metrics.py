@@ -1,8 +1,6 @@
 """The files of a run: its resolved configuration, and its metrics, one JSON object a line."""
 
-import errno
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +14,13 @@ from axrt.config import AUTO, Config
 from axrt.data.prepared import KEPT, Prepared, tokenizer_name
 from axrt.data.tokenizer import MOST_BYTES
 from axrt.errors import ConfigError, SaveError
-from axrt.scheduler.regular_file import open_regular, read_bytes
+from axrt.scheduler.regular_file import read_bytes
 
 from .json_lines import (
     Fits,
+    append,
     are_numbers,
-    end_of,
+    cut_off_half_a_line,
     is_count,
     is_number,
     is_seconds,
@@ -31,6 +30,7 @@ from .json_lines import (
 )
 
 METRICS, TOKENIZER, MEMORY = "metrics.jsonl", "tokenizer.json", "memory.json"
+STARTS = "starts.jsonl"
 METRICS_LINE: Fits = {  # what may stand in one
     "step": is_count,
     "time_s": or_none(is_seconds),
@@ -63,7 +63,7 @@ class RunFiles:
         self._lock: DirectoryLock | None = None
         if self._stays:
             self._take()
-        elif self.directory.name in ("", ".."):
+        elif self.directory.name.strip() in ("", ".."):
             raise ConfigError(
                 f"run.out = {config.run.out!r}; expected the name of a directory to make, such as "
                 "runs/mine"
@@ -88,7 +88,8 @@ class RunFiles:
             content = tomli_w.dumps(resolved).encode(errors="surrogateescape")
             write_durably(self.directory / "config.toml", content)
             self._keep_tokenizer()
-            _cut_off_half_a_line(self.directory / METRICS)
+            for name in (METRICS, STARTS):
+                cut_off_half_a_line(self.directory / name)
             self._began = time.monotonic() - _seconds_so_far(self.directory / METRICS)
         except OSError as error:
             raise unwritable(self.directory, error) from None
@@ -138,7 +139,7 @@ class RunFiles:
         if not self._unwritten:
             return
         try:
-            _append(self.directory / METRICS, "".join(self._unwritten).encode())
+            append(self.directory / METRICS, "".join(self._unwritten).encode())
         except OSError as error:
             raise SaveError(
                 f"{self.directory / METRICS}: {error.strerror}; {len(self._unwritten)} lines wait "
@@ -153,7 +154,7 @@ class RunFiles:
             SaveError: it cannot be written.
         """
         try:
-            _append(self.directory / name, text.encode())
+            append(self.directory / name, text.encode())
         except OSError as error:
             raise SaveError(f"{self.directory / name}: {error.strerror}") from None
 
@@ -216,34 +217,6 @@ def in_its_directory(file: str | Path, config: Config) -> Config:
     if (directory / METRICS).exists() and stays(config, directory):
         return replace(config, run=replace(config.run, out=str(directory)))
     return config
-
-
-def _append(path: Path, data: bytes) -> None:
-    """Append all of the data, or nothing where the disk is full."""
-    file = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        length = os.fstat(file).st_size
-        try:
-            if os.write(file, data) < len(data):  # the disk was full in the middle
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            os.ftruncate(file, length)
-            raise
-    finally:
-        os.close(file)
-
-
-def _cut_off_half_a_line(path: Path) -> None:
-    """Remove a last line that a process had not finished when it was killed."""
-    if not path.exists():
-        return
-    place, data = end_of(path)
-    if data.endswith(b"\n"):
-        return
-    if place and b"\n" not in data:  # no line of ours is that long
-        _append(path, b"\n")
-    else:
-        os.truncate(path, place + data.rfind(b"\n") + 1)
 
 
 def _seconds_so_far(path: Path) -> float:

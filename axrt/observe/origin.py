@@ -26,8 +26,8 @@ from .json_lines import (
     object_of,
     whole_lines,
 )
+from .metrics import STARTS
 
-STARTS = "starts.jsonl"
 START: Fits = {  # what may stand in a line
     **dict.fromkeys(("began", "command", "commit"), is_text),
     "hosts": is_texts,

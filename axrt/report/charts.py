@@ -247,7 +247,7 @@ def _memory(memory: Mapping[str, Any]) -> Chart:
     predicted: list[list[list[Any]]] = memory["predicted"]
     measured = [
         one if isinstance(one, dict) else {Tier.DEVICE.value: one}  # of a run of before, a number
-        for one in memory.get("measured", [])
+        for one in memory.get("measured") or ()
     ]
     ranks = list(range(len(predicted)))
     sizes: dict[tuple[str, str], list[int]] = {}

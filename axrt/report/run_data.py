@@ -14,8 +14,8 @@ from axrt.observe.json_lines import (
     objects_in,
     or_none,
 )
-from axrt.observe.metrics import MEMORY, METRICS, METRICS_LINE, is_run
-from axrt.observe.origin import START, STARTS
+from axrt.observe.metrics import MEMORY, METRICS, METRICS_LINE, STARTS, is_run
+from axrt.observe.origin import START
 from axrt.restarts.history import LAUNCH, LAUNCHES
 from axrt.scheduler.comparison import Run, compared
 from axrt.scheduler.regular_file import read_text, toml_of
@@ -116,7 +116,8 @@ class RunData:
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """The steps that have a value, and the values; of a step that ran again the last."""
-        found = {line["step"]: line[key] for line in self.lines if line.get(key) is not None}
+        lines = (line for line in self.lines if "resumed_from" not in line)
+        found = {line["step"]: line[key] for line in lines if line.get(key) is not None}
         return sorted(found), [found[step] for step in sorted(found)]
 
 

@@ -1,12 +1,18 @@
 """The starts of a run's job, one line of JSON each in `launches.jsonl` of its directory."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from axrt.observe.json_lines import Fits, is_count, is_number, is_text, is_texts
-from axrt.scheduler.regular_file import open_regular
+from axrt.observe.json_lines import (
+    Fits,
+    append,
+    cut_off_half_a_line,
+    is_count,
+    is_number,
+    is_text,
+    is_texts,
+)
 
 LAUNCHES = "launches.jsonl"
 LAUNCH: Fits = {  # what may stand in a line
@@ -76,7 +82,7 @@ class History:
         """
         self._unwritten.append(start)
         if self._file.parent.is_dir():
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-            with open(open_regular(self._file, flags), "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(asdict(one)) + "\n" for one in self._unwritten)
+            cut_off_half_a_line(self._file)
+            lines = "".join(json.dumps(asdict(one)) + "\n" for one in self._unwritten)
+            append(self._file, lines.encode())
             self._unwritten = []

@@ -140,6 +140,13 @@ class Extra(nn.Linear):
         return super().forward(value) * self.told[-1]
 
 
+class ExtraAndOwn(Extra):
+    """Extra state, and loading of its own."""
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+
+
 class Caches(nn.Linear):
     """Makes something of its weights when it has loaded them, by a hook or by its own loading."""
 
@@ -255,6 +262,60 @@ class Left(Balanced):
     def forward(self, value: Any) -> Any:
         out, self.balance = super().forward(value)
         return out
+
+
+class LeavesInABuffer(Balanced):
+    """The same in a buffer."""
+
+    balance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("balance", torch.zeros(()), persistent=False)
+
+    def forward(self, value: Any) -> Any:
+        out, self.balance = super().forward(value)
+        return out
+
+
+class LeavesOnItsClass(Balanced):
+    """The same on the class, with more elements than one."""
+
+    shares: Any = None
+
+    def forward(self, value: Any) -> Any:
+        type(self).shares = self.gate(value).softmax(-1)
+        return super().forward(value)[0]
+
+
+LEFT: list[Tensor] = []
+
+
+class LeavesDeep(Balanced):
+    """The same in an attribute of its own, deep."""
+
+    def forward(self, value: Any) -> Any:
+        out, balance = super().forward(value)
+        self._left = {"losses": [(balance,)]}
+        return out
+
+
+class LeavesInAList(Balanced):
+    """The same in a list of the module."""
+
+    def forward(self, value: Any) -> Any:
+        out, balance = super().forward(value)
+        LEFT[:] = [balance]
+        return out
+
+
+def looks_at_a_layer() -> PipelineModule:
+    experts = seeded(lambda: Left(WIDTH))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets) + experts.balance
+
+    return around(experts, loss=loss)
 
 
 class HeadOfPair(nn.Linear):
@@ -398,7 +459,31 @@ def summed(outputs: Tensor, targets: Tensor) -> tuple[Tensor, float]:
     return functional.cross_entropy(outputs, targets, reduction="sum"), float(len(targets))
 
 
-def closed_over(teacher: nn.Module) -> Any:
+def closed_over(inner: Any) -> Any:
+    return lambda value: (inner[0] if isinstance(inner, list) else inner)(value)
+
+
+def with_default(module: nn.Module) -> Any:
+    def layer(value: Tensor, inner: nn.Module = module) -> Tensor:
+        return inner(value)
+
+    del module
+    return layer
+
+
+def times(weight: nn.Parameter) -> Any:
+    return lambda value: value * weight
+
+
+class Calls:
+    def __init__(self, inner: nn.Module) -> None:
+        self.inner = inner
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return self.inner(value)
+
+
+def taught(teacher: nn.Module) -> Any:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(teacher(outputs), targets)
 
@@ -474,6 +559,9 @@ ODD: dict[str, Odd] = {
     ),
     "extra state, a tensor": Odd(lambda: around(LayerSpec(Extra, WIDTH, "tensor")), between=grow),
     "extra state, a dictionary": Odd(lambda: around(LayerSpec(Extra, WIDTH, "d")), between=grow),
+    "extra state and loading of its own": Odd(
+        lambda: around(LayerSpec(ExtraAndOwn, WIDTH, "tensor")), between=grow
+    ),
     "what a hook makes as it loads": Odd(lambda: around(LayerSpec(Caches, WIDTH, True))),
     "loading of its own": Odd(lambda: around(LayerSpec(Caches, WIDTH, False))),
     "functions": Odd(lambda: around(torch.tanh, lambda value: value.mul(2), functional.relu_)),
@@ -486,13 +574,31 @@ ODD: dict[str, Odd] = {
     "a module in a partial": Odd(
         lambda: around(partial(linear())), "layer 2 is a function that uses a Linear, whose weight"
     ),
+    "a module in a list in a closure": Odd(
+        lambda: around(closed_over([linear()])), "layer 2 is a function that uses a Linear, whose w"
+    ),
+    "a module as a default": Odd(
+        lambda: around(with_default(linear())),
+        "layer 2 is a function that uses a Linear, whose weight",
+    ),
+    "a function of a function of a module": Odd(
+        lambda: around(closed_over(closed_over(linear()))),
+        "layer 2 is a function that uses a Linear, whose weight",
+    ),
+    "a parameter in a closure": Odd(
+        lambda: around(times(nn.Parameter(torch.ones(WIDTH)))),
+        "layer 2 is a function that uses a Parameter, which nobody would train",
+    ),
+    "a callable object with a module": Odd(
+        lambda: around(Calls(linear())), "layer 2 is a function that uses a Linear, whose weight"
+    ),
     "a loss that uses a module": Odd(
-        lambda: around(loss=seeded(lambda: closed_over(nn.Linear(CLASSES, CLASSES)))),
+        lambda: around(loss=seeded(lambda: taught(nn.Linear(CLASSES, CLASSES)))),
         "loss_fn is a function that uses a Linear",
     ),
     "a loss that uses a frozen module": Odd(
         lambda: around(
-            loss=seeded(lambda: closed_over(nn.Linear(CLASSES, CLASSES).requires_grad_(False)))
+            loss=seeded(lambda: taught(nn.Linear(CLASSES, CLASSES).requires_grad_(False)))
         )
     ),
     "work in place": Odd(lambda: around(linear(), nn.ReLU(inplace=True), linear())),
@@ -556,7 +662,32 @@ ODD: dict[str, Odd] = {
     ),
     "a loss that is left on a layer": Odd(
         lambda: around(LayerSpec(Left, WIDTH)),
-        r"2 \(Left\) keeps a number with a gradient in .balance",
+        r"2 \(Left\) keeps a tensor with a gradient in balance",
+        "stages",
+    ),
+    "a loss that is left in a buffer": Odd(
+        lambda: around(LayerSpec(LeavesInABuffer, WIDTH)),
+        "2 .LeavesInABuffer. keeps a tensor with a gradient in balance",
+        "stages",
+    ),
+    "what a loss needs, left on a class": Odd(
+        lambda: around(LayerSpec(LeavesOnItsClass, WIDTH)),
+        "keeps a tensor with a gradient in LeavesOnItsClass.shares",
+        "stages",
+    ),
+    "a loss that is left deep": Odd(
+        lambda: around(LayerSpec(LeavesDeep, WIDTH)),
+        "keeps a tensor with a gradient in _left",
+        "stages",
+    ),
+    "a loss that is left in a list": Odd(
+        lambda: around(LayerSpec(LeavesInAList, WIDTH)),
+        "keeps a tensor with a gradient in LEFT",
+        "stages",
+    ),
+    "a loss that looks at a layer": Odd(
+        looks_at_a_layer,
+        r"loss_fn uses layer 2 .Left., which is on another stage|keeps a tensor with a gradient",
         "stages",
     ),
     "a loss with weights": Odd(lambda: around(loss=Scores())),

@@ -45,22 +45,23 @@ def in_plain_torch(name: str, saves: bool) -> Found:
     """Losses and parameters of plain PyTorch; what is saved goes to a new model by
     `load_state_dict`."""
     odd = ODD[name]
-    whole, optimizer, losses = *_begun(odd), list[float]()
+    (whole, optimizer, loss_fn), losses = _begun(odd), list[float]()
     for step in range(STEPS):
         if saves and step == SAVED:
             saved = copy.deepcopy((whole.state_dict(), optimizer.state_dict()))
-            whole, optimizer = _begun(odd)
+            whole, optimizer, loss_fn = _begun(odd)
             whole.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
-        losses.append(_step(odd, whole, optimizer, step))
+        losses.append(_step(whole, loss_fn, optimizer, step))
         if odd.between:
             odd.between(list(whole))
     state = whole.state_dict()
     return losses, {name: one.clone() for name, one in state.items() if isinstance(one, Tensor)}
 
 
-def _begun(odd: Odd) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-    layers = odd.model().layers
+def _begun(odd: Odd) -> tuple[nn.Sequential, torch.optim.Optimizer, Any]:
+    model = odd.model()
+    layers = model.layers
     # not `sequential`, which copies: a copy of a weight has none of its hooks
     whole = nn.Sequential(*(build(layers, place, SEED) for place in range(len(layers))))
     for key in {layer.key for layer in layers if isinstance(layer, axrt.TiedLayerSpec)}:
@@ -68,11 +69,11 @@ def _begun(odd: Odd) -> tuple[nn.Sequential, torch.optim.Optimizer]:
         for other in others:
             share(layers, first, whole[first], other, whole[other])
     named = [(name, one) for name, one in whole.named_parameters() if one.requires_grad]
-    return whole, (odd.optimizer or adamw)(named)
+    return whole, (odd.optimizer or adamw)(named), loss_in(whole, model)
 
 
-def _step(odd: Odd, whole: nn.Sequential, optimizer: torch.optim.Optimizer, step: int) -> float:
-    loss_fn, of_step, weights = loss_in(whole, odd.model()), [], []
+def _step(whole: nn.Sequential, loss_fn: Any, optimizer: torch.optim.Optimizer, step: int) -> float:
+    of_step, weights = [], []
     for k, (inputs, target) in enumerate(batches(step)):
         loss = loss_fn(run_in_plain_torch(whole, inputs, step, k, None), target)
         if isinstance(loss, tuple):
