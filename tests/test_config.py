@@ -55,6 +55,8 @@ ROOT = Path(__file__).resolve().parent.parent
         ("optimizer.lr=inf", "optimizer.lr = inf; expected at least 0 and finite"),
         ("data.validation=val.bin", "one is a token file and another is text"),
         ("run=3", "'run=3' is no override; expected section.key=value"),
+        ('run.out="runs/x', "begins as a value of TOML and is none"),
+        ("optimizer.betas=[0.9", "begins as a value of TOML and is none"),
         (
             "run.steps=1\nmodel.layers=2",
             r"'run.steps=1\\nmodel.layers=2' has more than one line; expected section.key=value, "

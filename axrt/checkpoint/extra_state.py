@@ -8,7 +8,8 @@ and behind it the tensors that it names.
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -145,26 +146,37 @@ def states_in(files: Mapping[int, CheckedFile]) -> dict[tuple[int, str], Any]:
 
 def give_back(
     layers: Iterable[tuple[int, nn.Module]], states: Mapping[tuple[int, str], Any]
-) -> bool:
+) -> None:
     """Give modules their extra state, and let those that load in a way of their own do so, when
     weights and buffers have their values.
 
     Args:
         layers: index and module of each layer.
         states: what `states_in` has found.
-    Returns:
-        True if weights were written, with the values that they had.
     """
-    is_written = False
     for place, layer in layers:
         for (of, path), state in states.items():
             if of == place:
                 layer.get_submodule(path).set_extra_state(state)
         if any(map(has_own_loading, layer.modules())):
-            with torch.no_grad():
+            with torch.no_grad(), _as_no_change(layer):
                 layer.load_state_dict(layer.state_dict())
-            is_written = True
-    return is_written
+
+
+@contextmanager
+def _as_no_change(layer: nn.Module) -> Iterator[None]:
+    """Context in which writing to weights counts as no change by the user: parameters are others
+    of the same memory."""
+    before = [(module, dict(module._parameters)) for module in layer.modules()]
+    for module, parameters in before:
+        for name, one in parameters.items():
+            if one is not None:
+                module._parameters[name] = nn.Parameter(one.data, requires_grad=False)
+    try:
+        yield
+    finally:
+        for module, parameters in before:
+            module._parameters.update(parameters)
 
 
 def has_own_loading(module: nn.Module) -> bool:

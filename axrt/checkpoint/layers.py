@@ -194,8 +194,7 @@ def take_layers(checked: CheckedLayers, model: LocalModel) -> None:
             bucket.restore(checked.states_of(bucket))
     take_weights(checked.weights, _values(_within(None, mine)))
     model.publish()
-    if give_back(model.layers(), checked.extra):
-        model.publish()  # what has loaded in its own way wrote to weights: it is no user's change
+    give_back(model.layers(), checked.extra)
 
 
 def take_weights(checked: Mapping[int, CheckedFile], layers: Weights) -> None:

@@ -191,8 +191,7 @@ class CheckedPieces:
                     {name: _state(name, file, told) for name, _, file, told in mine_told}
                 )
         self._model.publish()
-        if give_back(self._model.layers(), self._extra):
-            self._model.publish()
+        give_back(self._model.layers(), self._extra)
 
 
 def told_in(file: CheckedFile) -> dict[str, Told]:

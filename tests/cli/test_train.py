@@ -118,6 +118,27 @@ def test_a_line_of_progress_has_the_norm_of_its_own_step_and_comes_with_those_of
     assert len(set(norms)) > 1
 
 
+def test_half_lines_of_a_killed_process_go_before_others_follow() -> None:
+    axrt("tiny.toml", "run.steps=2")
+    for name in ("metrics.jsonl", "starts.jsonl"):
+        with Path("out", name).open("a") as file:
+            file.write('{"step": 2, "be')
+    more = axrt("out/config.toml", "checkpoint.resume=auto", "run.steps=4")
+    assert more.exit_code == 0, more.output
+    assert [line["step"] for line in lines("out") if "loss" in line] == [2, 4]
+    starts = Path("out/starts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in starts] == [0, 2]
+
+
+def test_a_run_goes_on_from_within_its_own_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    axrt("tiny.toml", "run.steps=2", f"data.source={Path('text.txt').absolute()}")
+    monkeypatch.chdir("out")
+    for steps in (4, 6):
+        more = axrt("config.toml", "checkpoint.resume=auto", f"run.steps={steps}")
+        assert more.exit_code == 0, more.output
+    assert [line["step"] for line in lines(".") if "loss" in line] == [2, 4, 6]
+
+
 def test_names_of_files_need_not_be_utf_8() -> None:
     folder = os.fsdecode(b"caf\xe9")
     Path(folder).mkdir()

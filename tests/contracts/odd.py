@@ -152,13 +152,13 @@ class Caches(nn.Linear):
 
     def __init__(self, width: int, by_hook: bool) -> None:
         super().__init__(width, width)
-        self.total = float(self.weight.sum())
+        self.total = float(self.weight.detach().sum())
         self.by_hook = by_hook
         if by_hook:
             self.register_load_state_dict_post_hook(lambda module, keys: module.note())
 
     def note(self) -> None:
-        self.total = float(self.weight.sum())
+        self.total = float(self.weight.detach().sum())
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)

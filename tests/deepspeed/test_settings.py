@@ -164,6 +164,12 @@ def test_all_mistakes_come_at_once() -> None:
         assert text in told
 
 
+@pytest.mark.parametrize("value", ["false", "off", 2])
+def test_what_is_no_yes_or_no_enables_nothing(value: Any) -> None:
+    with pytest.raises(ConfigError, match="fp16.enabled = .*; expected true or false"):
+        settings_of({**BATCH, "fp16": {"enabled": value}}, replicas=1)
+
+
 def test_an_interval_of_checkpointed_activations_recomputes_them() -> None:
     assert of(pipeline={"activation_checkpoint_interval": 2}).memory.recompute == "full"
     assert of(pipeline={"activation_checkpoint_interval": 0}).memory.recompute == "none"
