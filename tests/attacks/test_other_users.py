@@ -199,7 +199,7 @@ def test_no_code_runs_because_a_run_of_somebody_elses_names_it(
     Path("theirs.txt").write_text("")
     refused = CliRunner().invoke(main, ["generate", "theirs", "--tokens", "2"])
     assert refused.exit_code == 2, refused.output
-    assert "expected --model-factory of_mine:of, if you trust it" in refused.output
+    assert "expected --model-factory of_mine:of, or factory" in refused.output
     assert not Path("ran").exists()
     named = ["generate", "theirs", "--tokens", "2", "--model-factory", "of_mine:of"]
     assert CliRunner().invoke(main, named).exit_code == 0
