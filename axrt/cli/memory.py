@@ -87,8 +87,7 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
         "",
         *_table(found),
         "",
-        f"fullest: rank {found.fullest} with {readable(fullest.total())} on its device: "
-        f"{fullest.told()}",
+        f"fullest: rank {found.fullest} with {readable(fullest.total())} on its device",
         *found.unknown,
     ]
     of = found.config.memory
@@ -100,8 +99,11 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 
 def _table(found: "Prediction") -> list[str]:
-    """A row for all ranks that hold the same, a column for each purpose on a tier."""
-    from axrt.ledger.ledger import Tier, readable
+    """A row for all ranks that hold the same, a column for each purpose on a tier.
+
+    All cells are in one unit, that of the largest, so that columns can be compared by eye.
+    """
+    from axrt.ledger.ledger import Tier, size_in, unit_of
 
     alike: dict[Ledger, list[int]] = {}
     for rank in range(found.size):
@@ -120,19 +122,23 @@ def _table(found: "Prediction") -> list[str]:
         purpose.value if tier is Tier.DEVICE else f"{purpose.value} ({tier.value})"
         for tier, purpose in columns
     ]
+    unit, factor = unit_of(max((one.total(tier) for one in alike for tier in tiers), default=0))
     rows = [["ranks", *heads, *(f"on {tier.value}" for tier in tiers)]]
     rows += [
         [
             _spans(ranks),
-            *(readable(one.of_purpose(purpose, tier)) for tier, purpose in columns),
-            *(readable(one.total(tier)) for tier in tiers),
+            *(size_in(factor, one.of_purpose(purpose, tier)) for tier, purpose in columns),
+            *(size_in(factor, one.total(tier)) for tier in tiers),
         ]
         for one, ranks in alike.items()
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in rows
+        f"in {unit}" + (f" ({factor:,.0f} bytes)" if factor > 1 else ""),
+        *(
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ),
     ]
 
 

@@ -99,14 +99,20 @@ class Ledger:
         return Ledger(tuple(e for e in self.entries if e.purpose in there and e.tier in _LOW))
 
     def told(self, *tiers: Tier) -> str:
-        """What is on some tiers, the largest first, such as "moments 4.10 GB, weights 2.05 GB".
+        """What is on some tiers, the largest first, such as "moments 4.10, weights 0.05 GB".
+
+        All sizes are in the unit of the largest.
 
         Args:
             tiers: the tiers; none: the device.
         """
         there = [entry for entry in self.entries if entry.tier in (tiers or (Tier.DEVICE,))]
         there.sort(key=lambda entry: -entry.num_bytes)
-        return ", ".join(f"{entry.purpose.value} {readable(entry.num_bytes)}" for entry in there)
+        if not there:
+            return ""
+        unit, factor = unit_of(there[0].num_bytes)
+        sizes = [f"{one.purpose.value} {size_in(factor, one.num_bytes)}" for one in there]
+        return f"{', '.join(sizes)} {unit}"
 
     def as_dict(self) -> dict[str, Any]:
         """The entries and sums, as JSON can hold them."""
@@ -121,9 +127,25 @@ class Ledger:
 
 def readable(num_bytes: float) -> str:
     """A size with three digits, such as "12.3 MB" (10^6 bytes)."""
+    unit, factor = unit_of(num_bytes)
+    value = num_bytes / factor
+    if factor == 1:
+        return f"{value:.0f} {unit}"
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def unit_of(num_bytes: float) -> tuple[str, float]:
+    """The unit a size is said in, and its bytes: ("MB", 1e6) for 45,600,000."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(num_bytes) >= factor * 0.9995:
-            value = num_bytes / factor
-            digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-            return f"{value:.{digits}f} {unit}"
-    return f"{num_bytes:.0f} B"
+            return unit, factor
+    return "B", 1.0
+
+
+def size_in(factor: float, num_bytes: float) -> str:
+    """A size in a unit of so many bytes, with two decimals; what rounds to nothing is "<0.01"."""
+    if factor == 1:
+        return f"{num_bytes:.0f}"
+    value = num_bytes / factor
+    return f"{value:,.2f}" if value >= 0.005 or not num_bytes else "<0.01"

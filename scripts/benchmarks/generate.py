@@ -19,9 +19,9 @@ import transformers
 from click.testing import CliRunner
 
 from axrt.cli import main as axrt
-from axrt.loading import layers_of_rank
 from axrt.generation import Choice, Stage
 from axrt.launch import MpiWorld, World, join
+from axrt.loading import layers_of_rank
 from axrt.pipelined_generation import PipelinedGeneration
 
 _LIKELIEST = Choice(0.0)

@@ -49,10 +49,22 @@ def test_a_row_for_ranks_that_are_alike() -> None:
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     assert "ranks in the pipeline: 2, replicas: 2" in lines[0]
-    rows = [line.split()[0] for line in lines[2:5]]
-    assert rows == ["ranks", "0,2", "1,3"]
+    rows = [line.split()[0] for line in lines[2:6]]
+    assert rows == ["in", "ranks", "0,2", "1,3"]
     assert "fullest: rank " in result.output
     assert " would save " in result.output
+
+
+def test_all_cells_are_in_one_unit() -> None:
+    result = axrt("tiny.toml", "--ranks", "2", "--json", "model.vocab=100000")
+    ranks = json.loads(result.output)["ranks"]
+    lines = axrt("tiny.toml", "--ranks", "2", "model.vocab=100000").output.splitlines()
+    assert lines[2] == "in MB (1,000,000 bytes)"
+    assert max(one["device_bytes"] for one in ranks) >= 1e6
+    at = lines[3].split().index("on")  # "on device" is one column
+    sums = [float(line.split()[at]) for line in lines[4:6]]
+    assert sums == [pytest.approx(one["device_bytes"] / 1e6, abs=0.006) for one in ranks]
+    assert not any(unit in line for line in lines[3:6] for unit in ("kB", "MB", "GB"))
 
 
 def test_json_says_the_same() -> None:
