@@ -23,9 +23,7 @@ class Grid:
         """The number of this rank within its pipeline."""
         return self._engine.pipe_rank
 
-    def get_pipe_parallel_rank(self) -> int:
-        """The same."""
-        return self._engine.pipe_rank
+    get_pipe_parallel_rank = get_stage_id
 
     def get_pipe_parallel_world_size(self) -> int:
         """Ranks of a pipeline."""
@@ -35,9 +33,7 @@ class Grid:
         """The number of this rank's replica."""
         return self._engine.data_rank
 
-    def get_data_parallel_rank(self) -> int:
-        """The same."""
-        return self._engine.data_rank
+    get_data_parallel_rank = get_data_parallel_id
 
     def get_data_parallel_world_size(self) -> int:
         """Number of replicas."""
@@ -55,10 +51,5 @@ class Grid:
         """1."""
         return 1
 
-    def get_slice_parallel_rank(self) -> int:
-        """0."""
-        return 0
-
-    def get_slice_parallel_world_size(self) -> int:
-        """1."""
-        return 1
+    get_slice_parallel_rank = get_model_parallel_rank
+    get_slice_parallel_world_size = get_model_parallel_world_size

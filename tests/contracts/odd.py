@@ -529,6 +529,12 @@ def unfreeze(layers: Sequence[Any]) -> None:
             layer.requires_grad_(True)
 
 
+def left_on(layer: type[nn.Module], who: str, where: str) -> Odd:
+    """A row of what a loss needs and a layer keeps: refused where stages are cut."""
+    told = f"{who} keeps a tensor with a gradient in {where}"
+    return Odd(lambda: around(LayerSpec(layer, WIDTH)), told, "stages")
+
+
 ODD: dict[str, Odd] = {
     "a hook of forward": Odd(
         with_hook(lambda m: m.register_forward_hook(lambda _, given, out: out * 2))
@@ -660,31 +666,13 @@ ODD: dict[str, Odd] = {
             with_balance,
         )
     ),
-    "a loss that is left on a layer": Odd(
-        lambda: around(LayerSpec(Left, WIDTH)),
-        r"2 \(Left\) keeps a tensor with a gradient in balance",
-        "stages",
+    "a loss that is left on a layer": left_on(Left, r"2 \(Left\)", "balance"),
+    "a loss that is left in a buffer": left_on(
+        LeavesInABuffer, r"2 \(LeavesInABuffer\)", "balance"
     ),
-    "a loss that is left in a buffer": Odd(
-        lambda: around(LayerSpec(LeavesInABuffer, WIDTH)),
-        "2 .LeavesInABuffer. keeps a tensor with a gradient in balance",
-        "stages",
-    ),
-    "what a loss needs, left on a class": Odd(
-        lambda: around(LayerSpec(LeavesOnItsClass, WIDTH)),
-        "keeps a tensor with a gradient in LeavesOnItsClass.shares",
-        "stages",
-    ),
-    "a loss that is left deep": Odd(
-        lambda: around(LayerSpec(LeavesDeep, WIDTH)),
-        "keeps a tensor with a gradient in _left",
-        "stages",
-    ),
-    "a loss that is left in a list": Odd(
-        lambda: around(LayerSpec(LeavesInAList, WIDTH)),
-        "keeps a tensor with a gradient in LEFT",
-        "stages",
-    ),
+    "what a loss needs, left on a class": left_on(LeavesOnItsClass, "", "LeavesOnItsClass.shares"),
+    "a loss that is left deep": left_on(LeavesDeep, "", "_left"),
+    "a loss that is left in a list": left_on(LeavesInAList, "", "LEFT"),
     "a loss that looks at a layer": Odd(
         looks_at_a_layer,
         r"loss_fn uses layer 2 .Left., which is on another stage|keeps a tensor with a gradient",

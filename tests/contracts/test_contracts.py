@@ -109,8 +109,13 @@ class Run(NamedTuple):
         return self.ranks > 1 or self.policy == "zb-v"
 
 
-def on_ranks(odd: Odd, how: Run, folder: Path) -> Found:
-    """The same with axrt."""
+Main = Callable[[Transport], Found]
+
+
+def on_ranks(
+    odd: Odd, how: Run, folder: Path, run: Callable[[Main], list[Found]] | None = None
+) -> Found:
+    """The same with axrt; `run` returns what each rank found. Without it ranks are threads."""
     sections = {"memory": {"recompute": how.recompute}, "schedule": {"policy": how.policy}}
     config = configured(MICROBATCHES, **sections)
 
@@ -134,7 +139,7 @@ def on_ranks(odd: Odd, how: Run, folder: Path) -> Found:
             }
 
     def of_all(steps: range, goes_on: bool = False) -> Found:
-        found = LocalWorld(how.ranks).run(lambda transport: trained(transport, steps, goes_on))
+        found = (run or LocalWorld(how.ranks).run)(lambda of: trained(of, steps, goes_on))
         assert all(losses == found[0][0] for losses, _ in found)
         return found[0][0], {name: one for _, named in found for name, one in named.items()}
 
@@ -180,6 +185,12 @@ def test_an_odd_model_has_the_bits_of_plain_torch_or_is_refused(
         assert "\n" not in told
         return
     assert not (odd.refused and odd.refused_where == "always")
+    is_that_of_plain_torch(name, how, (losses, named))
+
+
+def is_that_of_plain_torch(name: str, how: Run, found: Found) -> None:
+    """Losses, weights and buffers are those of plain PyTorch."""
+    odd, (losses, named) = ODD[name], found
     expected, parameters = in_plain_torch(name, how.saves)
     assert losses == (expected if odd.exact else pytest.approx(expected, rel=1e-6))
     assert named.keys() == parameters.keys()

@@ -33,6 +33,8 @@ from axrt.transport.mpi import MpiTransport
 from axrt.transport.single_copy import single_copy_peers
 from axrt.transport.staging import InPlace, Leaving
 from axrt.transport.wire import Layout
+from tests.contracts.odd import ODD
+from tests.contracts.test_contracts import Run, is_that_of_plain_torch, on_ranks
 from tests.engine.calls import KINDS, counted
 from tests.engine.models import masked, masked_batches, motley, perceptron, small_gpt
 from tests.engine.reference import (
@@ -948,6 +950,22 @@ def case_a_loss_with_weights_has_the_bits(comm: "MPI.Comm") -> None:
         for recompute in ("none", "full"):
             found = trained(comm, scored, batches, policy, memory={"recompute": recompute})
             assert found == reference, (policy, recompute)
+
+
+def case_odd_models_have_the_bits_of_plain_torch(comm: "MPI.Comm") -> None:
+    """Saved and gone on with; those that may be refused are in tests/contracts, on threads."""
+    if comm.size != 2:
+        return
+    how = Run(2, "1f1b", "none", saves=True)
+    trained = [(name, odd) for name, odd in ODD.items() if not odd.refused]
+    for name, odd in trained[:: fewer(1, 3)]:
+        with tempfile.TemporaryDirectory() as own:
+            folder = Path(comm.bcast(own))
+            found = on_ranks(
+                odd, how, folder, lambda main: comm.allgather(main(MpiTransport(comm)))
+            )
+            comm.Barrier()
+        is_that_of_plain_torch(name, how, found)
 
 
 def case_what_is_written_to_a_tied_weight_reaches_every_rank(comm: "MPI.Comm") -> None:
