@@ -13,7 +13,9 @@ from .rules import OnDevice, Queue
 from .state import RankState
 from .task import AnyKind, Task
 
-LINGER = 0.2
+# As long as the task itself would be in the way: a wait in vain then costs at most what starting
+# too early would have. Shorter shares lose a step's end on machines whose messages are late.
+LINGER = 1.0
 
 
 class Linger:

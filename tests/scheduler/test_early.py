@@ -137,7 +137,7 @@ def test_a_rank_waits_a_share_of_what_is_early() -> None:
     assert linger.defers(10.0, takes=5.0)
     assert linger.until == pytest.approx(10 + 5 * LINGER)
     assert linger.defers(10.5, takes=50.0)  # it waits already
-    assert not linger.defers(11.0, takes=5.0)
+    assert not linger.defers(10.0 + 5 * LINGER, takes=5.0)
     linger.end()
     assert linger.until is None
     assert not linger.defers(12.0, takes=0.0)
