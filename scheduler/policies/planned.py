@@ -64,7 +64,11 @@ def _admits(plan: Plan, task: Task, view: View, cap: int, slack: int | None = No
 
 def _is_early(plan: Plan, task: Task, view: View, cap: int) -> bool:
     """By the plan other work comes before this weight gradient, and no forward waits for the room
-    that it would make."""
+    that it would make.
+
+    Not to be asked of a rank with slack: what it runs ahead makes up for a late task, and to wait
+    would cost more.
+    """
     if (task.stage, task.kind) not in plan.lanes:
         return False
     due = _due(plan, view)
@@ -161,7 +165,8 @@ class Adaptive(Policy):
         return _admits(_zb_v(view), task, view, cap, slack=cap - 2 * view.ranks)
 
     def is_early(self, task: Task, view: View) -> bool:
-        return _is_early(_zb_v(view), task, view, self._cap(view.ranks))
+        has_slack = self._cap(view.ranks) > 2 * view.ranks
+        return not has_slack and _is_early(_zb_v(view), task, view, cap=2 * view.ranks)
 
     def bounds(self, placement: Placement, rank: int, microbatches: int) -> Bounds:
         return Bounds(self._cap(placement.ranks), self._cap(placement.ranks))
@@ -246,7 +251,11 @@ class AlongPlan(Fixed):
         return _admits(self._plan(view), task, view, cap, slack)
 
     def is_early(self, task: Task, view: View) -> bool:
-        return not self.strict and _is_early(self._plan(view), task, view, self._cap(view.rank))
+        cap = self._cap(view.rank)
+        has_slack = cap > self.needs[view.rank]
+        if self.strict or has_slack:
+            return False
+        return _is_early(self._plan(view), task, view, cap)
 
     def weights_in_turn(self, rank: int) -> bool:
         return not self.strict or self.order.weights_in_turn[rank]

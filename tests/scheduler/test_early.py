@@ -1,5 +1,6 @@
 """When a weight gradient is early, and what waiting a moment for what is due is worth."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,8 @@ from axrt.scheduler.message import Meaning
 from axrt.scheduler.placement import Placement, Vee
 from axrt.scheduler.plan import zb_v
 from axrt.scheduler.policies import Policy, policy_by_name
-from axrt.scheduler.simulator import Costs, Edge, simulate
+from axrt.scheduler.policies.planned import Adaptive, AlongPlan
+from axrt.scheduler.simulator import Costs, Edge, order_of, simulate
 from axrt.scheduler.stash import StashMove
 from axrt.scheduler.task import AnyKind, Kind, Task
 
@@ -99,6 +101,15 @@ def test_nothing_is_early_that_makes_room_for_what_is_due(policy: str) -> None:
     assert not policy_by_name(policy).is_early(early, due_is_a_forward)
     assert policy_by_name(policy).is_early(early, due_is_not)
     assert policy_by_name(policy).is_early(early, after(9, held=7))
+
+
+def test_a_rank_with_slack_does_not_wait() -> None:
+    early, view = Task(Kind.WEIGHT, 7, 2), after(10, held=8)
+    order = order_of(Job(Vee(4), policy_by_name("zb-v"), 8), Costs(pieces=1))
+    along = partial(AlongPlan, order, needs=(8, 8, 8, 8), strict=False)
+    for exact, with_slack in ((Adaptive(8), Adaptive(9)), (along(cap=8), along(cap=9))):
+        assert exact.is_early(early, view)
+        assert not with_slack.is_early(early, view)
 
 
 def test_where_the_plan_says_nothing_of_weight_gradients_none_is_early() -> None:
