@@ -37,14 +37,12 @@ class Resolved(NamedTuple):
         job: its job for the model.
         candidates: what was simulated, one text each, the chosen one first.
         notes: lines for the user about what was left undone.
-        costs: costs in the file that the settings name; None: they name none.
     """
 
     schedule: Schedule
     job: Job
     candidates: Sequence[str] = ()
     notes: Sequence[str] = ()
-    costs: ModelCosts | None = None
 
 
 def resolve(
@@ -65,7 +63,7 @@ def resolve(
     mesh, asked = rank.mesh, config.schedule
     if asked.costs:
         costs = costs_in_file(config, model, rank)
-        found = _on(costs, config, model, rank, _decided)._replace(costs=costs)
+        found = _on(costs, config, model, rank, _decided)
         alone = "schedule.costs does nothing: a pipeline of one rank follows no plan"
         return found._replace(notes=[alone] if mesh.pipe == 1 and asked.policy != AUTO else [])
     if asked.policy == AUTO:

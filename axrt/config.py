@@ -422,12 +422,6 @@ class Schedule(_Section):
         "made from them, and auto simulates on them and measures nothing; '' = no costs are known",
         is_path=True,
     )
-    replan: int = _key(
-        0,
-        "steps after which adaptive, zb-h1 and zb-h2 get a plan from what the last steps have "
-        "taken, again and again; 0 = never",
-        least=0,
-    )
 
     def _of_all(self) -> Iterator[str]:
         if bool(self.order) != (self.policy == FIXED):
@@ -968,13 +962,22 @@ _RENAMED = {
     "schedule.in_flight": "schedule.max_held",
     "parallel.order": "parallel.rank_order",
 }
+# Keys of former versions that are gone, and what a user does without them.
+_GONE = {
+    "schedule.replan": "plans made while training gained nothing; schedule.costs makes one at the "
+    "start",
+}
 
 
 def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Sections that a former version of axrt has written, with the keys of today."""
     renamed = {old: new.partition(".")[2] for old, new in _RENAMED.items()}
     return {
-        section: {renamed.get(f"{section}.{key}", key): value for key, value in keys.items()}
+        section: {
+            renamed.get(f"{section}.{key}", key): value
+            for key, value in keys.items()
+            if f"{section}.{key}" not in _GONE
+        }
         if isinstance(keys, Mapping)
         else keys
         for section, keys in tree.items()
@@ -998,6 +1001,8 @@ def _strangers(
     for name in found:
         if name not in known and prefix + name in _RENAMED:
             yield f"{prefix}{name} is now {_RENAMED[prefix + name]}; expected the new name"
+        elif name not in known and prefix + name in _GONE:
+            yield f"{prefix}{name} is gone: {_GONE[prefix + name]}. Leave it away"
         elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = (

@@ -69,10 +69,8 @@ from axrt.preflight import (
 )
 from axrt.rank import Rank
 from axrt.recompute_choice import Choice, layers_chosen, with_layers
-from axrt.replanning import Replanning
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
-from axrt.scheduler.model_costs import ModelCosts
 from axrt.scheduler.policies import FIXED, AlongPlan
 from axrt.scheduler.routes import Route
 from axrt.scheduler.schedules import LOOSELY, STRICTLY
@@ -84,7 +82,6 @@ from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
 from axrt.store.saved_piece import wholes_of
 from axrt.store.scratch import scratch_tier
-from axrt.task_times import TaskTimes
 from axrt.trainer import Trainer
 from axrt.transport import Transport
 
@@ -129,9 +126,7 @@ class Engine:
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
         self._step_time = StepTime() if config.memory.offload == "auto" else None
-        self._task_times = TaskTimes()
-        timed = self._task_times if config.schedule.replan else None
-        timing = [one for one in (self._step_time, timed) if one]
+        timing = [self._step_time] if self._step_time else []
         self._rank = Rank(config, world, transport, [*observers, *timing])
         self._exchange = self._rank.exchange
         self._exchange.calls = self._calls
@@ -178,12 +173,9 @@ class Engine:
         self._trainer = Trainer(
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
-        self._replanning = self._with_plans(resolved.costs)
         # Not before: another rank may be training, and while this one listens it hears of that.
         choices = [told(self._route)] if self._route else []
         choices += [*([str(again)] if again else []), *resolved.notes]
-        if self._replanning and self._replanning.note:
-            choices.append(self._replanning.note)
         self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
@@ -351,7 +343,6 @@ class Engine:
                 self._model.listed.check()
             if text := self._elsewhere.told():
                 print(f"axrt: rank {self.rank}: {text}", file=sys.stderr, flush=True)
-            self._plan_anew()
             whole = self._trainer.train(batches)
             if not whole:
                 ended = self._trainer.ended_after
@@ -367,19 +358,6 @@ class Engine:
         self._samples += self.config.global_batch
         return self._trainer.step_result(self.step - 1)
 
-    def _with_plans(self, known: ModelCosts | None) -> Replanning | None:
-        if not self.config.schedule.replan:
-            return None
-        return Replanning(self._rank, self._job, self.config, self._task_times, known)
-
-    def _plan_anew(self) -> None:
-        if self.config.run.trace_steps and not self._rank.trace.whole:
-            return  # a timeline tells one order
-        policy = self._replanning.between_steps(self.step + 1) if self._replanning else None
-        if policy:
-            self._job = replace(self._job, policy=policy)
-            self._trainer.follow(policy)
-
     @one_at_a_time
     def eval_batch(self, batches: Iterable[Any] | None, outputs: bool = False) -> EvalResult:
         """Compute the mean loss over any number of microbatches, without gradients and with dropout
@@ -394,7 +372,7 @@ class Engine:
         Raises:
             DataError: no replica has a microbatch; raised on every rank. The engine goes on.
         """
-        with self._working(), self._task_times.aside():
+        with self._working():
             self._publish()
             result = self._trainer.evaluate(batches, outputs)
         if result is None:
@@ -722,8 +700,6 @@ class Engine:
             if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
             self._rank.leave(self._calls.last.number)
-        if self._replanning:
-            self._replanning.close()
         self._model.release()
         self._world.left()
         self._checkpoints.close()
@@ -741,8 +717,6 @@ class Engine:
             self.close()
             return
         self._closed = True
-        if self._replanning:
-            self._replanning.close()
         self._world.not_at_exit(self.close)
         self._world.fail(error)
 
@@ -919,8 +893,6 @@ class Engine:
 
     def _end_the_job(self, error: BaseException) -> NoReturn:
         self._closed = True
-        if self._replanning:
-            self._replanning.close()
         error = as_failure(error)
         if isinstance(error, PeerLostError) and not self._world.survives:
             self._tell_what_all_wait_for()

@@ -7,7 +7,6 @@ a new one.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,6 @@ from axrt.reader import BatchReader
 from axrt.results import EvalResult, StepResult
 from axrt.scheduler.job import Job, Seat
 from axrt.scheduler.message import Meaning
-from axrt.scheduler.policies import Policy
 from axrt.scheduler.rules.clipping import voters_of
 from axrt.scheduler.rules.collectives import by_rank
 from axrt.scheduler.state import RankState
@@ -98,12 +96,6 @@ class Trainer:
         with self._rank.trace.step():
             self._rank.loop.run(self.training, lambda: state.finished or state.cut_short)
         return not state.cut_short
-
-    def follow(self, policy: Policy) -> None:
-        """Run the steps that come by another policy of the same placement; between two steps, and
-        on every rank between the same two."""
-        self._job = replace(self._job, policy=policy)
-        self.training.state.follow(policy)
 
     @property
     def ended_after(self) -> int:

@@ -31,7 +31,6 @@ from .bucket import Copies, copies_by_pipe
 from .job import Job, Seat
 from .lane import Counter, Gate, Lane
 from .message import Meaning, Message
-from .policies.policy import Policy
 from .rules import Feature, OnDevice, Pool, Queue, Row, features_of
 from .rules.collectives import groups_of
 from .rules.row import always
@@ -194,13 +193,6 @@ class RankState:
             stage, meaning = (0, Meaning.ACTIVATION) if pipe == 0 else (last, Meaning.TARGET)
             if self.rank == self.placement.rank_of(stage, pipe):
                 yield self._lanes[stage], meaning
-
-    def follow(self, policy: Policy) -> None:
-        """Take another policy for the steps that come; every task of those asked for is done."""
-        assert self.finished
-        self.policy = policy
-        self.memo.clear()
-        self.reached.clear()
 
     # The view of a policy (policies.policy.View).
 

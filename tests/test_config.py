@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from axrt import Config, ConfigError
-from axrt.config import Model, Schedule
+from axrt.config import Model, Schedule, with_present_names
 from axrt.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -236,6 +236,16 @@ def test_a_key_that_was_renamed_is_refused_with_its_new_name() -> None:
         Config.read({"schedule": {"in_flight": 3}})
     with pytest.raises(ConfigError, match="parallel.order is now parallel.rank_order"):
         Config.read({}, ["parallel.order=data"])
+
+
+def test_a_key_that_is_gone_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(ConfigError, match="schedule.replan is gone: .* schedule.costs makes one"):
+        Config.read({"schedule": {"replan": 3}})
+
+
+def test_what_a_former_version_has_written_is_read_without_keys_that_are_gone() -> None:
+    saved = {"schedule": {"replan": 3, "in_flight": 2}, "parallel": {"pipe": 2}}
+    assert with_present_names(saved) == {"schedule": {"max_held": 2}, "parallel": {"pipe": 2}}
 
 
 @pytest.mark.parametrize("word", ["false", "off", '"false"', '"off"'])

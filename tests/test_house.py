@@ -191,7 +191,6 @@ PARSES = {
     "scheduler/regular_file.py": "is that",
     "axrt/data/documents.py": "rows of a user's, whose other fields may have any number",
     "axrt/data/tokenizer.py": "of the tokenizers library's own making",
-    "axrt/plan_process.py": "what a process of this job has printed",
 }
 
 

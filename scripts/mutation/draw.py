@@ -18,8 +18,8 @@ RUNTIME = "axrt"  # the files that stand flat in axrt/, without those that follo
 NOT_RUNTIME = (
     *("__*__", "autoschedule", "config", "copy_rates", "default_*", "exit_codes", "flops"),
     *("generation", "known_costs", "launch", "model_job", "mpi_library", "one_call", "plan_*"),
-    *("pipelined_generation", "precompile", "preflight", "recompute_choice", "replanning"),
-    *("schedule", "step_*", "task_times"),
+    *("pipelined_generation", "precompile", "preflight", "recompute_choice"),
+    *("schedule", "step_*"),
 )
 FOLDERS = (
     "scheduler",

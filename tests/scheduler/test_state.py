@@ -238,28 +238,6 @@ def test_a_job_with_shards_may_begin_at_any_step(policy: str, room: int) -> None
     assert ran(5) == ran(0)
 
 
-def test_steps_that_come_are_run_by_the_policy_that_is_followed() -> None:
-    state = RankState(Job(Linear(1), policy_by_name("gpipe"), 3), 0)
-
-    def step() -> list[str]:
-        state.ask_step()
-        ran = []
-        while not state.finished:
-            while (number := state.microbatch_to_read()) is not None:
-                for message in has_read(state.placement, 0, number):
-                    state.deliver(message)
-            task = next(filter(None, map(state.pick, state.queues)))
-            state.start(task)
-            for message in state.finish(task):
-                state.deliver(message)
-            ran += [str(task)] * (task.kind in (Kind.FORWARD, Kind.BACKWARD))
-        return ran
-
-    assert step() == ["F0.0", "F0.1", "F0.2", "B0.0", "B0.1", "B0.2"]
-    state.follow(policy_by_name("1f1b"))
-    assert step() == ["F0.3", "B0.3", "F0.4", "B0.4", "F0.5", "B0.5"]
-
-
 def test_the_gradient_of_one_run_more_is_on_its_way_and_no_third_begins() -> None:
     """A replica whose other copy has not sent a part yet; with each backward a run ends."""
     job = Job(Linear(1), policy_by_name("1f1b"), 4, replicas=2, shards=True, reductions=4)

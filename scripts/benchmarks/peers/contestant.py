@@ -15,7 +15,6 @@ class Contestant(NamedTuple):
         splits: input gradients go on before weight gradients are computed.
         layers: of this rank.
         held: chunks that a rank may keep at most, of which it has two a microbatch.
-        warms_up: steps before it is timed.
     """
 
     name: str
@@ -25,4 +24,3 @@ class Contestant(NamedTuple):
     splits: bool = False
     layers: Sequence[Any] = ()
     held: int = 0
-    warms_up: int = 1

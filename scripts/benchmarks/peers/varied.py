@@ -3,18 +3,15 @@ gradients, a slow rank, microbatches of different lengths.
 
 axrt's `adaptive` follows a plan from the world's costs (`schedule.costs`), as `axrt profile` would
 have measured them, with the sigma of its lengths, which `--like` finds. They know neither the slow
-rank nor which microbatch is long. "Replanned" means `schedule.replan`, which measures ranks while
-they train.
+rank nor which microbatch is long.
 """
 
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import torch.distributed as dist
 
 from axrt.scheduler.cost_table import CostTable, LayerCosts
@@ -29,8 +26,6 @@ from .synthetic import STEPS, microbatch, model, peers, sgd_of_named
 from .worlds import WORLDS, World
 
 _MESSAGE_S, _TASK_S = 200e-6, 50e-6  # what a message and a task take besides, docs/performance.md
-_PLANS = "axrt.plan_process"
-_REPLAN = 8  # steps; the second plan of a contestant is there after three times as many
 
 
 class Case(NamedTuple):
@@ -60,28 +55,13 @@ def run(case: Case, rounds: int) -> list[dict[str, Any]]:
         if of_deepspeed.is_installed():
             delay_deepspeed(world.delay_s)
     for number, contestant in in_turn(contestants, rounds):
-        steps = STEPS if number else contestant.warms_up
+        steps = STEPS if number else 1  # to warm up
         for layer in contestant.layers:
             layer.begin(world, number, case.microbatches * steps)
         took = timed(contestant.step, steps)
-        _end_of_planning()
         if number:
             rows.append(_row(case, contestant, number, took.wall_s / steps))
     return rows if dist.get_rank() == 0 else []
-
-
-def _end_of_planning() -> None:
-    """Wait for the process that makes a plan, so that it takes no core from the next contestant."""
-    while any(map(_plans, psutil.Process().children())):
-        time.sleep(0.01)
-
-
-def _plans(child: psutil.Process) -> bool:
-    """It makes a plan, and has not ended; whoever has started it reaps it."""
-    try:
-        return _PLANS in child.cmdline()
-    except psutil.NoSuchProcess:  # a zombie, too
-        return False
 
 
 def _row(case: Case, contestant: Contestant, number: int, step_s: float) -> dict[str, Any]:
@@ -115,9 +95,6 @@ def _contestants(case: Case, world: World, folder: Path) -> Iterator[Contestant]
     for cap in (chunks, chunks + ranks):
         one = made("adaptive", cap, {**uneven, "schedule": planned}, chunks)
         yield one._replace(name=f"adaptive, planned, {cap} held")
-    again = {**uneven, "schedule": {**planned, "replan": _REPLAN}}
-    one = made("adaptive", chunks, again, chunks)
-    yield one._replace(name=f"adaptive, replanned, {chunks} held", warms_up=3 * _REPLAN)
     yield from peers(ranks, microbatches, 0.0)
 
 
