@@ -17,6 +17,7 @@ from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
+from axrt.former_keys import VALUES, what_became_of
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
@@ -537,16 +538,8 @@ class Memory(_Section):
         "none",
         "where the optimizer's state lives: 'none' = on the device; 'stream' = in memory.scratch "
         "(masters and moments), and each bucket comes to the device for its step; 'cpu' = in the "
-        "host's memory, where the optimizer steps, too; 'hybrid' = there, and some buckets step on "
-        "the host, the others on the device, at the same time; 'auto' = the fastest of these "
-        "three, by rates that are measured at the start",
-        choices=("none", "stream", "cpu", "hybrid", "auto"),
-    )
-    host_share: float = _key(
-        0.5,
-        "with offload = 'hybrid': share of the buckets that step on the host",
-        least=0,
-        most=1,
+        "host's memory, where the optimizer steps, too",
+        choices=("none", "stream", "cpu"),
     )
     offload_activations: int = _key(
         0,
@@ -627,13 +620,13 @@ class Memory(_Section):
 
     @property
     def comes_to_device(self) -> bool:
-        """The optimizer's state is off the device, and some of it comes there for its step."""
-        return self.offload in ("stream", "hybrid", "auto")
+        """The optimizer's state is off the device, and comes there for its step."""
+        return self.offload == "stream"
 
     @property
     def steps_on_host(self) -> bool:
-        """The optimizer's state is in the host's memory, and some of it steps there."""
-        return self.offload in ("cpu", "hybrid", "auto")
+        """The optimizer's state is in the host's memory, and steps there."""
+        return self.offload == "cpu"
 
     def _of_all(self) -> Iterator[str]:
         if self.steps_on_host and (self.scratch != "host" or self.scratch_gb_s):
@@ -957,33 +950,6 @@ def _apply(override: str, tree: dict[str, Any]) -> Iterator[str]:
         keys[key] = value
 
 
-# Keys of former versions, by their present names.
-_RENAMED = {
-    "schedule.in_flight": "schedule.max_held",
-    "parallel.order": "parallel.rank_order",
-}
-# Keys of former versions that are gone, and what a user does without them.
-_GONE = {
-    "schedule.replan": "plans made while training gained nothing; schedule.costs makes one at the "
-    "start",
-}
-
-
-def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections that a former version of axrt has written, with the keys of today."""
-    renamed = {old: new.partition(".")[2] for old, new in _RENAMED.items()}
-    return {
-        section: {
-            renamed.get(f"{section}.{key}", key): value
-            for key, value in keys.items()
-            if f"{section}.{key}" not in _GONE
-        }
-        if isinstance(keys, Mapping)
-        else keys
-        for section, keys in tree.items()
-    }
-
-
 def _unknown(tree: Mapping[str, Any]) -> Iterator[str]:
     """The sections that do not exist, then the keys."""
     sections = get_type_hints(Config)
@@ -999,11 +965,11 @@ def _strangers(
     what: str, found: Mapping[str, Any], known: Mapping[str, Any], prefix: str
 ) -> Iterator[str]:
     for name in found:
-        if name not in known and prefix + name in _RENAMED:
-            yield f"{prefix}{name} is now {_RENAMED[prefix + name]}; expected the new name"
-        elif name not in known and prefix + name in _GONE:
-            yield f"{prefix}{name} is gone: {_GONE[prefix + name]}. Leave it away"
-        elif name not in known:
+        if name in known:
+            continue
+        if said := what_became_of(prefix + name):
+            yield said
+        else:
             near = difflib.get_close_matches(name, known, n=1)
             hint = (
                 f"did you mean {prefix}{near[0]}?"
@@ -1092,7 +1058,9 @@ def _type_name(kind: Any) -> str:
 
 def _out_of_range(key: str, value: Any, limits: Mapping[str, Any]) -> Iterator[str]:
     is_own = limits["takes_own"] and ":" in str(value)
-    if limits["choices"] and value not in limits["choices"] and not is_own:
+    if (key, value) in VALUES:
+        yield f"{key} = {value!r} is gone: {VALUES[key, value].why}"
+    elif limits["choices"] and value not in limits["choices"] and not is_own:
         near = difflib.get_close_matches(str(value).lower(), limits["choices"], n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         known = ", ".join(choice or "''" for choice in limits["choices"])

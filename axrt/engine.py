@@ -52,7 +52,6 @@ from axrt.note import MAIN, Note, Topic
 from axrt.observe.asking import asked, table
 from axrt.observe.observer import Observer
 from axrt.observe.origin import processes_of
-from axrt.observe.step_time import StepTime
 from axrt.one_call import OneCall, one_at_a_time
 from axrt.precompile import precompile
 from axrt.preflight import (
@@ -72,11 +71,9 @@ from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
 from axrt.scheduler.policies import FIXED, AlongPlan
-from axrt.scheduler.routes import Route
 from axrt.scheduler.schedules import LOOSELY, STRICTLY
 from axrt.scheduler.timeline import Timeline
 from axrt.shard_exchange import ShardExchange
-from axrt.step_route import chosen, told, with_route
 from axrt.store.bucket import LrSchedule, OptimizerFactory, constant
 from axrt.store.presets import lr_schedule as named_schedule
 from axrt.store.presets import optimizer_factory
@@ -125,15 +122,9 @@ class Engine:
         self._snapshot: Snapshot | None = None
         self._world = world
         self._layers = [name_of(layer) for layer in model.layers]
-        self._step_time = StepTime() if config.memory.offload == "auto" else None
-        timing = [self._step_time] if self._step_time else []
-        self._rank = Rank(config, world, transport, [*observers, *timing])
+        self._rank = Rank(config, world, transport, observers)
         self._exchange = self._rank.exchange
         self._exchange.calls = self._calls
-        self._route: Route | None = None
-        if self._step_time:
-            self._route = chosen(config, model, factory, self._rank)
-            self.config = config = with_route(config, self._route)
         self._memory = JobMemory(
             self._exchange,
             self.rank,
@@ -174,8 +165,7 @@ class Engine:
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
-        choices = [told(self._route)] if self._route else []
-        choices += [*([str(again)] if again else []), *resolved.notes]
+        choices = [*([str(again)] if again else []), *resolved.notes]
         self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
@@ -448,7 +438,6 @@ class Engine:
             "slots": job.slots,
             "held_on_device": job.held_on_device,
             "host_rooms": job.host_rooms,
-            "host_share": job.host_share,
             "zero": self.config.memory.zero * job.shards,
             "reductions": job.reductions,
             "gathered": self.config.memory.gathered,
@@ -695,7 +684,6 @@ class Engine:
             self._checkpoints.finish()
             self._memory.finish()
             self._trainer.settle()
-            self._tell_step_time()
             self._publish()
             if self._job.shards and (self._job.stays or self._model.narrow is not None):
                 self._gather_masters()
@@ -824,12 +812,6 @@ class Engine:
         told = self._exchange.gathered(list(notes)) or ()
         for text in dict.fromkeys(text for of_rank in told for text in of_rank):
             print(f"axrt: {text}", file=sys.stderr, flush=True)
-
-    def _tell_step_time(self) -> None:
-        """Print what steps have taken on the route that was chosen, beside what was expected."""
-        took = self._step_time.median_s if self._step_time else None
-        if self._route and took and self.is_main:
-            print(f"axrt: {told(self._route, took)}", file=sys.stderr, flush=True)
 
     def _publish(self) -> None:
         """Let layers have what the user has written to weights between two calls."""

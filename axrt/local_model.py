@@ -389,7 +389,6 @@ def local_model(
         )
         made = {}
         for number, spec in specs:  # each as soon as its layers are there
-            on_host = job.steps_on_host(spec.copies)
             with refused_as_setting():
                 made[number] = Bucket(
                     spec,
@@ -402,10 +401,10 @@ def local_model(
                     config.precision.gradients == "float32",
                     types.weights,
                     slots,
-                    config.optimizer.speculate if job.speculates and not on_host else "never",
+                    config.optimizer.speculate if job.speculates else "never",
                     cut_of(config, job, pipes[stage], spec.copies),
                     job.pipes_a_group,
-                    rooms if on_host else None,
+                    rooms,
                     job.offloads_weights,
                 )
                 made[number].keeps_apart = job.in_tree
@@ -427,10 +426,9 @@ def local_model(
         stages[stage].cut_at({bucket.first_layer for bucket in buckets[stage]})
     if slots:
         with_state = [bucket for of in buckets.values() for bucket in of if bucket.optimizer]
-        there = [bucket for bucket in with_state if job.steps_on_host(bucket.copies)]
-        slots.allocate(min(job.slots, len(with_state) - len(there)))
+        slots.allocate(min(job.slots, len(with_state)))
         if rooms:
-            rooms.allocate(min(job.host_rooms, len(there)))
+            rooms.allocate(min(job.host_rooms, len(with_state)))
     offloads_stash = scratch is not None and job.offloads_stash(mesh.pipe_rank)
     stash = ScratchStash(scratch, generator.device) if scratch and offloads_stash else None
     of_state = scratch if slots else None

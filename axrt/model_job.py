@@ -43,7 +43,6 @@ def job_for(
         by_library=config.parallel.collectives == "library",
         slots=config.memory.slots if config.memory.comes_to_device else 0,
         host_rooms=config.memory.slots if config.memory.steps_on_host else 0,
-        host_share=config.memory.host_share,
         speculates=config.speculates,
     )
     return recomputing(job, config.memory.recompute)

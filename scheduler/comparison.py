@@ -83,11 +83,12 @@ class Run:
                     f"it has rows of {line.ranks} ranks; expected the timeline of a whole run"
                 )
             cuts, samples = tuple(of.pop("cuts", ())), of.pop("microbatch_size", 0)
-            on_device, share = of.pop("held_on_device", 0), of.pop("host_share", 1.0)
+            on_device = of.pop("held_on_device", 0)
+            of.pop("host_share", None)  # of a former version
             job = replace(
                 build_schedule(**of), replicas=replicas, votes=clips, slots=slots, cuts=cuts
             )
-            job = replace(job, host_rooms=rooms, host_share=share, held_on_device=on_device)
+            job = replace(job, host_rooms=rooms, held_on_device=on_device)
             job = with_shards(job, **shared)
             if len(line.stays) not in (0, job.stages):
                 raise ValueError(
@@ -126,7 +127,6 @@ class Run:
             votes=self.job.votes,
             slots=self.job.slots,
             host_rooms=self.job.host_rooms,
-            host_share=self.job.host_share,
             recomputed=dict.fromkeys(costs.recomputed, 1),
         )
         shared = dict(self.shared)

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import floor
 from typing import NamedTuple
 
-from .bucket import Copies
 from .placement import Placement
 from .policies import Nested, Policy
 from .stash import least_rooms
@@ -61,7 +59,6 @@ class Job:
             state stays on the device.
         host_rooms: number of buckets whose gradient a rank may have on the host at a time, where
             optimizer steps are there; 0: they are on the device.
-        host_share: share of the buckets that step on the host, where a rank has slots as well.
         speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         group: number of pipes whose copies add up among themselves before groups do across, and
             share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
@@ -95,7 +92,6 @@ class Job:
     by_library: bool = False
     slots: int = 0
     host_rooms: int = 0
-    host_share: float = 1.0
     speculates: bool = False
     group: int = 0
     shards: bool = False
@@ -117,6 +113,8 @@ class Job:
             self._check_reductions()
         if self.held_on_device:
             self._check_held_on_device()
+        if self.slots and self.host_rooms:
+            raise ValueError("slots and rooms on the host; expected steps on one side")
         if self.stays is not None and not (self.shards or self.offloads_weights):
             raise ValueError("stays of whole weights; expected shards, or weights in scratch")
         if self.offloads_weights and (self.stays is None or not self.slots):
@@ -233,17 +231,11 @@ class Job:
         """A rank may hold more stashes than it has room for on the device."""
         return 0 < self.held_on_device < self.held_on(rank)
 
-    def steps_on_host(self, copies: Copies) -> bool:
-        """A bucket steps on the host. All of its copies do alike, in every step: kernels of the
-        host and of a device may differ in bits.
-
-        Args:
-            copies: copies of the bucket.
-        """
-        if not self.host_rooms or not self.slots:
-            return self.host_rooms > 0
-        number = copies[0].stage + copies[0].bucket
-        return floor((number + 1) * self.host_share) > floor(number * self.host_share)
+    @property
+    def steps_on_host(self) -> bool:
+        """Optimizer steps are on the host, those of all copies of a bucket alike: kernels of the
+        host and of a device may differ in bits."""
+        return self.host_rooms > 0
 
     def evaluation(self) -> "Job":
         """The evaluation that belongs to this training: forwards along the first pipe, under nested
@@ -265,7 +257,6 @@ class Job:
             by_library=False,
             slots=0,
             host_rooms=0,
-            host_share=1.0,
             speculates=False,
             group=0,
             shards=False,

@@ -83,7 +83,7 @@ class Timeline:
         unit: name of the unit of time; "" where there is none.
         title: heading for pictures.
         schedule: settings of a run: the arguments of `schedules.build_schedule`, and replicas,
-            clips, recompute, slots, host_rooms, host_share, zero, reductions, gathered and
+            clips, recompute, slots, host_rooms, zero, reductions, gathered and
             offloads_weights; {} for a simulation.
         reductions: number of times that a step adds a bucket up over its copies.
         stays: number of times that weights of each stage come for a step; () where they stay.

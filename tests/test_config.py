@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from axrt import Config, ConfigError
-from axrt.config import Model, Schedule, with_present_names
+from axrt.config import Model, Schedule
+from axrt.former_keys import with_present_names
 from axrt.mesh import Mesh
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -244,8 +245,17 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do_instead() -> None:
 
 
 def test_what_a_former_version_has_written_is_read_without_keys_that_are_gone() -> None:
-    saved = {"schedule": {"replan": 3, "in_flight": 2}, "parallel": {"pipe": 2}}
-    assert with_present_names(saved) == {"schedule": {"max_held": 2}, "parallel": {"pipe": 2}}
+    saved = {"schedule": {"replan": 3, "in_flight": 2}, "memory": {"offload": "auto", "zero": 1}}
+    assert with_present_names(saved) == {
+        "schedule": {"max_held": 2},
+        "memory": {"offload": "cpu", "zero": 1},
+    }
+
+
+@pytest.mark.parametrize("value", ["auto", "hybrid"])
+def test_a_value_that_is_gone_is_refused_with_what_to_do_instead(value: str) -> None:
+    with pytest.raises(ConfigError, match=f"memory.offload = '{value}' is gone: .*take 'cpu'"):
+        Config.read({"memory": {"offload": value}})
 
 
 @pytest.mark.parametrize("word", ["false", "off", '"false"', '"off"'])

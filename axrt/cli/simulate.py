@@ -65,7 +65,7 @@ _COSTS = (
         "--pieces",
     ),
     *("--linger", "--steps", "--barrier", "--clip", "--seed", "--lengths"),
-    *("--buckets", "--slots", "--host-rooms", "--host-share", "--copy-costs", "--bring-cost"),
+    *("--buckets", "--slots", "--host-rooms", "--copy-costs", "--bring-cost"),
 )
 
 
@@ -214,12 +214,6 @@ def _help_all(context: click.Context, parameter: click.Parameter, wanted: bool) 
     type=click.IntRange(0),
     help="optimizer steps on the host: buckets whose gradient a rank has there at a time; 0: steps "
     "are on the device",
-)
-@click.option(
-    "--host-share",
-    type=click.FloatRange(0, 1),
-    help="with --slots and --host-rooms: share of the buckets that step on the host, while others "
-    "do on the device; by default 0.5",
 )
 @click.option(
     "--slots",
@@ -772,11 +766,10 @@ def _check_offload(options: dict[str, Any]) -> None:
             "--copy-costs are of state that is offloaded, and without --slots it stays on the "
             "device; expected --slots 3, or another number of buckets; or --host-rooms"
         )
-    both = options["slots"] and options["host_rooms"]
-    if options["host_share"] is not None and not both:
+    if options["slots"] and options["host_rooms"]:
         _refuse(
-            f"--host-share {options['host_share']:g} is of the buckets that step on the host while "
-            "others do on the device; expected --slots and --host-rooms"
+            f"--slots {options['slots']} with --host-rooms {options['host_rooms']}: buckets step "
+            "on the device or on the host; expected one of the two"
         )
     if options["bring_cost"] and (not options["slots"] or options["zero"] in (1, 2)):
         _refuse(

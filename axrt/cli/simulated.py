@@ -106,7 +106,6 @@ def line_of(job: Job, costs: Costs, options: dict[str, Any]) -> Timeline:
             votes=options["clip"],
             slots=options["slots"],
             host_rooms=options["host_rooms"],
-            host_share=0.5 if options["host_share"] is None else options["host_share"],
             held_on_device=options["offload_activations"],
         )
         if options["share"]:

@@ -45,6 +45,7 @@ _CHANGE_NOTHING = (
     "zero_optimization.stage3_param_persistence_threshold",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save",
     "zero_optimization.offload_optimizer.pin_memory",
+    "zero_optimization.offload_optimizer.ratio",
     "zero_optimization.offload_optimizer.buffer_count",
     "zero_optimization.offload_optimizer.fast_init",
     "zero_optimization.offload_optimizer.pipeline_read",
@@ -299,10 +300,10 @@ def _memory(keys: _Keys) -> dict[str, Any]:
     if elements := keys.take("zero_optimization.reduce_bucket_size", 0):
         found["bucket_mb"] = 4 * float(elements) / 2**20
     of = "zero_optimization.offload_optimizer"
-    where, share = keys.take(f"{of}.device", "none"), float(keys.take(f"{of}.ratio", 1.0))
+    where = keys.take(f"{of}.device", "none")
     folder = keys.take(f"{of}.nvme_path")
     if where == "cpu":
-        found |= {"offload": "cpu"} if share == 1 else {"offload": "hybrid", "host_share": share}
+        found["offload"] = "cpu"
     elif where == "nvme":
         if not folder:
             raise ConfigError(f"{of}.device = 'nvme' without nvme_path; expected a directory")

@@ -25,17 +25,19 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
 
     def tries(bucket: BucketBytes) -> bool:
         """Its steps may be tried before the vote."""
-        may = config.speculates and not bucket.on_host
-        return may and (config.optimizer.speculate == "always" or bucket.by_torch)
+        may = config.optimizer.speculate == "always" or bucket.by_torch
+        return config.speculates and may
 
     shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
     stepped = [bucket for bucket in buckets if bucket.weights]
-    slots = [_slot_bytes(bucket, tries(bucket)) for bucket in stepped if not bucket.on_host]
-    rooms = [_room_bytes(bucket) for bucket in stepped if bucket.on_host]
-    most = config.memory.slots  # of either
+    most = min(config.memory.slots, len(stepped))
     yield Entry(Purpose.TOTALS, Tier.DEVICE, shared)
-    yield Entry(Purpose.SLOTS, Tier.DEVICE, min(most, len(slots)) * max(slots, default=0))
-    yield Entry(Purpose.GRADIENTS, Tier.HOST, min(most, len(rooms)) * max(rooms, default=0))
+    if config.memory.steps_on_host:
+        room = max(map(_room_bytes, stepped), default=0)
+        yield Entry(Purpose.GRADIENTS, Tier.HOST, most * room)
+    else:
+        slot = max((_slot_bytes(bucket, tries(bucket)) for bucket in stepped), default=0)
+        yield Entry(Purpose.SLOTS, Tier.DEVICE, most * slot)
     for bucket in buckets:
         times = 1 + tries(bucket)
         yield Entry(Purpose.MASTERS, scratch, times * _pages(bucket.masters))

@@ -48,7 +48,6 @@ class BucketBytes:
             `masters`; 0 where weights are always whole.
         stored: weights of the own shard that are in scratch besides masters, of each type.
         is_tied: some copies of it are on other stages.
-        on_host: it steps on the host.
     """
 
     weights: int
@@ -63,7 +62,6 @@ class BucketBytes:
     kept: int
     stored: tuple[int, ...]
     is_tied: bool
-    on_host: bool
 
 
 class StageBytes(NamedTuple):
@@ -111,7 +109,6 @@ class _Bucket(NamedTuple):
         spec: parameters and their copies.
         narrow: narrow type that each parameter gets; None: it stays as it is.
         cut: its shards, as the first pipe has them; None: there are none.
-        on_host: it steps on the host.
         near, groups: copies of a group of replicas, and groups.
         known: sizes of such buckets that are known by now, by shard.
     """
@@ -119,7 +116,6 @@ class _Bucket(NamedTuple):
     spec: BucketSpec
     narrow: list[torch.dtype | None]
     cut: Cut | None
-    on_host: bool
     near: int
     groups: int
     known: dict[int, BucketBytes]
@@ -169,7 +165,6 @@ class StageParameters:
     def _bucket(self, spec: BucketSpec, narrow: list[torch.dtype | None]) -> _Bucket:
         config, job = self._config, self._job
         cut = cut_of(config, job, 0, spec.copies)
-        on_host = job.steps_on_host(spec.copies)
         parameters = [parameter for _, parameter in spec.named]
         if cut:
             is_whole = cut.whole or not self._probe(spec, parameters).elementwise
@@ -188,7 +183,6 @@ class StageParameters:
             known.moments is not None and tuple(tuple(of.items()) for of in known.moments),
             known.is_torchs,
             cut and cut._replace(turn=0),  # on the first pipe
-            on_host,
             config.precision.gradients,
             self._types.weights,
             config.memory.offload,
@@ -199,7 +193,7 @@ class StageParameters:
             len(spec.copies),
             len({copy.stage for copy in spec.copies}) > 1,
         )
-        return _Bucket(spec, narrow, cut, on_host, near, groups, self._sizes.of_kind(kind))
+        return _Bucket(spec, narrow, cut, near, groups, self._sizes.of_kind(kind))
 
     def of_pipe(self, pipe: int) -> StageBytes:
         """The sizes of what the copy of a pipe holds."""
@@ -212,7 +206,7 @@ class StageParameters:
         return bucket.known[shard]
 
     def _found(self, bucket: _Bucket, shard: int) -> BucketBytes:
-        spec, narrow, cut, on_host, near, groups, _ = bucket
+        spec, narrow, cut, near, groups, _ = bucket
         types, in_scratch = self._types, self._job.offloads_weights
         cut = cut and cut._replace(pipe=shard, turn=0)
         parameters = [parameter for _, parameter in spec.named]
@@ -242,7 +236,6 @@ class StageParameters:
             _kept(masters, stepped, self._config.memory.offload != "none"),
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
             len({copy.stage for copy in spec.copies}) > 1,
-            on_host,
         )
 
 

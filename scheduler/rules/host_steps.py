@@ -34,9 +34,7 @@ from .row import Need, OnDevice, Pool, Row, StageHere, urgent
 
 def host_steps(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage that steps on the host."""
-    for bucket, copies in enumerate(here.buckets):
-        if not here.job.steps_on_host(copies):
-            continue
+    for bucket in range(len(here.buckets)):
         is_whole = (whole(here, bucket), *stage_is_done(here, bucket), losses_of_all(here))
         yield Row(Kind.SCALE, tuple(dict.fromkeys(is_whole)), urgent(1), bucket=bucket)
         yield Row(

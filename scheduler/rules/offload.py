@@ -36,9 +36,7 @@ from .row import Need, OnDevice, Opening, Pool, Row, StageHere, for_steps, urgen
 
 def offload(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage whose offloaded state comes to the device."""
-    for bucket, copies in enumerate(here.buckets):
-        if here.job.steps_on_host(copies):
-            continue
+    for bucket in range(len(here.buckets)):
         yield Row(
             Kind.FETCH,
             (whole(here, bucket), Need(Gate.STORED)),

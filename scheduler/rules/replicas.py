@@ -42,7 +42,7 @@ def replicas(here: StageHere) -> Iterator[Row]:
             then = subtotals(here) if here.job.is_grouped else then
             opens = (run_after_next(here),) if holds_back(here, copies) else ()
             yield Row(Kind.REDUCE, (parts_of_all,), at_once, then, bucket=bucket, opens=opens)
-        if here.job.steps_on_host(copies):
+        if here.job.steps_on_host:
             continue
         tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
         vote = () if tried else voted(here)
@@ -151,7 +151,7 @@ def voted(here: StageHere) -> tuple[Need, ...]:
 
 def fetched(here: StageHere, bucket: int) -> tuple[Need, ...]:
     """The state of the bucket is on the device; needed only where it is offloaded."""
-    return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()  # not of those on the host
+    return (Need(Kind.FETCH, bucket=bucket),) if here.job.slots else ()
 
 
 def let_go(here: StageHere) -> tuple[Need, ...]:

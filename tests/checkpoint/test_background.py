@@ -36,7 +36,6 @@ MEMORY: dict[str, dict[str, Any]] = {
     "stream": {"offload": "stream"},
     "on a disk": {"offload": "stream", "scratch": DISK},
     "on the host": {"offload": "cpu"},
-    "both sides": {"offload": "hybrid"},
     "weights in scratch": {"offload": "stream", "offload_parameters": True, "gathered": 1},
     "zero 1": {"zero": 1},
     "zero 2": {"zero": 2},

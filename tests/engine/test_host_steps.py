@@ -4,7 +4,6 @@ Nothing else takes this route: the way of gradients there and of weights back, b
 both sides, shards and groups that do, and the route that is measured and chosen for all ranks.
 """
 
-import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import axrt
-from axrt.config import Config
-from axrt.step_rates import StepRates
 from axrt.transport import Transport
 from axrt.transport.local import LocalWorld
 
@@ -64,27 +61,6 @@ def test_every_policy_has_the_bits_of_plain_torch(ranks: int, policy: str, kind:
     else:
         memory = {"bucket_mb": SMALL}
         assert found == on_ranks_once(ranks, memory, TYPES[kind], pipes=pipes, schedule=schedule)
-
-
-@swept(
-    ("ranks, policy", [(1, "1f1b"), (2, "zb-v"), (2, "dualpipe"), (2, "adaptive"), (2, "1f1b")]),
-    ("kind", TYPES),
-    ("clip, share", [(0.0, 0.3), (0.3, 0.5), (0.3, 0.3), (0.0, 0.5)]),
-    quick=4,
-)
-def test_buckets_that_step_on_both_sides_have_the_bits_of_plain_torch(
-    ranks: int, policy: str, kind: str, clip: float, share: float
-) -> None:
-    """Steps in slots are tried before their vote, and those on the host wait for it."""
-    pipes = 2 if policy in TWO_PIPES else 1
-    keys: dict[str, Any] = {"pipes": pipes, "schedule": {"policy": policy}}
-    keys["optimizer"] = {"clip": clip, "speculate": "always"}
-    hybrid = {"offload": "hybrid", "bucket_mb": SMALL, "host_share": share}
-    found = on_ranks(ranks, hybrid, TYPES[kind], **keys)
-    if pipes == 1:
-        assert found == expected(TYPES[kind], clip=clip)
-    else:
-        assert found == on_ranks(ranks, {"bucket_mb": SMALL}, TYPES[kind], **keys)
 
 
 @swept(("kind", TYPES), ("optimizer", OPTIMIZERS), ("clip", [0.0, 0.3]))
@@ -219,7 +195,6 @@ ROUTES: dict[str, dict[str, Any]] = {
     "device": {"offload": "none"},
     "slots": {"offload": "stream"},
     "host": {"offload": "cpu"},
-    "both": {"offload": "hybrid"},
 }
 
 
@@ -301,66 +276,3 @@ def test_an_error_of_the_optimizer_ends_the_call() -> None:
     factory = lambda named: Fails([p for _, p in named], lr=0.1)  # noqa: E731
     with pytest.raises(ArithmeticError, match="no such number"):
         on_ranks(1, {**CPU, "bucket_mb": 0.0}, {}, factory=factory)
-
-
-# The route that is chosen.
-
-
-@pytest.mark.parametrize("kind", first(TYPES))
-def test_the_route_that_is_measured_is_told_and_has_the_bits_of_plain_torch(
-    kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    auto = {"offload": "auto", "bucket_mb": SMALL}
-    assert on_ranks(2, auto, TYPES[kind]) == expected(TYPES[kind])
-    said = capsys.readouterr().err
-    assert re.search(r"'auto' takes '(stream|cpu|hybrid)'.*: an optimizer step should take", said)
-    assert re.search(r"optimizer steps took [\d.e+-]+ ms under memory.offload = '", said)
-
-
-def test_all_ranks_take_the_route_of_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host of one rank is slow, and its device is not."""
-
-    def rates(factory: Any, device: torch.device) -> StepRates:
-        is_slow = threading.current_thread().name.endswith("1")
-        return StepRates(1e9, 1e9, 1e8, 1e6 if is_slow else 1e12)
-
-    def on_a_rank(transport: Transport) -> tuple[str, float]:
-        threading.current_thread().name = f"rank {transport.rank}"
-        config = configured(MICROBATCHES, memory={"offload": "auto", "bucket_mb": SMALL})
-        with axrt.initialize(perceptron(), adamw, config=config, transport=transport) as engine:
-            return engine.config.memory.offload, engine.config.memory.host_share
-
-    monkeypatch.setattr("axrt.step_route.measured", rates)
-    assert LocalWorld(1).run(on_a_rank) == [("cpu", 1.0)]
-    assert LocalWorld(2).run(on_a_rank) == [("stream", 0.0)] * 2
-
-
-def test_an_optimizer_that_cannot_be_measured_steps_in_slots(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """It wants names of parameters that the model has, and "0.weight" is no such name."""
-
-    def picky(named: Any) -> torch.optim.Optimizer:
-        return adamw([(name, p) for name, p in named if len(p) != 1024 or missing(name)])
-
-    def missing(name: str) -> bool:
-        raise KeyError(name)
-
-    auto = {"offload": "auto", "bucket_mb": SMALL}
-    assert on_ranks(1, auto, {}, factory=picky) == expected({})
-    assert "takes 'stream': nothing could be measured" in capsys.readouterr().err
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize(
-    ("memory", "text"),
-    [
-        ({"scratch": "disk:/tmp"}, "memory.scratch = 'disk:/tmp' and memory.offload = 'cpu'"),
-        ({"scratch_gb_s": 2.0}, "memory.scratch_gb_s = 2.0 and memory.offload = 'cpu'"),
-    ],
-)
-def test_a_disk_or_a_bandwidth_is_refused(memory: dict[str, Any], text: str) -> None:
-    with pytest.raises(axrt.ConfigError, match=text):
-        Config.read({"memory": {"offload": "cpu", **memory}})

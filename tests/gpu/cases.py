@@ -384,9 +384,9 @@ def case_steps_on_the_host_have_the_bits_of_steps_on_the_device(comm: "MPI.Comm"
     narrow = {"weights": "bfloat16", "gradients": "weights"}
     scaled = {"weights": "float16", "loss_scale": 2.0**32, "loss_scale_backoff": 2.0**-8}
     ways: list[tuple[dict[str, Any], float, list[str]]] = [
-        ({}, 0.0, ["cpu", "auto"]),
-        (narrow, 0.3, ["cpu", "hybrid"]),
-        ({"weights": "bfloat16"}, 0.0, ["hybrid"]),
+        ({}, 0.0, ["cpu"]),
+        (narrow, 0.3, ["cpu"]),
+        ({"weights": "bfloat16"}, 0.0, ["cpu"]),
         (scaled, 0.5, ["cpu"]),
     ]
     for precision, clip, routes in _few(ways, 2, 3):
@@ -432,7 +432,6 @@ def case_shards_have_the_bits_of_replicas_without(comm: "MPI.Comm") -> None:
             {"offload": "cpu"},
             {"zero": 1, "offload": "cpu"},
             {"zero": 2, "offload": "cpu"},
-            {"zero": 1, "offload": "hybrid", "host_share": 0.5},
         ]
         for sections, met in partners(_few(ways, 1, 2), _few(memories, 1, 4)):
             folder = _folder(comm)
@@ -452,7 +451,7 @@ def _assert_same_steps(
     """To the bit; but steps on the host have bits of their own beside a GPU's, from the second loss
     on."""
     about = (memory, sections)
-    if _device().type == "cuda" and memory.get("offload") in ("auto", "cpu", "hybrid"):
+    if _device().type == "cuda" and memory.get("offload") == "cpu":
         near = 1e-2 if sections.get("precision") else 1e-4
         assert str(found.losses[0]) == str(plain.losses[0]), about
         torch.testing.assert_close(found.losses, plain.losses, rtol=near, atol=near, equal_nan=True)

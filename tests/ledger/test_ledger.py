@@ -724,14 +724,13 @@ def test_offloaded_state_leaves_slots_on_the_device(
     assert few.of_purpose(Purpose.SLOTS) == of_slot * bucket * 2
 
 
-@pytest.mark.parametrize(("share", "slots", "rooms"), [(0.25, 3, 2), (0.5, 3, 3), (1.0, 0, 3)])
-def test_buckets_on_both_sides_have_slots_or_rooms(share: float, slots: int, rooms: int) -> None:
-    memory = {"offload": "hybrid", "host_share": share, "bucket_mb": 0.0}
+def test_buckets_that_step_on_the_host_have_rooms_there() -> None:
+    memory = {"offload": "cpu", "bucket_mb": 0.0}
     config = Config.read(configured(1, precision=IN_WEIGHTS, memory=memory))
     bucket, whole = 64 * 64, 8 * 64 * 64
     ledger = Predictor(linears(), adamw, None).predict(config, 1).of_rank(0)
-    assert ledger.total() == 4 * whole + 16 * bucket * slots
-    assert ledger.total(Tier.HOST) == 12 * whole + 4 * bucket * rooms
+    assert ledger.total() == 4 * whole
+    assert ledger.total(Tier.HOST) == 12 * whole + 4 * bucket * 3
 
 
 @pytest.mark.parametrize(

@@ -108,10 +108,7 @@ MORE = {
         ),
         (DISK, "memory.offload_activations=4"),
     ),
-    "steps on both sides": Run(away=("memory.offload=hybrid",), later=("memory.offload=cpu",)),
-    "steps on a side that is chosen": Run(
-        away=("memory.offload=auto",), later=("memory.offload=none",)
-    ),
+    "steps on the host": Run(away=("memory.offload=stream",), later=("memory.offload=cpu",)),
     "state in shards": Run(SHARDS, ("memory.zero=1",), WHOLE, 4),
     "weights in shards that come and go": Run(
         (*SHARDS, WIDE, "schedule.policy=breadth-first", "schedule.chunks=2"),

@@ -63,7 +63,6 @@ class Pipeline:
         reductions: of a bucket in a step, where there are shards and backwards are whole.
         first_step: number of the step to begin with; nothing is watched then but the tasks.
         host_rooms: buckets whose gradient a rank may have on the host; 0: steps are not there.
-        host_share: share of the buckets that step there, where there are slots as well.
         room: stages whose weights a rank may have whole at a time, where there are shards or
             weights are in scratch; 0: any.
         brings: weights are in scratch, where there are slots and a room.
@@ -99,7 +98,6 @@ class Pipeline:
         first_step: int = 0,
         host_rooms: int = 0,
         brings: bool = False,
-        host_share: float = 1.0,
     ) -> None:
         self.leaves = leaves
         self.placement = placement or placement_for(policy, ranks, microbatches)
@@ -116,7 +114,6 @@ class Pipeline:
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
             host_rooms=host_rooms if trains else 0,
-            host_share=host_share,
             speculates=bool(speculates and trains and slots and clips),
             held_on_device=(
                 0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare

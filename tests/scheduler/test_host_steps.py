@@ -1,7 +1,6 @@
 """Steps on the host: the moves of a rank, what holds in any order of events, and the time that they
 take."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -132,46 +131,9 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
         assert all(state.finished and state.settled for state in pipeline.states)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_on_both_routes_nobody_gets_stuck(name: str) -> None:
-    """Some buckets step on the host and others in slots; `SlotWatch` looks at every task."""
-    for seed in range(fewer(18, quick=6)):
-        pipeline = Pipeline(
-            policy_by_name(name),
-            *(2, 4),
-            steps=3,
-            buckets=1 + seed % 4,
-            replicas=1 + seed % 2,
-            clips=seed % 3 == 0,
-            speculates=seed % 6 == 0,
-            slots=1 + seed % 3,
-            host_rooms=1 + seed % 2,
-            host_share=(1 + seed // 2 % 3) / 4,
-            shards=seed % 4 > 1,
-            room=seed % 8 // 4,
-            tied=seed % 5 == 0,
-        )
-        run_in_random_order(pipeline, seed)
-        assert all(state.finished and state.settled for state in pipeline.states)
-
-
-@pytest.mark.parametrize(
-    ("share", "on_host"), [(0.0, []), (0.25, [3, 7]), (0.5, [1, 3, 5, 7]), (1.0, list(range(8)))]
-)
-def test_a_share_of_the_buckets_steps_on_the_host_one_here_one_there(
-    share: float, on_host: list[int]
-) -> None:
-    job = Job(Linear(1), policy_by_name("1f1b"), 1, slots=3, host_rooms=3, host_share=share)
-    copies = [copies_by_pipe(0, bucket, 2) for bucket in range(8)]
-    assert [number for number, of in enumerate(copies) if job.steps_on_host(of)] == on_host
-
-
-def test_two_routes_at_once_take_the_time_of_half_the_buckets() -> None:
-    costs = Costs(Work(0, 0, 0), step=2.0, state=1.0, others={Kind.HOST_STEP: 2.0})
-    alone = Job(Linear(1), policy_by_name("1f1b"), 1, slots=3)
-    both = replace(alone, host_rooms=3, host_share=0.5)
-    for job, took in ((alone, 16.0), (both, 8.0)):
-        assert max(span.end for span in simulate(job, costs, buckets=8).spans) == took
+def test_steps_have_one_side() -> None:
+    with pytest.raises(ValueError, match="slots and rooms on the host"):
+        Job(Linear(1), policy_by_name("1f1b"), 1, slots=3, host_rooms=3)
 
 
 @swept(
