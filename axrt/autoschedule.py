@@ -143,8 +143,6 @@ def _asked(
     if schedule.policy not in PLANNED:
         why = f"schedule.policy {schedule.policy!r} follows no plan; expected auto or one of "
         why += ", ".join(PLANNED)
-    elif config.memory.recompute == AUTO:
-        why = "memory.recompute = 'auto' settles the schedule anew; expected another value of it"
     if why:
         raise ConfigError(f"schedule.costs: {why}; or schedule.costs = ''")
     try:

@@ -530,9 +530,7 @@ class Memory(_Section):
         "'full' = all; a number = so many of its "
         "layers; 'stage-aware:SHARE' = SHARE of its layers (a half where it is left out) on the "
         "rank that holds most microbatches, less on "
-        "the others; 'auto' = so many layers as make a step fastest, by measured costs, where the "
-        "others' activations leave the device (memory.offload_activations). A rank that holds at "
-        "most one recomputes nothing",
+        "the others. A rank that holds at most one recomputes nothing",
     )
     offload: str = _key(
         "none",
@@ -651,12 +649,6 @@ class Memory(_Section):
             most_recomputed(self.recompute)
         except ValueError as error:
             yield f"memory.recompute = {error}; or a number of layers"
-        if self.recompute == AUTO and not self.offload_activations:
-            yield (
-                "memory.recompute = 'auto' weighs layers that run again against activations that "
-                "leave the device, and none do; expected memory.offload_activations, too, or "
-                "memory.recompute = 'none' or 'full'"
-            )
         if self.scratch != "host" and not self.scratch_directory:
             yield (
                 f"memory.scratch = {self.scratch!r}; expected 'host', or 'disk:DIR' with a "

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from axrt.config import AUTO, Config
+from axrt.config import Config
 from axrt.default_schedule import settled
 from axrt.device import free_memory, identity
 from axrt.mesh import Mesh
@@ -53,7 +53,6 @@ def takes_a_plan(config: Config, model: PipelineModule, mesh: Mesh) -> bool:
     left_open = not (of.policy or of.chunks or of.share or config.run.compile)
     return (
         left_open
-        and config.memory.recompute != AUTO
         and mesh.pipe > 1
         and is_brief(of.microbatches, mesh)
         and settled(config, model, mesh)[0].policy == "adaptive"

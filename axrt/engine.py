@@ -20,8 +20,7 @@ from axrt.checkpoint.manifest import Manifest
 from axrt.checkpoint.pieces import cut_of
 from axrt.checkpoint.snapshot import Snapshot, SnapshotArena
 from axrt.checkpoint.writing import Records, keep_layers, save_layers, save_shards
-from axrt.config import AUTO, Config, Schedule
-from axrt.default_schedule import settled
+from axrt.config import Config, Schedule
 from axrt.device import CPU, choose
 from axrt.errand import Put, Steps
 from axrt.errors import (
@@ -67,7 +66,6 @@ from axrt.preflight import (
     refuse_in_a_worker,
 )
 from axrt.rank import Rank
-from axrt.recompute_choice import Choice, layers_chosen, with_layers
 from axrt.results import EvalResult, StepResult
 from axrt.schedule import digest_of_order
 from axrt.scheduler.policies import FIXED, AlongPlan
@@ -141,8 +139,6 @@ class Engine:
         resolved = resolve(config, model, self._rank, sample, compiler)
         self._schedule, self._job = resolved.schedule, resolved.job
         self.candidates = list(resolved.candidates)
-        again = self._layers_chosen(model, sample) if config.memory.recompute == AUTO else None
-        config = self.config
         if config.memory.device_gb or config.memory.scratch_gb:
             self._check_memory(model, factory, sample)
         self._peak = Peak(self._rank.device)
@@ -165,8 +161,7 @@ class Engine:
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
-        choices = [*([str(again)] if again else []), *resolved.notes]
-        self._tell_once([*choices * self.is_main, *self._model.notes(config.memory)])
+        self._tell_once([*resolved.notes * self.is_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._model.narrow is not None and config.precision.keep:
@@ -187,14 +182,6 @@ class Engine:
         if any(isinstance(layer, TiedLayerSpec) for layer in model.layers):
             of_ranks = self._exchange.gathered(digests_of_tied(model.layers))
             self._exchange.agreed(lambda: check_tied(of_ranks or ()))
-
-    def _layers_chosen(self, model: PipelineModule, sample: Any) -> Choice:
-        """Settle how many layers run again, and the schedule anew: stays are planned for that."""
-        found = layers_chosen(self.config, model, self._schedule, self._rank, sample)
-        self.config = with_layers(self.config, found)
-        with_policy = replace(self.config, schedule=self._schedule)
-        self._schedule, self._job = settled(with_policy, model, self._rank.mesh)
-        return found
 
     @property
     def rank(self) -> int:

@@ -34,6 +34,11 @@ VALUES = {
         "steps on both sides at once were never measured to be faster; take 'cpu' or 'stream'",
         read_as="cpu",
     ),
+    ("memory.recompute", "auto"): FormerValue(
+        "it was never measured to be over 1 % faster than the best of 'none' and 'full'; take "
+        "'full', or 'none' where copies to memory.scratch are fast",
+        read_as="none",
+    ),
     ("memory.offload", "auto"): FormerValue(
         "take 'cpu', and measure 'stream' where the device is far faster than the host",
         read_as="cpu",

@@ -87,7 +87,6 @@ def measured_costs(
     rank: Rank,
     sample: Any,
     compiler: Compiler | None,
-    what: str = "",
 ) -> ModelCosts:
     """The costs of layers on the main rank, and of messages between it and another one; every rank
     calls it.
@@ -96,11 +95,10 @@ def measured_costs(
         config, model, rank: of the run.
         sample: a microbatch, (inputs, targets); only the main rank's counts.
         compiler: compiler that runs the layers; None: they run as they are.
-        what: the setting that asks for it, as errors name it; "": `schedule.policy`.
     Raises:
         ConfigError: there is no sample, or it does not go through the layers; raised on every rank.
     """
-    layers = measured_layers(config, model, rank, sample, compiler, what or _policy(config))
+    layers = measured_layers(config, model, rank, sample, compiler, _policy(config))
     several = rank.mesh.pipe * rank.mesh.data > 1
     return ModelCosts(layers, measured_edge(rank.exchange, rank.device) if several else Edge())
 

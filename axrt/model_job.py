@@ -17,13 +17,6 @@ from axrt.scheduler.sharing import with_sharing
 Found = tuple[Schedule, Job]  # a schedule with a policy, and its job
 
 
-def of_one_replica(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> Job:
-    """The job of one replica, with the activations that leave its ranks; `schedule` has a policy
-    that fits."""
-    _, job = job_with(schedule, config, model, ranks)
-    return replace(job, held_on_device=config.memory.offload_activations)
-
-
 def job_with(schedule: Schedule, config: Config, model: PipelineModule, ranks: int) -> Found:
     """A schedule with a policy, and its job for the model with one replica; raises `ConfigError`
     where it cannot be."""

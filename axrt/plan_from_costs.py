@@ -11,7 +11,7 @@ from functools import partial
 from math import ceil
 from typing import NamedTuple
 
-from axrt.config import AUTO, Config
+from axrt.config import Config
 from axrt.errors import ConfigError
 from axrt.mesh import Mesh
 from axrt.model.module import PipelineModule
@@ -201,7 +201,7 @@ def possible_plan(
     config: Config, model: PipelineModule, mesh: Mesh, costs: ModelCosts
 ) -> SentPlan | None:
     """The plan of `adaptive`, see `plan_of_run`; None where the run takes none."""
-    if mesh.pipe == 1 or config.memory.recompute == AUTO:
+    if mesh.pipe == 1:
         return None
     try:
         return plan_of_run("adaptive", config, model, mesh, costs)

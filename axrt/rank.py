@@ -145,7 +145,7 @@ class Rank:
             self.exchange.hear(source, generation, note, payload)
 
 
-def copies_apart(memory: Memory, device: torch.device) -> bool:
+def _copies_apart(memory: Memory, device: torch.device) -> bool:
     """Copies to and from scratch have threads of their own, since they hold up who calls. Without
     an accelerator a copy of a gradient or of weights is a cast, which does so, too."""
     casts = memory.steps_on_host and device == CPU
@@ -157,7 +157,7 @@ def _copies(memory: Memory, device: torch.device) -> dict[Queue, Compute]:
     host."""
     if not memory.uses_scratch:
         return {}
-    apart = copies_apart(memory, device)
+    apart = _copies_apart(memory, device)
     if apart or memory.steps_on_host:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     directions = (OnDevice.COPIES_IN, OnDevice.COPIES_OUT)

@@ -7,7 +7,6 @@ from math import hypot
 from typing import NamedTuple
 
 from axrt.config import Schedule
-from axrt.copy_rates import Copies
 from axrt.scheduler.cost_table import LayerCosts
 from axrt.scheduler.job import Job
 from axrt.scheduler.model_costs import ModelCosts, world_of
@@ -18,7 +17,6 @@ AS_FAST = 1.01  # candidates within this of the fastest count as fast as it
 _STEPS = 3
 _MOST_MICROBATCHES = 4  # times the ranks
 _MIB = 2**20
-_FREE = Copies()
 
 
 Simulated = tuple[float, tuple[float, ...]]  # seconds a step, MiB that each rank holds
@@ -57,17 +55,15 @@ def predicted(
     schedule: Schedule,
     job: Job,
     of: ModelCosts,
-    copies: Copies = _FREE,
 ) -> Candidate:
     """The figures of a schedule by simulation.
 
     Args:
         schedule, job: the schedule, cut into stages.
         of: costs of the layers, of messages and of the loop.
-        copies: rates of copies of activations, where some leave the device.
     """
     stages = list(_stages(job, of.layers))
-    costs = _costs(job, of, stages, copies)
+    costs = _costs(job, of, stages)
 
     def simulated(microbatches: int) -> Simulated:
         line = simulate(replace(job, microbatches=microbatches), costs, steps=_STEPS)
@@ -125,16 +121,11 @@ def _stages(job: Job, layers: Sequence[LayerCosts]) -> Iterator[_Stage]:
         yield _Stage(layers[first : first + count], layers[first + count : end], came_in)
 
 
-def _costs(job: Job, of: ModelCosts, stages: Sequence[_Stage], copies: Copies) -> Costs:
+def _costs(job: Job, of: ModelCosts, stages: Sequence[_Stage]) -> Costs:
     costs = world_of(job.placement, job.cuts, of).costs
     if not _is_whole(job.microbatches, job.ranks):
         costs = replace(costs, jitter=hypot(costs.jitter, costs.lengths), lengths=0.0)
-    return replace(
-        costs,
-        recomputed={stage: stages[stage].share_again for stage in job.recomputed},
-        offload=tuple([stage.saved / copies.out for stage in stages]),
-        reload=tuple([stage.saved / copies.into for stage in stages]),
-    )
+    return replace(costs, recomputed={stage: stages[stage].share_again for stage in job.recomputed})
 
 
 def _is_whole(microbatches: int, ranks: int) -> bool:

@@ -87,7 +87,7 @@ def most_recomputed(recompute: str | int) -> float:
     """
     if isinstance(recompute, int) and recompute >= 0:
         return float(recompute > 0)
-    known = {"none": 0.0, "auto": 0.0, "full": 1.0, "stage-aware": 0.5}
+    known = {"none": 0.0, "full": 1.0, "stage-aware": 0.5}
     if recompute in known:
         return known[str(recompute)]
     word, _, share = str(recompute).partition(":")
@@ -99,6 +99,6 @@ def most_recomputed(recompute: str | int) -> float:
     ):
         return float(share)
     raise ValueError(
-        f"{recompute!r}; expected 'none', 'full', 'auto', 'stage-aware', or 'stage-aware:SHARE' "
+        f"{recompute!r}; expected 'none', 'full', 'stage-aware', or 'stage-aware:SHARE' "
         "with a share of 0 to 1"
     )

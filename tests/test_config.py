@@ -252,10 +252,15 @@ def test_what_a_former_version_has_written_is_read_without_keys_that_are_gone() 
     }
 
 
-@pytest.mark.parametrize("value", ["auto", "hybrid"])
-def test_a_value_that_is_gone_is_refused_with_what_to_do_instead(value: str) -> None:
-    with pytest.raises(ConfigError, match=f"memory.offload = '{value}' is gone: .*take 'cpu'"):
-        Config.read({"memory": {"offload": value}})
+@pytest.mark.parametrize(
+    ("key", "value", "instead"),
+    [("offload", "auto", "'cpu'"), ("offload", "hybrid", "'cpu'"), ("recompute", "auto", "'full'")],
+)
+def test_a_value_that_is_gone_is_refused_with_what_to_do_instead(
+    key: str, value: str, instead: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"memory.{key} = '{value}' is gone: .*take {instead}"):
+        Config.read({"memory": {key: value}})
 
 
 @pytest.mark.parametrize("word", ["false", "off", '"false"', '"off"'])

@@ -730,11 +730,6 @@ def _check(options: dict[str, Any]) -> None:
             f"--gathered {options['gathered']} with --zero {options['zero']}: weights are always "
             "whole; expected --zero 3, or --bring-cost"
         )
-    if options["recompute"] == "auto":
-        _refuse(
-            "--recompute auto is chosen by costs that a run measures; expected 'none', 'full' or a "
-            "share, see axrt simulate --help"
-        )
     try:
         most_recomputed(options["recompute"])
     except ValueError as error:

@@ -410,7 +410,7 @@ def test_the_picture_has_every_task_in_its_row(tmp_path: Path, ranks: int) -> No
         ),
         (
             ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--recompute", "auto"),
-            "--recompute auto is chosen by costs that a run measures",
+            "--recompute = 'auto'; expected 'none', 'full'",
         ),
         (
             ("--policy", "1f1b", "--ranks", "4", "--microbatches", "8", "--costs", "1,2"),

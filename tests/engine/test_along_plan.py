@@ -41,7 +41,6 @@ from .reference import (
 )
 
 STEPS, MICROBATCHES = 3, 6
-AUTO = {"recompute": "auto", "offload_activations": 4}
 BATCHES = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
 
 
@@ -268,7 +267,6 @@ def test_a_table_is_what_it_was_after_it_was_written(tmp_path: Path) -> None:
     ("schedule", "more", "text"),
     [
         ({"policy": "1f1b"}, {}, "policy '1f1b' follows no plan; expected auto or one of adaptive"),
-        ({}, {"memory": AUTO}, "memory.recompute = 'auto' settles the schedule"),
         (
             {},
             {"memory": {"activations_mb": 1e-3}},

@@ -254,7 +254,6 @@ def test_along_a_plan_the_bits_are_those_of_the_row(
         (4, {"schedule": {"chunks": 3}}, False),
         (4, {"schedule": {"placement": "looped"}}, False),
         (4, {"schedule": {"placement": "linear"}}, False),
-        (4, {"memory": {"recompute": "auto", "offload_activations": 4}}, False),
         (4, {"run": {"compile": "eager"}}, False),
         (4, {"schedule": {"share": True}, "parallel": {"data": 2}}, False),
     ],

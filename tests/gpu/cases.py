@@ -63,7 +63,6 @@ _SIZES = {
     "case_replicas_with_narrow_weights_agree": (2,),
     "case_weights_come_from_scratch_and_go": (1, 2),
     "case_stays_go_through_dropped_steps_and_checkpoints": (1, 2),
-    "case_which_layers_run_again_is_chosen": (2,),
 }
 # Of one rank. On the simulated accelerator the first one of two runs them.
 _ALONE = (
@@ -703,21 +702,6 @@ def case_stays_go_through_dropped_steps_and_checkpoints(comm: "MPI.Comm") -> Non
             assert trained(memory, True, save=saved) == plain, memory
             assert trained(memory, False, load=saved) == after, memory
             assert trained({}, False, load=saved) == after, memory
-
-
-def case_which_layers_run_again_is_chosen(comm: "MPI.Comm") -> None:
-    batches = random_batches((6, 16), classes=5, microbatches=MICROBATCHES)
-    gpipe = {"policy": "gpipe"}
-    with _repeatable():
-        plain = _trained(comm, perceptron, batches, schedule=gpipe)
-        ways: list[dict[str, Any]] = [
-            {},
-            {"scratch_gb_s": 0.5},
-            {"scratch": f"disk:{_folder(comm)}"},
-        ]
-        for more in _few(ways, 2):
-            memory = {"offload_activations": 3, "recompute": "auto", **more}
-            assert _trained(comm, perceptron, batches, schedule=gpipe, memory=memory) == plain
 
 
 def case_an_evaluation_between_steps_has_the_bits_and_changes_none(comm: "MPI.Comm") -> None:
