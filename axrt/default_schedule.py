@@ -7,7 +7,7 @@ from dataclasses import replace
 from axrt.config import DEFAULTS, Config, Schedule
 from axrt.errors import ConfigError
 from axrt.mesh import Mesh
-from axrt.model.layers import num_multiplied
+from axrt.model.layers import counted, num_multiplied
 from axrt.model.module import PipelineModule
 from axrt.model.partition import OPERATIONS
 from axrt.model_job import Found, job_with, with_replicas
@@ -67,7 +67,7 @@ def _well_balanced(found: Sequence[Found], config: Config, model: PipelineModule
     if (config.parallel.partition or model.partition_method) != OPERATIONS:
         return first
     linear = next((one for one in found if one[1].placement.name == "linear"), first)
-    weights = [num_multiplied(layer) for layer in model.layers]
+    weights = counted(model.layers, num_multiplied)
     work, least = (busiest(weights, job.cuts, job.placement.held) for _, job in (first, linear))
     return first if work <= _AS_MUCH * least else linear
 

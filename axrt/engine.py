@@ -161,7 +161,8 @@ class Engine:
             self._rank, self._job, self._model, config.optimizer, self._shards, self._await_later
         )
         # Not before: another rank may be training, and while this one listens it hears of that.
-        self._tell_once([*resolved.notes * self.is_main, *self._model.notes(config.memory)])
+        of_main = resolved.notes if self.is_main else ()
+        self._tell_once([*of_main, *self._model.notes(config.memory)])
         world.at_exit(self.close)
         world.where = lambda: f"step {self.step}, task {self._rank.loop.task or 'none yet'}"
         if self._model.narrow is not None and config.precision.keep:

@@ -1,5 +1,6 @@
 """`axrt memory`: what each rank of a run will hold, without allocating any of it."""
 
+import gc
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,8 +11,9 @@ from .overrides import with_overrides
 
 if TYPE_CHECKING:  # --help needs no torch
     from axrt.ledger.advice import Advice
-    from axrt.ledger.ledger import Ledger
     from axrt.ledger.prediction import Prediction
+
+_MOST_SPANS = 5  # of ranks in a row of the table
 
 
 @click.command(short_help="Say what each rank of a run will hold, and what would help.")
@@ -39,6 +41,7 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
 
     from .sample import sample_of
 
+    gc.disable()  # a quarter of the time would go there, and the process ends soon
     try:
         config = Config.read(file, overrides)
         size = ranks or max(1, config.parallel.pipe) * config.parallel.data
@@ -51,6 +54,8 @@ def memory(file: str, overrides: tuple[str, ...], ranks: int | None, as_json: bo
     except ConfigError as error:
         click.echo(f"axrt: {error}", err=True)
         sys.exit(exit_code_of(error))
+    finally:
+        gc.enable()
     click.echo(_as_json(found, helpful, refused) if as_json else _told(found, helpful, refused))
     sys.exit(bool(refused))
 
@@ -99,39 +104,42 @@ def _told(found: "Prediction", helpful: "list[Advice]", refused: str) -> str:
 
 
 def _table(found: "Prediction") -> list[str]:
-    """A row for all ranks that hold the same, a column for each purpose on a tier.
+    """A row for all ranks that show the same, a column for each purpose on a tier.
 
     All cells are in one unit, that of the largest, so that columns can be compared by eye.
     """
     from axrt.ledger.ledger import Tier, size_in, unit_of
 
-    alike: dict[Ledger, list[int]] = {}
-    for rank in range(found.size):
-        alike.setdefault(found.of_rank(rank), []).append(rank)
+    by_rank = [found.of_rank(rank) for rank in range(found.size)]
+    ledgers = {id(one): one for one in by_rank}  # few, though ranks may be thousands
     columns = list(
         dict.fromkeys(
             (tier, entry.purpose)
             for tier in Tier
-            for one in alike
+            for one in ledgers.values()
             for entry in one.entries
             if entry.tier is tier
         )
     )
-    tiers = [tier for tier in Tier if any(one.total(tier) for one in alike)]
+    tiers = [tier for tier in Tier if any(one.total(tier) for one in ledgers.values())]
     heads = [
         purpose.value if tier is Tier.DEVICE else f"{purpose.value} ({tier.value})"
         for tier, purpose in columns
     ]
-    unit, factor = unit_of(max((one.total(tier) for one in alike for tier in tiers), default=0))
-    rows = [["ranks", *heads, *(f"on {tier.value}" for tier in tiers)]]
-    rows += [
-        [
-            _spans(ranks),
+    most = max((one.total(tier) for one in ledgers.values() for tier in tiers), default=0)
+    unit, factor = unit_of(most)
+    cells = {
+        which: (
             *(size_in(factor, one.of_purpose(purpose, tier)) for tier, purpose in columns),
             *(size_in(factor, one.total(tier)) for tier in tiers),
-        ]
-        for one, ranks in alike.items()
-    ]
+        )
+        for which, one in ledgers.items()
+    }
+    ranks_with: dict[tuple[str, ...], list[int]] = {}
+    for rank, ledger in enumerate(by_rank):
+        ranks_with.setdefault(cells[id(ledger)], []).append(rank)
+    rows = [("ranks", *heads, *(f"on {tier.value}" for tier in tiers))]
+    rows += [(_spans(ranks), *of) for of, ranks in ranks_with.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         f"in {unit}" + (f" ({factor:,.0f} bytes)" if factor > 1 else ""),
@@ -143,11 +151,14 @@ def _table(found: "Prediction") -> list[str]:
 
 
 def _spans(ranks: list[int]) -> str:
-    """Ranks as text, such as "0-3,8"."""
+    """Ranks as text, such as "0-3,8"; of many spans the first ones, and how many ranks they are."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and spans[-1][1] == rank - 1:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    return ",".join(f"{first}-{last}" if first < last else f"{first}" for first, last in spans)
+    told = [f"{first}-{last}" if first < last else f"{first}" for first, last in spans]
+    if len(told) > _MOST_SPANS:
+        told = [*told[: _MOST_SPANS - 1], f"... {told[-1]} ({len(ranks)} ranks)"]
+    return ",".join(told)

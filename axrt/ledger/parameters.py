@@ -27,6 +27,7 @@ from .skeleton import META, Skeletons, like
 
 _MIB = 1024 * 1024
 _EACH_SHARD = 16  # shards of more are as large as another one, to the alignment of their ends
+_USUAL = -1  # stands for all pipes with no shard that is unlike most others
 Probe = Callable[[BucketSpec, Sequence[nn.Parameter]], Probed]
 
 
@@ -92,6 +93,7 @@ class BucketSizes:
     def __init__(self) -> None:
         self._of_kind: dict[tuple[object, ...], dict[int, BucketBytes]] = {}
         self._same: dict[BucketBytes, BucketBytes] = {}
+        self._stages: dict[tuple[int, ...], StageBytes] = {}
 
     def of_kind(self, kind: tuple[object, ...]) -> dict[int, BucketBytes]:
         """The sizes of buckets of a kind that are known by now, by shard."""
@@ -100,6 +102,11 @@ class BucketSizes:
     def one_of(self, found: BucketBytes) -> BucketBytes:
         """The object that stands for all of the same sizes, so that they are told by identity."""
         return self._same.setdefault(found, found)
+
+    def stage_of(self, buckets: Iterable[BucketBytes], frozen: tuple[int, int]) -> StageBytes:
+        """The object that stands for all stages with these buckets and frozen tensors."""
+        made = StageBytes(tuple(buckets), *frozen)
+        return self._stages.setdefault((*frozen, *map(id, made.buckets)), made)
 
 
 class _Bucket(NamedTuple):
@@ -161,6 +168,8 @@ class StageParameters:
         ]
         frozen = list(_frozen(skeletons, places, types))
         self._frozen = sum(size for size, _ in frozen), sum(size for _, size in frozen)
+        self._of_pipe: dict[int, StageBytes] = {}
+        self._apart = frozenset(_pipes_apart([bucket.cut for bucket in self._buckets]))
 
     def _bucket(self, spec: BucketSpec, narrow: list[torch.dtype | None]) -> _Bucket:
         config, job = self._config, self._job
@@ -197,7 +206,14 @@ class StageParameters:
 
     def of_pipe(self, pipe: int) -> StageBytes:
         """The sizes of what the copy of a pipe holds."""
-        return StageBytes(tuple(self._of(bucket, pipe) for bucket in self._buckets), *self._frozen)
+        shards = self._job.pipes_a_group if self._job.shards else 1
+        like = pipe % shards
+        if shards > _EACH_SHARD and like not in self._apart:
+            like = _USUAL
+        if like not in self._of_pipe:
+            buckets = [self._of(bucket, pipe) for bucket in self._buckets]
+            self._of_pipe[like] = self._sizes.stage_of(buckets, self._frozen)
+        return self._of_pipe[like]
 
     def _of(self, bucket: _Bucket, pipe: int) -> BucketBytes:
         shard = 0 if bucket.cut is None else _like(bucket.cut, bucket.cut.shard_of(pipe))
@@ -237,6 +253,15 @@ class StageParameters:
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),
             len({copy.stage for copy in spec.copies}) > 1,
         )
+
+
+def _pipes_apart(cuts: Iterable[Cut | None]) -> Iterator[int]:
+    """The pipes of a group that have a shard of some bucket which is unlike most others."""
+    for cut in cuts:
+        if cut is None:
+            continue
+        for pipe in range(cut.shards) if cut.whole else (-cut.turn, -1 - cut.turn):
+            yield pipe % cut.shards
 
 
 def _like(cut: Cut, shard: int) -> int:

@@ -105,6 +105,7 @@ class Predictor:
         self._jobs: dict[tuple[object, ...], tuple[Schedule, Job]] = {}
         self._moments: dict[tuple[object, ...], Probed] = {}
         self._sizes = BucketSizes()
+        self._parameters: dict[tuple[object, ...], list[StageParameters]] = {}
 
     @property
     def layers(self) -> Sequence[object]:
@@ -128,18 +129,14 @@ class Predictor:
         schedule, job = self._settled(config, mesh)
         held, why = self._held(config, job)
         alike: dict[tuple[object, ...], Ledger] = {}
-        held_by = [
-            StageParameters(self._skeletons, config, job, stage, self._probe, self._sizes)
-            for stage in range(job.stages)
-        ]
+        held_by = self._parameters_of(config, job)
         saves = config.saves_beside and config.checkpoint.every and config.checkpoint.dir
 
         def ledger(replica: int, rank: int) -> Ledger:
             """The ledger of a rank; replicas whose shards are as large have the same."""
             seats = [(job.pipe_of(replica, rank, of), of) for of in job.placement.stages_of(rank)]
             mine = [held_by[of].of_pipe(pipe) for pipe, of in seats]
-            buckets = [id(bucket) for stage in mine for bucket in stage.buckets]
-            key = (rank, *(pipe == 0 for pipe, _ in seats if saves), *buckets)
+            key = (rank, *(pipe == 0 for pipe, _ in seats if saves), *map(id, mine))
             if key not in alike:
                 alike[key] = made(rank, seats, mine)
             return alike[key]
@@ -184,6 +181,18 @@ class Predictor:
         if key not in self._jobs:
             self._jobs[key] = settled(config, self._model, mesh)
         return self._jobs[key]
+
+    def _parameters_of(self, config: Config, job: Job) -> list[StageParameters]:
+        """The parameters of each stage. Schedules and recomputation change nothing of them."""
+        of_job = (job.cuts, job.pipes, job.pipes_a_group, job.shards, job.offloads_weights)
+        memory = replace(config.memory, recompute="none", offload_activations=0)
+        key = (*of_job, job.steps_on_host, memory, config.precision, config.optimizer)
+        if key not in self._parameters:
+            self._parameters[key] = [
+                StageParameters(self._skeletons, config, job, stage, self._probe, self._sizes)
+                for stage in range(job.stages)
+            ]
+        return self._parameters[key]
 
     def _held(self, config: Config, job: Job) -> tuple[list[Occupancy], list[str]]:
         """What the microbatches of each rank hold, or texts that say why that is not known."""

@@ -13,10 +13,10 @@ from axrt.model.layers import (
     TiedLayerSpec,
     places_of,
     share,
+    specification,
     tied_layer,
     without_memory,
 )
-from axrt.model.per_layer import specification
 
 META = torch.device("meta")
 

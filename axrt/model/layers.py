@@ -306,6 +306,17 @@ def without_memory(layer: LayerSpec) -> nn.Module:
             return layer.build()
 
 
+def specification(layer: LayerSpec) -> tuple[object, ...]:
+    """A key that is equal for layers that are built alike."""
+    return (
+        layer.typename,
+        repr(layer.args),
+        repr(layer.kwargs),
+        getattr(layer, "forward_fn", None),
+        getattr(layer, "given", None),
+    )
+
+
 def _to_count(layer: Layer) -> Layer:
     """A module with the layer's parameters, which may have no memory; a function as it is."""
     if isinstance(layer, TiedLayerSpec) and layer.given is not None:
@@ -329,3 +340,18 @@ def num_multiplied(layer: Layer) -> int:
     modules = layer.modules() if isinstance(layer, nn.Module) else ()
     looked_up = [one for one in modules if isinstance(one, (nn.Embedding, nn.EmbeddingBag))]
     return num_parameters(layer) - sum(one.weight.numel() for one in looked_up)
+
+
+def counted(layers: Sequence[Layer], count: Callable[[Layer], float]) -> list[float]:
+    """What a function counts in each layer. Layers of one specification are counted once, since
+    each has to be built for that."""
+    known: dict[tuple[object, ...], float] = {}
+    found = []
+    for layer in layers:
+        key: tuple[object, ...] = (id(layer),)
+        if isinstance(layer, LayerSpec) and not isinstance(layer, TiedLayerSpec):
+            key = specification(layer)
+        if key not in known:
+            known[key] = count(layer)
+        found.append(known[key])
+    return found

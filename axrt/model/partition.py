@@ -8,7 +8,7 @@ from itertools import pairwise
 from axrt.errors import ConfigError
 from axrt.scheduler.balance import Stages, balanced, evened
 
-from .layers import Layer, name_of, num_multiplied, num_parameters
+from .layers import Layer, counted, name_of, num_multiplied, num_parameters
 
 OPERATIONS = "operations"
 
@@ -47,7 +47,7 @@ def boundaries(
             "Start fewer ranks, make replicas of shorter pipelines (parallel.data), or give the "
             f"model more layers{policy}"
         )
-    weights = [_weight_by(method)(layer) for layer in layers]
+    weights = counted(layers, _weight_by(method))
     if not any(weights):
         raise ConfigError(
             f"partition {method!r} finds nothing to balance: no layer counts. Set "

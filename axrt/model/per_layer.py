@@ -13,7 +13,7 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.policies import placement_for, policy_by_name
 
 from .compiler import Compiler
-from .layers import LayerSpec, build
+from .layers import LayerSpec, build, specification
 from .module import PipelineModule
 from .precision import Types, make_narrow
 from .seeds import BorrowedGenerator
@@ -77,17 +77,6 @@ def walk(
         one, value = known[key]
         found.append(one)
     return found
-
-
-def specification(layer: LayerSpec) -> tuple[object, ...]:
-    """A key that is equal for layers that are built alike."""
-    return (
-        layer.typename,
-        repr(layer.args),
-        repr(layer.kwargs),
-        getattr(layer, "forward_fn", None),
-        getattr(layer, "given", None),
-    )
 
 
 def shapes(value: Any) -> tuple[object, ...]:
