@@ -108,7 +108,6 @@ class _Section:
 class Model(_Section):
     """The model to train: a GPT of these sizes, or a model of the user's own."""
 
-    name: str = _key("gpt", "a built-in model", choices=("gpt",))
     factory: str = _key(
         "",
         "'package.module:function' that takes the Config and returns a PipelineModule; '' = the "
@@ -563,7 +562,6 @@ class Memory(_Section):
         "offload = 'cpu', buckets whose gradient it may have on the host",
         least=3,
     )
-    check_scratch: bool = _key(True, "compare a checksum of all that comes back from a disk")
     scratch_gb: float = _key(
         0.0, "GB of scratch that a rank may use (10^9 bytes); 0 = any number", least=0
     )
@@ -959,9 +957,10 @@ def _strangers(
     for name in found:
         if name in known:
             continue
-        if said := what_became_of(prefix + name):
+        said = what_became_of(prefix + name, found[name])
+        if said:
             yield said
-        else:
+        elif said is None:
             near = difflib.get_close_matches(name, known, n=1)
             hint = (
                 f"did you mean {prefix}{near[0]}?"

@@ -5,6 +5,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
+class GoneKey(NamedTuple):
+    """A key that there is no longer.
+
+    Args:
+        why: what a user does without it, and why.
+        as_now: the value that means what is done now; files that say it are taken.
+    """
+
+    why: str
+    as_now: Any
+
+
 class FormerValue(NamedTuple):
     """A value that a key no longer takes.
 
@@ -22,12 +34,19 @@ RENAMED = {
     "schedule.in_flight": "schedule.max_held",
     "parallel.order": "parallel.rank_order",
 }
-# With what a user does without them.
 GONE = {
-    "memory.host_share": "no case was faster with some steps on the host than with memory.offload "
-    "= 'cpu' or 'stream' alone",
-    "schedule.replan": "plans made while training gained nothing; schedule.costs makes one at the "
-    "start",
+    "memory.check_scratch": GoneKey(
+        "what comes back from a disk is always compared with a checksum", True
+    ),
+    "memory.host_share": GoneKey(
+        "no case was faster with some steps on the host than with memory.offload = 'cpu' or "
+        "'stream' alone",
+        0.5,
+    ),
+    "model.name": GoneKey("there is one built-in model, and model.factory names others", "gpt"),
+    "schedule.replan": GoneKey(
+        "plans made while training gained nothing; schedule.costs makes one at the start", 0
+    ),
 }
 VALUES = {
     ("memory.offload", "hybrid"): FormerValue(
@@ -46,13 +65,15 @@ VALUES = {
 }
 
 
-def what_became_of(key: str) -> str | None:
-    """A sentence about a key that there is no longer; None for any other."""
+def what_became_of(key: str, value: Any) -> str | None:
+    """A sentence about a key that there is no longer; "" if its value says what is done now; None
+    for any other key."""
     if key in RENAMED:
         return f"{key} is now {RENAMED[key]}; expected the new name"
-    if key in GONE:
-        return f"{key} is gone: {GONE[key]}. Leave it away"
-    return None
+    if key not in GONE:
+        return None
+    gone = GONE[key]
+    return "" if value == gone.as_now else f"{key} is gone: {gone.why}. Leave it away"
 
 
 def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:

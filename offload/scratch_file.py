@@ -38,7 +38,6 @@ class ScratchFile:
     Args:
         directory: directory on the disk, which exists.
         num_bytes: size, a multiple of `PAGE_BYTES`; it is taken from the disk at once.
-        checks: False to trust what comes back.
         direct: False to go through the page cache, as where there is no other way.
     Attributes:
         is_direct: True if bytes go past the page cache.
@@ -47,10 +46,8 @@ class ScratchFile:
         DiskError: there is no such directory, it cannot be written to, or it has no room.
     """
 
-    def __init__(
-        self, directory: Path, num_bytes: int, checks: bool = True, direct: bool = True
-    ) -> None:
-        self._directory, self._num_bytes, self._checks = directory, 0, checks
+    def __init__(self, directory: Path, num_bytes: int, direct: bool = True) -> None:
+        self._directory, self._num_bytes = directory, 0
         self._digests: dict[Stretch, int] = {}
         self.notes: list[str] = []
         self._file = _unnamed(directory)
@@ -82,8 +79,7 @@ class ScratchFile:
             DiskError: they could not be written.
         """
         data = self._view(stretch, of)
-        if self._checks:
-            self._digests[stretch] = xxh3_64_intdigest(data)
+        self._digests[stretch] = xxh3_64_intdigest(data)
         self._move(stretch, data, os.pwritev, "writing")
         self._let_go(stretch, after_writing=True)
 
@@ -100,7 +96,7 @@ class ScratchFile:
         self._check_whole()
         self._move(stretch, data, os.preadv, "reading")
         self._let_go(stretch, after_writing=False)
-        if self._checks and xxh3_64_intdigest(data) != self._digests.get(stretch):
+        if xxh3_64_intdigest(data) != self._digests.get(stretch):
             raise self._error(
                 f"other bytes came back from bytes {stretch.start} to "
                 f"{stretch.start + stretch.num_bytes} than were written; expected a disk that "

@@ -131,18 +131,15 @@ class DiskTier:
     Args:
         directory: directory on the disk.
         budget_bytes: most that may be used.
-        checks: False to trust what comes back.
     Raises:
         DiskError: there is no such directory, or it cannot be written to.
     """
 
     is_disk = True
 
-    def __init__(
-        self, directory: Path, budget_bytes: float = math.inf, checks: bool = True
-    ) -> None:
+    def __init__(self, directory: Path, budget_bytes: float = math.inf) -> None:
         self._cut = Cut("scratch disk (memory.scratch_gb)", budget_bytes)
-        self._file = ScratchFile(directory, 0, checks)
+        self._file = ScratchFile(directory, 0)
         self.notes = self._file.notes
         self._between: dict[str, MemoryArena] = {}
 

@@ -32,7 +32,7 @@ def scratch_tier(memory: Memory, device: torch.device) -> Tier:
     directory = memory.scratch_directory
     with refused_as_setting():
         tier: Tier = (
-            DiskTier(Path(directory), budget_bytes, memory.check_scratch)
+            DiskTier(Path(directory), budget_bytes)
             if directory
             else HostTier(device, budget_bytes, _near(device))
         )

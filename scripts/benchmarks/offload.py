@@ -440,21 +440,20 @@ def _unbounded(bench: Bench, rounds: int) -> None:
     sgd = [*NARROW, "optimizer.name=sgd"]
     moved = 16 * gpt.parameters
     rates: dict[str, tuple[list[float], list[float]]] = {
-        name: ([], []) for name in ("disk, with a checksum", "disk, without", "memory")
+        name: ([], []) for name in ("disk, with a checksum", "memory")
     }
     for _ in range(rounds):
         for name, (ours, raws) in rates.items():
-            in_memory, checked = name == "memory", "with a" in name
+            in_memory = name == "memory"
             where = ["memory.scratch=host"] if in_memory else []
-            check = f"memory.check_scratch={str(checked).lower()}"
-            found = bench.train(gpt, 5, [*sgd, check, *where], stamps=True)
+            found = bench.train(gpt, 5, [*sgd, *where], stamps=True)
             if in_memory:
                 ours += [moved / _taken_s(copies) / GB for copies in _copies_by_step(found)[1:]]
                 raws.append(_memory_gb_s(8 * gpt.bucket_parameters))
             else:
                 ours += [moved / took / GB for took in _copying_s(found)]
                 raw = _raw_step_s(bench, 8 * gpt.bucket_parameters, moved // 2)
-                raws.append(moved / (raw.checked_s if checked else raw.plain_s) / GB)
+                raws.append(moved / raw.checked_s / GB)
     print(f"unbound, {gpt.parameters / 1e6:.1f} M parameters, {moved / GB:.2f} GB a step")
     for name, (ours, raws) in rates.items():
         share = statistics.median(ours) / statistics.median(raws)
@@ -490,7 +489,6 @@ def _tokens(bench: Bench, rounds: int) -> None:
         "no offload": (False, ()),
         "offload to memory": (True, ("memory.scratch=host",)),
         "offload to disk": (True, ()),
-        "offload to disk, no checksum": (True, ("memory.check_scratch=false",)),
     }
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

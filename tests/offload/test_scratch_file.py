@@ -184,23 +184,10 @@ def test_a_flipped_bit_does_not_come_back_unseen(file: ScratchFile) -> None:
     file.read(places[2], memory(places[2].num_bytes))
 
 
-def test_who_does_not_check_gets_what_the_disk_gives(tmp_path: Path) -> None:
-    file, place = ScratchFile(tmp_path, PAGE_BYTES, checks=False), Stretch(0, PAGE_BYTES)
-    data, into = random_bytes(PAGE_BYTES, 0), memory(PAGE_BYTES)
-    file.write(place, data)
-    spoiled(file, 7)
-    file.read(place, into)
-    assert (into != data).sum() == 1
-    file.close()
-
-
-@pytest.mark.parametrize("checks", [True, False])
 @pytest.mark.parametrize("then_longer", [False, True])
-def test_a_file_that_somebody_shortens_is_noticed(
-    tmp_path: Path, checks: bool, then_longer: bool
-) -> None:
+def test_a_file_that_somebody_shortens_is_noticed(tmp_path: Path, then_longer: bool) -> None:
     places, num_bytes = stretches()
-    file = ScratchFile(tmp_path, num_bytes, checks)
+    file = ScratchFile(tmp_path, num_bytes)
     for seed, place in enumerate(places):
         file.write(place, random_bytes(place.num_bytes, seed))
     os.truncate(f"/proc/self/fd/{file._file}", PAGE_BYTES)
