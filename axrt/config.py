@@ -18,6 +18,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from axrt.errors import ConfigError
 from axrt.former_keys import VALUES, what_became_of
+from axrt.models.rope_scaling import RopeScaling
 from axrt.scheduler.placement import PLACEMENTS
 from axrt.scheduler.policies import FIXED, NAMES, is_own, policy_by_name
 from axrt.scheduler.recompute import most_recomputed
@@ -156,16 +157,10 @@ class Model(_Section):
     rope_theta: float = _key(10000.0, "base of rotary frequencies", least=1)
     rope_scaling: str = _key(
         "",
-        "rotary frequencies for a longer context: 'linear' = all divided by rope_factor; 'llama3' "
-        "= the slow ones; '' = as they are",
-        choices=("", "linear", "llama3"),
+        "rotary frequencies for a longer context: 'linear:FACTOR' = all divided by that; "
+        "'llama3:FACTOR,LOW,HIGH,ORIGINAL' = the slow ones, by how often they turn in ORIGINAL "
+        "tokens; '' = as they are",
     )
-    rope_factor: float = _key(1.0, "what rope_scaling divides frequencies by", least=1)
-    rope_low: float = _key(
-        1.0, "llama3: a frequency that turns less often in rope_original is divided", least=0
-    )
-    rope_high: float = _key(4.0, "llama3: one that turns more often stays; more than rope_low")
-    rope_original: int = _key(8192, "llama3: context before the scaling, in tokens", least=1)
 
     @property
     def features_of_a_head(self) -> int:
@@ -200,11 +195,10 @@ class Model(_Section):
                 f"model.rope_scaling = {self.rope_scaling!r} with model.positions = "
                 f"{self.positions!r}; expected positions = 'rotary'"
             )
-        if self.rope_scaling == "llama3" and self.rope_high <= self.rope_low:
-            yield (
-                f"model.rope_high = {self.rope_high:g} and rope_low = {self.rope_low:g}; expected "
-                "a higher one"
-            )
+        try:
+            RopeScaling.parse(self.rope_scaling)
+        except ValueError as error:
+            yield f"model.rope_scaling = {self.rope_scaling!r}; {error}"
 
 
 @dataclass(frozen=True, slots=True)

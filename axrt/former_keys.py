@@ -4,6 +4,10 @@ an older checkpoint are read."""
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from axrt.models.rope_scaling import RopeScaling
+
+_OF_SCALING = ("factor", "low", "high", "original")
+
 
 class GoneKey(NamedTuple):
     """A key that there is no longer.
@@ -44,6 +48,12 @@ GONE = {
         0.5,
     ),
     "model.name": GoneKey("there is one built-in model, and model.factory names others", "gpt"),
+    **{
+        f"model.rope_{part}": GoneKey(
+            "model.rope_scaling says it, such as 'linear:2' or 'llama3:8,1,4,8192'", value
+        )
+        for part, value in (("factor", 1.0), ("low", 1.0), ("high", 4.0), ("original", 8192))
+    },
     "schedule.replan": GoneKey(
         "plans made while training gained nothing; schedule.costs makes one at the start", 0
     ),
@@ -85,6 +95,8 @@ def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_today(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    if section == "model":
+        keys = _with_one_scaling(keys)
     found = {}
     for key, value in keys.items():
         name = f"{section}.{key}"
@@ -94,3 +106,12 @@ def _of_today(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
         former = VALUES.get((name, value)) if isinstance(value, str) else None
         found[name.partition(".")[2]] = former.read_as if former else value
     return found
+
+
+def _with_one_scaling(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """The model with its scaling in one key, where it has the kind in one and numbers in others."""
+    kind = keys.get("rope_scaling")
+    if kind not in ("linear", "llama3"):
+        return dict(keys)
+    parts = {part: keys[f"rope_{part}"] for part in _OF_SCALING if f"rope_{part}" in keys}
+    return {**keys, "rope_scaling": str(RopeScaling(kind, **{"factor": 1.0, **parts}))}

@@ -253,6 +253,16 @@ def test_what_a_former_version_has_written_is_read_without_keys_that_are_gone() 
     }
 
 
+def test_a_scaling_that_a_former_version_has_written_is_one_key_now() -> None:
+    saved = {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_low": 1.0, "rope_high": 4.0}
+    found = with_present_names({"model": {**saved, "rope_original": 16, "width": 64}})
+    assert found == {"model": {"rope_scaling": "llama3:8,1,4,16", "width": 64}}
+    none = {"rope_scaling": "", "rope_factor": 1.0, "rope_original": 8192}
+    assert with_present_names({"model": none}) == {"model": {"rope_scaling": ""}}
+    with pytest.raises(ConfigError, match="model.rope_factor is gone: model.rope_scaling says it"):
+        Config.read({"model": {"rope_factor": 2.0}})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "instead"),
     [("offload", "auto", "'cpu'"), ("offload", "hybrid", "'cpu'"), ("recompute", "auto", "'full'")],

@@ -9,6 +9,7 @@ from typing import Any
 
 from axrt.config import Model
 from axrt.errors import ConfigError
+from axrt.models.rope_scaling import RopeScaling
 from axrt.scheduler.regular_file import MALFORMED
 
 Values = Mapping[str, Any]
@@ -148,12 +149,14 @@ def _rope(config: Values) -> dict[str, Any]:
         return {"rope_theta": theta}
     if scaling not in ("linear", "llama3"):
         raise ConfigError(f"config.json: rope_type = {scaling!r}; expected linear or llama3")
-    made = {"rope_theta": theta, "rope_scaling": scaling, "rope_factor": float(said["factor"])}
+    found = RopeScaling(scaling, float(said["factor"]))
     if scaling == "llama3":
-        made["rope_low"] = float(said["low_freq_factor"])
-        made["rope_high"] = float(said["high_freq_factor"])
-        made["rope_original"] = int(said["original_max_position_embeddings"])
-    return made
+        found = found._replace(
+            low=float(said["low_freq_factor"]),
+            high=float(said["high_freq_factor"]),
+            original=int(said["original_max_position_embeddings"]),
+        )
+    return {"rope_theta": theta, "rope_scaling": str(found)}
 
 
 def their_config(model: Model) -> dict[str, Any]:
@@ -195,14 +198,8 @@ def computed(model: Model) -> dict[str, Any]:
         "feed_width": model.features_within,
         "norm_eps": model.norm_eps or (_FLOAT32_EPS if model.norm == "rms" else 1e-5),
     }
-    unread = {
-        "rotary": {"": ("rope_factor", *_LLAMA_3), "linear": _LLAMA_3}.get(model.rope_scaling, ()),
-        "learned": ("rope_theta", "rope_factor", *_LLAMA_3),
-    }[model.positions]
-    return {key: value for key, value in keys.items() if key not in (*unread, "factory", "name")}
-
-
-_LLAMA_3 = ("rope_low", "rope_high", "rope_original")
+    unread = {"factory"} | ({"rope_theta"} if model.positions == "learned" else set())
+    return {key: value for key, value in keys.items() if key not in unread}
 
 
 def _differing(model: Model) -> str:
@@ -253,14 +250,15 @@ def _their_llama(model: Model) -> dict[str, Any]:
 
 def _their_rope(model: Model) -> Iterator[tuple[str, Any]]:
     """Both as new versions of transformers read it, and as old ones do."""
-    scaling: dict[str, Any] = {"rope_type": model.rope_scaling or "default"}
-    if model.rope_scaling:
-        scaling["factor"] = model.rope_factor
-    if model.rope_scaling == "llama3":
+    of = RopeScaling.parse(model.rope_scaling)
+    scaling: dict[str, Any] = {"rope_type": of.kind if of else "default"}
+    if of:
+        scaling["factor"] = of.factor
+    if of and of.kind == "llama3":
         scaling |= {
-            "low_freq_factor": model.rope_low,
-            "high_freq_factor": model.rope_high,
-            "original_max_position_embeddings": model.rope_original,
+            "low_freq_factor": of.low,
+            "high_freq_factor": of.high,
+            "original_max_position_embeddings": of.original,
         }
     yield "rope_parameters", {"rope_theta": model.rope_theta, **scaling}
     yield "rope_theta", model.rope_theta

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from axrt.config import Model
 
+from .rope_scaling import RopeScaling
+
 
 def rotations(model: Model) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angle of each position and pair, each of shape (context, head_width /
@@ -39,15 +41,16 @@ def _frequencies(model: Model) -> Tensor:
     """The angle of each pair from one position to the next, shape (head_width / 2,)."""
     features = model.features_of_a_head
     plain = 1.0 / model.rope_theta ** (torch.arange(0, features, 2) / features)
-    if model.rope_scaling == "linear":
-        return plain / model.rope_factor
-    return _of_llama_3(plain, model) if model.rope_scaling == "llama3" else plain
+    scaling = RopeScaling.parse(model.rope_scaling)
+    if scaling is None:
+        return plain
+    return plain / scaling.factor if scaling.kind == "linear" else _of_llama_3(plain, scaling)
 
 
-def _of_llama_3(plain: Tensor, model: Model) -> Tensor:
-    """Frequencies of Llama 3.1: those that turn less than `rope_low` times in the original context
-    become slower by the factor, those that turn more than `rope_high` times stay, and between them
+def _of_llama_3(plain: Tensor, of: RopeScaling) -> Tensor:
+    """Frequencies of Llama 3.1: those that turn less than `low` times in the original context
+    become slower by the factor, those that turn more than `high` times stay, and between them
     it goes over smoothly."""
-    turns = model.rope_original * plain / (2 * math.pi)
-    stays = ((turns - model.rope_low) / (model.rope_high - model.rope_low)).clamp(0, 1)
-    return plain * (stays + (1 - stays) / model.rope_factor)
+    turns = of.original * plain / (2 * math.pi)
+    stays = ((turns - of.low) / (of.high - of.low)).clamp(0, 1)
+    return plain * (stays + (1 - stays) / of.factor)

@@ -28,9 +28,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "gpt2": {"norm": "layer", "feed": "gelu-tanh", "bias": "all", "tied": True}
     | {"positions": "learned"},
     "llama": {"feed": "swiglu", "kv_heads": 2, "norm_eps": 1e-5, "rope_theta": 5e5}
-    | {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 16},
+    | {"rope_scaling": "llama3:8,1,4,16"},
     "qwen": {"feed": "swiglu", "kv_heads": 1, "head_width": 12, "qk_norm": True, "bias": "qkv"}
-    | {"rope_scaling": "linear", "rope_factor": 2.0},
+    | {"rope_scaling": "linear:2"},
 }
 
 
@@ -157,8 +157,11 @@ def test_all_forms_train_in_a_pipeline_as_in_plain_torch(form: str) -> None:
         ({"kv_heads": 3}, "model.heads = 4 is no multiple of model.kv_heads = 3"),
         ({"width": 36}, "is no multiple of 2 x model.heads"),
         ({"head_width": 7}, "model.head_width = 7; expected an even number"),
-        ({"positions": "learned", "rope_scaling": "linear"}, "expected positions = 'rotary'"),
-        ({"rope_scaling": "llama3", "rope_low": 5.0}, "expected a higher one"),
+        ({"positions": "learned", "rope_scaling": "linear:2"}, "expected positions = 'rotary'"),
+        ({"rope_scaling": "llama3:8,5,4,8192"}, "expected 'linear:FACTOR', or 'llama3:FACTOR,LOW"),
+        ({"rope_scaling": "linear"}, "expected 'linear:FACTOR', or"),
+        ({"rope_scaling": "linear:0.5"}, "with factors of at least 1"),
+        ({"rope_scaling": "yarn:2"}, "expected 'linear:FACTOR', or"),
     ],
 )
 def test_what_does_not_go_together_is_refused(keys: dict[str, Any], text: str) -> None:
