@@ -44,7 +44,10 @@ class RopeScaling(NamedTuple):
             numbers = []
         if len(numbers) != count or not all(map(isfinite, numbers)):
             raise ValueError(_EXPECTED)
-        found = cls(kind, *numbers[:3], *map(int, numbers[3:]))
+        found = cls(kind, numbers[0])
+        if kind == "llama3":
+            _, low, high, original = numbers
+            found = cls(kind, numbers[0], low, high, int(original))
         if found.factor < 1 or not 0 <= found.low < found.high or found.original < 1:
             raise ValueError(_EXPECTED)
         return found

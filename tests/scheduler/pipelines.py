@@ -402,8 +402,8 @@ class SlotWatch:
         """How many tasks every bucket has had; of those that step on the host, or do not."""
         of_all = [
             counts[kind, stage, bucket]
-            for bucket, copies in enumerate(self._buckets[stage])
-            if on_host in (None, self._job.steps_on_host(copies))
+            for bucket in range(len(self._buckets[stage]))
+            if on_host in (None, self._job.steps_on_host)
         ]
         return min(of_all, default=sys.maxsize)
 
