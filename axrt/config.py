@@ -300,13 +300,6 @@ class Optimizer(_Section):
         "most that the 2-norm of all gradients may be; 0 = off, and no step waits for the norm",
         least=0,
     )
-    speculate: str = _key(
-        "auto",
-        "step offloaded state before the norm of all gradients is known, as if nothing were "
-        "clipped and nothing had overflowed, and again where that was wrong; 'auto' = where the "
-        "step before was so, with optimizers of torch",
-        choices=("auto", "never", "always"),
-    )
     weight_decay: float = _key(0.1, "on parameters of two and more dimensions; 0 = off", least=0)
     schedule: str = _key(
         "constant",
@@ -835,11 +828,6 @@ class Config:
         """Training goes on while a checkpoint is written."""
         how = self.checkpoint.background
         return how == "on" or (how == "auto" and not self.memory.scratch_directory)
-
-    @property
-    def speculates(self) -> bool:
-        """Steps of offloaded state are tried before the norm of all gradients is known."""
-        return self.votes and self.memory.comes_to_device and self.optimizer.speculate != "never"
 
     @classmethod
     def read(

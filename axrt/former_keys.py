@@ -14,11 +14,11 @@ class GoneKey(NamedTuple):
 
     Args:
         why: what a user does without it, and why.
-        as_now: the value that means what is done now; files that say it are taken.
+        as_now: the values that mean what is done now; files that say one of them are taken.
     """
 
     why: str
-    as_now: Any
+    as_now: tuple[Any, ...]
 
 
 class FormerValue(NamedTuple):
@@ -40,22 +40,27 @@ RENAMED = {
 }
 GONE = {
     "memory.check_scratch": GoneKey(
-        "what comes back from a disk is always compared with a checksum", True
+        "what comes back from a disk is always compared with a checksum", (True,)
     ),
     "memory.host_share": GoneKey(
         "no case was faster with some steps on the host than with memory.offload = 'cpu' or "
         "'stream' alone",
-        0.5,
+        (0.5,),
     ),
-    "model.name": GoneKey("there is one built-in model, and model.factory names others", "gpt"),
+    "model.name": GoneKey("there is one built-in model, and model.factory names others", ("gpt",)),
     **{
         f"model.rope_{part}": GoneKey(
-            "model.rope_scaling says it, such as 'linear:2' or 'llama3:8,1,4,8192'", value
+            "model.rope_scaling says it, such as 'linear:2' or 'llama3:8,1,4,8192'", (value,)
         )
         for part, value in (("factor", 1.0), ("low", 1.0), ("high", 4.0), ("original", 8192))
     },
+    "optimizer.speculate": GoneKey(
+        "steps that were tried before the norm of all gradients was known made no step shorter, "
+        "and with a disk longer by a seventh",
+        ("auto", "never"),
+    ),
     "schedule.replan": GoneKey(
-        "plans made while training gained nothing; schedule.costs makes one at the start", 0
+        "plans made while training gained nothing; schedule.costs makes one at the start", (0,)
     ),
 }
 VALUES = {
@@ -83,7 +88,7 @@ def what_became_of(key: str, value: Any) -> str | None:
     if key not in GONE:
         return None
     gone = GONE[key]
-    return "" if value == gone.as_now else f"{key} is gone: {gone.why}. Leave it away"
+    return "" if value in gone.as_now else f"{key} is gone: {gone.why}. Leave it away"
 
 
 def with_present_names(tree: Mapping[str, Any]) -> dict[str, Any]:

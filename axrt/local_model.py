@@ -401,7 +401,6 @@ def local_model(
                     config.precision.gradients == "float32",
                     types.weights,
                     slots,
-                    config.optimizer.speculate if job.speculates else "never",
                     cut_of(config, job, pipes[stage], spec.copies),
                     job.pipes_a_group,
                     rooms,

@@ -36,7 +36,6 @@ def job_for(
         by_library=config.parallel.collectives == "library",
         slots=config.memory.slots if config.memory.comes_to_device else 0,
         host_rooms=config.memory.slots if config.memory.steps_on_host else 0,
-        speculates=config.speculates,
     )
     return recomputing(job, config.memory.recompute)
 

@@ -31,7 +31,6 @@ from axrt.sharing_reader import SharingReader
 from axrt.store.norms import Norms, total_norm
 from axrt.workers.collectives import CollectiveWorker
 from axrt.workers.evaluation import EvaluationWorker, WeightsOnDemand
-from axrt.workers.expectation import Expectation
 from axrt.workers.gradients import GradientWorker
 from axrt.workers.offload import OffloadWorker
 from axrt.workers.slot_numbers import SlotNumbers
@@ -51,7 +50,7 @@ class Trainer:
         rank: this rank.
         job: schedule of the training.
         model: part of the model that this rank holds.
-        optimizer: section `[optimizer]`, for clipping and speculation.
+        optimizer: section `[optimizer]`, for clipping.
         shards: exchange that brings what copies keep together.
         wait: function that waits for all parts of a collection, called with a name for them; also
             between two calls of the user's.
@@ -70,7 +69,7 @@ class Trainer:
     ) -> None:
         self._rank, self._job, self._model, self._wait = rank, job, model, wait
         self._shards = shards
-        self._clip, self._speculate = optimizer.clip, optimizer.speculate
+        self._clip = optimizer.clip
         self._evaluation = job.evaluation()
         self._groups = groups_on(rank, job, model.copies)
         self._generation = 0
@@ -161,7 +160,6 @@ class Trainer:
             self._rank.collective_queue,
             mail,
         )
-        expectation = Expectation(self._speculate, self._clip) if self._job.speculates else None
         stepping = SteppingWorker(
             self._job,
             model.buckets,
@@ -172,7 +170,6 @@ class Trainer:
             self._tell_norms,
             model.loss_scale,
             self._skip,
-            expectation,
         )
         may_skip = model.loss_scale is not None
         slots = SlotNumbers(self._job.microbatches if self._job.drawn else 0)
@@ -182,7 +179,7 @@ class Trainer:
             Meaning.VOTE: stepping.hear_vote,
             Meaning.TURN: collectives.hear_turn,
         }
-        offload = OffloadWorker(model.buckets, expectation)
+        offload = OffloadWorker(model.buckets)
         every: list[Worker] = [stages, gradients, collectives, weights, stepping, offload]
         if model.stash is not None:
             every.append(StashWorker(model.stages, model.stash, slots))

@@ -35,7 +35,6 @@ _MORE = {
     "data.tokenizer": "command-line.md#preparing-text",
     "data.document_end": "models.md#documents",
     "data.masked": "models.md#prompts",
-    "optimizer.speculate": "memory.md#clipping-without-waiting",
     "parallel.group": "schedules.md#sums-in-groups",
     "schedule.policy": "schedules.md#policies",
     "schedule.also": "schedules.md#a-policy-of-your-own",

@@ -59,7 +59,6 @@ class Job:
             state stays on the device.
         host_rooms: number of buckets whose gradient a rank may have on the host at a time, where
             optimizer steps are there; 0: they are on the device.
-        speculates: True if steps of offloaded state need not wait for the vote; then there is one.
         group: number of pipes whose copies add up among themselves before groups do across, and
             share shards out; whole replicas, and a divisor of `pipes`. 0: all of them.
         shards: True if each copy of a bucket keeps and steps a shard of its own (ZeRO); then there
@@ -92,7 +91,6 @@ class Job:
     by_library: bool = False
     slots: int = 0
     host_rooms: int = 0
-    speculates: bool = False
     group: int = 0
     shards: bool = False
     reductions: int = 1
@@ -257,7 +255,6 @@ class Job:
             by_library=False,
             slots=0,
             host_rooms=0,
-            speculates=False,
             group=0,
             shards=False,
             reductions=1,

@@ -432,7 +432,7 @@ class RankState:
         step on the host is under way."""
         entries = self._table.entries
         missing = [{counter for _, counter in of.lane.missing(of.kind)} for of in entries]
-        if any({copy} in missing for copy in (Kind.FETCH, Kind.REFETCH, Kind.RELOAD)):
+        if any({copy} in missing for copy in (Kind.FETCH, Kind.RELOAD)):
             return True
         if self.job.offloads_weights and any({gate} in missing for gate in _WHOLE_WEIGHTS):
             return True

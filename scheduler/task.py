@@ -115,10 +115,6 @@ class Kind(AnyKind):
     # Where stashes leave the device:
     OFFLOAD = "offload", "stash taken out", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
     RELOAD = "reload", "stash brought back", Counts.MICROBATCHES, Part.NONE, Place.BESIDE
-    # Where a step was taken before its vote:
-    REFETCH = "refetch", "state brought again", Counts.STEPS, Part.BUCKET, Place.BESIDE
-    COMMIT = "commit", "end of a step that was tried", Counts.STEPS, Part.BUCKET
-    RESTORE = "restore", "state taken out again", Counts.STEPS, Part.BUCKET, Place.BESIDE
 
 
 class Task(NamedTuple):

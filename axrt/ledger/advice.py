@@ -114,16 +114,11 @@ def _refused_scratch(now: Prediction) -> str:
     most = max(needs, key=_scratch_bytes)
     if not memory.scratch_gb or _scratch_bytes(most) <= memory.scratch_gb * _GB:
         return ""
-    twice = (
-        ". It is twice that of optimizer.speculate = 'never', since steps may be taken back"
-        if now.config.speculates
-        else ""
-    )
     return (
         f"memory.scratch_gb = {memory.scratch_gb:g}, but rank {needs.index(most)} will keep "
         f"{readable(_scratch_bytes(most))} in memory.scratch = {memory.scratch!r}: "
         f"{most.told(Tier.HOST, Tier.DISK)}; expected at least "
-        f"{_rounded_up(_scratch_bytes(most))}{twice}"
+        f"{_rounded_up(_scratch_bytes(most))}"
     )
 
 

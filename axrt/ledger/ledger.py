@@ -25,14 +25,13 @@ class Purpose(Enum):
     GRADIENTS = "gradients"  # over the microbatches of a step
     TOTALS = "totals"  # over copies, where these are not the same memory
     MOMENTS = "moments"
-    BEFORE = "before"  # weights of before a step that may be taken back
     SLOTS = "slots"  # offloaded state that is on the device for its step
     STASH = "stash"  # from a forward to its backward
     MESSAGES = "messages"
     SNAPSHOT = "snapshot"  # of what a checkpoint has, to be written while training goes on
 
 
-IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE, Purpose.WEIGHTS)
+IN_SCRATCH = (Purpose.MASTERS, Purpose.MOMENTS, Purpose.WEIGHTS)
 _LOW = (Tier.HOST, Tier.DISK)
 
 

@@ -22,12 +22,6 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
         yield from _on_device(buckets, at_once)
         return
     scratch = scratch_of(config.memory)
-
-    def tries(bucket: BucketBytes) -> bool:
-        """Its steps may be tried before the vote."""
-        may = config.optimizer.speculate == "always" or bucket.by_torch
-        return config.speculates and may
-
     shared = sum(bucket.total for bucket in buckets if bucket.copies > 1)
     stepped = [bucket for bucket in buckets if bucket.weights]
     most = min(config.memory.slots, len(stepped))
@@ -36,14 +30,12 @@ def state_entries(config: Config, buckets: Sequence[BucketBytes], at_once: bool)
         room = max(map(_room_bytes, stepped), default=0)
         yield Entry(Purpose.GRADIENTS, Tier.HOST, most * room)
     else:
-        slot = max((_slot_bytes(bucket, tries(bucket)) for bucket in stepped), default=0)
+        slot = max(map(_slot_bytes, stepped), default=0)
         yield Entry(Purpose.SLOTS, Tier.DEVICE, most * slot)
     for bucket in buckets:
-        times = 1 + tries(bucket)
-        yield Entry(Purpose.MASTERS, scratch, times * _pages(bucket.masters))
-        yield Entry(Purpose.MOMENTS, scratch, times * _moments(bucket))
-        yield Entry(Purpose.BEFORE, scratch, tries(bucket) * _pages(bucket.in_place))
-        yield Entry(Purpose.WEIGHTS, scratch, times * sum(map(_pages, bucket.stored)))
+        yield Entry(Purpose.MASTERS, scratch, _pages(bucket.masters))
+        yield Entry(Purpose.MOMENTS, scratch, _moments(bucket))
+        yield Entry(Purpose.WEIGHTS, scratch, sum(map(_pages, bucket.stored)))
 
 
 def scratch_of(memory: Memory) -> Tier:
@@ -62,13 +54,11 @@ def _on_device(buckets: Sequence[BucketBytes], at_once: bool) -> Iterator[Entry]
     yield Entry(Purpose.MOMENTS, Tier.DEVICE, sum(sum(b.moments or ()) for b in buckets))
 
 
-def _slot_bytes(bucket: BucketBytes, tries: bool) -> int:
+def _slot_bytes(bucket: BucketBytes) -> int:
     """What a bucket takes on the device for its step: masters, moments, weights where they are in
-    scratch, those of before where the step may be taken back, and its total gradient where no
-    copies are added up in one before."""
-    before = bucket.in_place if tries else 0
+    scratch, and its total gradient where no copies are added up in one before."""
     kept = _pages(bucket.masters) + _moments(bucket) + sum(map(_pages, bucket.stored))
-    return kept + _pages(before) + _room_bytes(bucket)
+    return kept + _room_bytes(bucket)
 
 
 def _room_bytes(bucket: BucketBytes) -> int:

@@ -43,7 +43,6 @@ class BucketBytes:
         total: gradient over copies, where that is memory of its own.
         moments: moments of the optimizer, by key and type; None: not known.
         copies: number of places that hold the bucket.
-        by_torch: the optimizer is one of torch's own.
         arriving: what other copies send of their gradients for the shard that this one adds up.
         kept: weights of the own shard in memory that is neither that of `weights` nor that of
             `masters`; 0 where weights are always whole.
@@ -58,7 +57,6 @@ class BucketBytes:
     total: int
     moments: tuple[int, ...] | None
     copies: int
-    by_torch: bool
     arriving: int
     kept: int
     stored: tuple[int, ...]
@@ -190,7 +188,6 @@ class StageParameters:
             tuple((tuple(one.shape), one.dtype, one.stride()) for one in parameters),
             tuple(narrow),
             known.moments is not None and tuple(tuple(of.items()) for of in known.moments),
-            known.is_torchs,
             cut and cut._replace(turn=0),  # on the first pipe
             config.precision.gradients,
             self._types.weights,
@@ -247,7 +244,6 @@ class StageParameters:
             num_bytes(gradient.own_totals),
             None if moments is None else tuple(_flat_moments(stepped, moments)),
             len(spec.copies),
-            known.is_torchs,
             _arriving_bytes(gradient, cut, near, groups),
             _kept(masters, stepped, self._config.memory.offload != "none"),
             tuple(of.num_bytes for of in masters.layouts_of_weights if of) if in_scratch else (),

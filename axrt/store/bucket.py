@@ -48,7 +48,6 @@ from .shards import Cut
 from .slots import Slots
 from .state import ParameterState, restore_state, saved_state
 from .sum_across import SumAcross, put_in_place
-from .tried_step import TriedStep
 
 OptimizerFactory = Callable[[Iterable[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 LrSchedule = Callable[[int], float]
@@ -79,8 +78,6 @@ class Bucket:
         narrowest: narrowest type of any copy's parameters; None: that of these.
         slots: slots into which masters and moments come from scratch for a step (offload); None:
             they stay on the device.
-        speculate: "never" if steps of offloaded state are never tried before their vote; "auto" if
-            they are with optimizers of torch, "always" if they are with any.
         cut: shards of the bucket, of which this rank steps one (ZeRO); None: it steps all of it.
         pipes_a_group: number of pipes whose copies add up among themselves before groups do; 0:
             all.
@@ -109,7 +106,6 @@ class Bucket:
         in_float32: bool = True,
         narrowest: torch.dtype | None = None,
         slots: Slots | None = None,
-        speculate: str = "never",
         cut: Cut | None = None,
         pipes_a_group: int = 0,
         rooms: Slots | None = None,
@@ -153,8 +149,7 @@ class Bucket:
         self._with_moments = 0
         self._factors: list[float | Tensor] = []  # on a total that is made for the step alone
         self._offloaded: OffloadedState | None = None
-        self._tries = self._attached = False
-        self._tried: TriedStep | None = None
+        self._attached = False
         self._on_host: GradientOnHost | None = None
         self._given_back: dict[str, Tensor] = {}
         self._loans: dict[object, tuple[Moment, Callable[[], None]]] = {}
@@ -162,24 +157,21 @@ class Bucket:
             if rooms:
                 stepped = self._parameters if apart else None
                 self._on_host = GradientOnHost(rooms, self._gradient, stepped, self.shared)
-            self._offload(slots, factory, speculate)
+            self._offload(slots, factory)
         masters.let_go()  # not before: the factory has seen the weights
 
-    def _offload(self, slots: Slots, factory: OptimizerFactory, speculate: str) -> None:
+    def _offload(self, slots: Slots, factory: OptimizerFactory) -> None:
         """Put the state into scratch, where it lives from now on."""
         known = probed(factory, list(zip(self.called, self._masters.shown, strict=True)))
-        tries = speculate == "always" or (speculate == "auto" and known.is_torchs)
         self._offloaded = OffloadedState(
             slots,
             self._parameters,
             self._masters,
             known.moments and [known.moments[piece.place] for piece in self._masters.pieces],
             () if self.shared else self._gradient.layouts_of_own_totals,
-            tries,
             slots.tier if self._on_host and isinstance(slots.tier, HostTier) else None,
             [self._name_of[one] for one in self._parameters],
         )
-        self._tries = tries
         self._offloaded.begin()
         self._offloaded.attach({})
         self._offloaded.note_weights()
@@ -516,11 +508,6 @@ class Bucket:
         if self.optimizer is None:
             self.forget_gradients()
             return
-        self._run_optimizer(step)
-        self._let_gradient_go()
-
-    def _run_optimizer(self, step: int) -> None:
-        assert self.optimizer is not None
         self.end_loans()
         factor = self._schedule(step)
         for group, initial in zip(self.groups, self.initial_groups, strict=True):
@@ -534,8 +521,6 @@ class Bucket:
         else:
             self._publish()
             self._detach()
-
-    def _let_gradient_go(self) -> None:
         is_kept = self._is_kept()
         self._flatten_moments()
         if is_kept:
@@ -594,53 +579,6 @@ class Bucket:
                 self._offloaded.leave()
                 self._attached = False
 
-    # A step that is tried before its vote.
-
-    @property
-    def may_try(self) -> bool:
-        """A step may be tried, since it could be taken back."""
-        return self._offloaded is not None and self._tries and self._offloaded.may_try
-
-    @property
-    def is_tried(self) -> bool:
-        """A step was tried, and neither kept nor taken back."""
-        return self._tried is not None
-
-    def try_step(self, step: int) -> None:
-        """Apply the gradient and keep it, so that the step can be taken back.
-
-        Args:
-            step: number of the step.
-        """
-        assert self._offloaded is not None
-        assert self.optimizer is not None
-        gradient = None if self._makes_total_late else self._gradient
-        self._tried = TriedStep(self.optimizer, self._offloaded.is_moment, gradient)
-        self._offloaded.keep_weights()
-        self._run_optimizer(step)
-
-    def keep_tried(self) -> None:
-        """Let the step that was tried be the step, and forget the gradient."""
-        assert self._offloaded is not None
-        self._offloaded.keep_tried()
-        self._tried = None
-        self._let_gradient_go()
-
-    def take_back(self) -> None:
-        """Be as before the step that was tried; `refetch` has brought the state of then.
-
-        Raises:
-            ModelError: the optimizer has changed the gradient, which is needed again.
-        """
-        assert self._offloaded is not None
-        assert self._tried is not None
-        tried, self._tried = self._tried, None
-        tried.take_back()
-        self._attach()
-        self._offloaded.take_weights_back()
-        self._publish()
-        self._detach()
-
     @property
     def _makes_total_late(self) -> bool:
         """The gradient that is stepped is made in the slot, for the step alone."""
@@ -696,16 +634,14 @@ class Bucket:
     # Offload.
 
     def fetch(self) -> None:
-        """Copy the state from scratch to a slot, in which `step` finds it; after a step that was
-        tried, that of before."""
+        """Copy the state from scratch to a slot, in which `step` finds it."""
         if self._offloaded is not None:
-            self._offloaded.fetch(weights=self._tried is not None)
+            self._offloaded.fetch()
 
     def store(self) -> None:
-        """Copy the state from the slot to scratch; after a step that was tried, beside that of
-        before."""
+        """Copy the state from the slot to scratch."""
         if self._offloaded is not None:
-            self._offloaded.store(tried=self._tried is not None)
+            self._offloaded.store()
 
     def leave_slot(self) -> None:
         """Give the slot back; the copy of `store` has ended."""
@@ -713,10 +649,9 @@ class Bucket:
             self._offloaded.leave()
 
     @property
-    def scratch_bytes(self) -> tuple[int, int, int, int]:
-        """Bytes in scratch: of masters, of moments, of weights of before a step that may be taken
-        back, and of weights that layers compute with."""
-        return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0, 0)
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """Bytes in scratch: of masters, of moments, and of weights that layers compute with."""
+        return self._offloaded.scratch_bytes if self._offloaded else (0, 0, 0)
 
     @property
     def bytes_each_way(self) -> int:

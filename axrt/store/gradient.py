@@ -180,11 +180,6 @@ class Gradient:
         gradients = [parameter.grad for parameter in self._parameters]
         self._shown = [(one, 0 if one is None else one._version) for one in gradients]
 
-    def versions(self) -> list[int]:
-        """The version of each gradient that is stepped, which counts up when it is written to."""
-        gradients = [parameter.grad for parameter in self._stepped]
-        return [-1 if one is None else one._version for one in gradients]
-
     def drop(self) -> None:
         """Take the gradient away from every parameter; memory that microbatches add up in stays."""
         for parameter in (*self._parameters, *self._stepped):

@@ -64,10 +64,6 @@ class GradientShard(Gradient):
             stepped.grad = None
         super().drop()
 
-    def versions(self) -> list[int]:
-        gradients = [stepped.grad for _, stepped in self._pieces]
-        return [-1 if one is None else one._version for one in gradients]
-
     def part(self, copy: int, copies: int) -> Shards:
         """The part of one shard, of the sums over microbatches."""
         return tuple(

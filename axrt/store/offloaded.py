@@ -100,14 +100,11 @@ class OffloadedState:
             known before, and stays on the device.
         gradient: layouts of a gradient that is made in the slot for the step alone, behind what is
             copied.
-        tries: True if steps may be taken back: scratch has two rooms for the state, and one for
-            weights that the optimizer steps where they are.
         home: the tier of `slots`, if it is memory in which the optimizer steps; None: state comes
             to a slot for that.
         names: names of the parameters, for errors.
     Attributes:
         foreseen: moments are known before the first step, so that they leave the device.
-        may_try: state of before a step is all in scratch, so that the step may be taken back.
     """
 
     def __init__(
@@ -117,7 +114,6 @@ class OffloadedState:
         masters: Masters,
         moments: Sequence[Moments] | None,
         gradient: Sequence[Layout],
-        tries: bool = False,
         home: HostTier | None = None,
         names: Sequence[str] = (),
     ) -> None:
@@ -126,34 +122,20 @@ class OffloadedState:
         self._home, self._at_home = home, False
         self._slots, self._parameters, self._masters = slots, list(parameters), masters
         self._keys = _by_type(moments or ())
-        self._known: dict[tuple[Tensor, str], torch.dtype] = {
-            (self._parameters[place], key): dtype
-            for (key, dtype), places in self._keys.items()
-            for place in places
-        }
         self.foreseen = moments is not None
         layouts = [
             Layout([parameters[place] for place in places], dtype)
             for (_, dtype), places in self._keys.items()
         ]
-        self._rooms = [self._room(masters, layouts) for _ in range(1 + tries)]
+        self._room = self._cut(masters, layouts)
         self._has_moments = False  # before the first step there are none
         self._has_weights = False  # in the slot
-        self._stepped_in_place = [p for p in parameters if tries and not masters.is_master(p)]
-        of_type = [
-            [self._stepped_in_place[place] for place in group]
-            for group in by_key(p.dtype for p in self._stepped_in_place)
-        ]
-        self._before = self._section(
-            [Layout(of) for of in of_type], self._rooms[0].end, "weights of before a step"
-        )
-        self._weights = [p for of in of_type for p in of]
         self._gradient = gradient
         if home is None:
-            slots.reserve(self._before.end + pages_of(gradient))
+            slots.reserve(self._room.end + pages_of(gradient))
         self._slot: Tensor | None = None
 
-    def _room(self, masters: Masters, moments: Sequence[Layout]) -> _Room:
+    def _cut(self, masters: Masters, moments: Sequence[Layout]) -> _Room:
         end, sections = 0, []
         of_weights = masters.layouts_of_weights if masters.in_scratch else ()
         for purpose, layouts in (
@@ -181,28 +163,21 @@ class OffloadedState:
         self._at_home, self._has_weights = self._home is not None, False
         self._slot = None if self._at_home else self._slots.take()
 
-    def fetch(self, weights: bool = False) -> None:
+    def fetch(self) -> None:
         """Take a slot and copy the state there.
-
-        Args:
-            weights: True to bring the weights of before a step that was tried, too.
 
         Raises:
             ScratchError: the disk has not done what it was asked for.
         """
         self.begin()
         with named_faults(self._what):
-            for stretch, memory in self._copied(self._rooms[0], weights):
+            for stretch, memory in self._copied():
                 self._slots.tier.read(stretch, memory)
 
-    def store(self, tried: bool = False) -> None:
-        """Copy the state from the slot to scratch.
-
-        Args:
-            tried: True to put it beside that of before the step, whose weights are kept, too.
-        """
+    def store(self) -> None:
+        """Copy the state from the slot to scratch."""
         with named_faults(self._what):
-            for stretch, memory in self._copied(self._rooms[tried], tried, self._has_weights):
+            for stretch, memory in self._copied(self._has_weights):
                 self._slots.tier.write(stretch, memory)
 
     def note_weights(self) -> None:
@@ -217,7 +192,7 @@ class OffloadedState:
         Raises:
             ScratchError: the disk has not done what it was asked for.
         """
-        room = self._rooms[0]
+        room = self._room
         with named_faults(self._what):
             for weights, masters, into in zip(room.weights, room.masters, memory, strict=True):
                 section = weights or masters
@@ -233,7 +208,7 @@ class OffloadedState:
         Raises:
             ScratchError: the disk has not done what it was asked for.
         """
-        room = self._rooms[0]
+        room = self._room
         memory = aligned(room.end if self._home is None else 0, CPU)
         sections = [*room.masters, *[room.moments] * self._has_moments]
         with named_faults(self._what):
@@ -254,29 +229,24 @@ class OffloadedState:
         self._slot, self._at_home = None, False
 
     @property
-    def scratch_bytes(self) -> tuple[int, int, int, int]:
-        """Bytes in scratch: of masters, of moments, of weights of before a step, and of weights."""
-        masters = sum(of.num_bytes for room in self._rooms for of in room.masters)
-        moments = sum(room.moments.num_bytes for room in self._rooms)
-        weights = sum(of.num_bytes for room in self._rooms for of in room.made_weights)
-        return masters, moments, self._before.num_bytes, weights
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """Bytes in scratch: of masters, of moments, and of weights."""
+        masters = sum(of.num_bytes for of in self._room.masters)
+        weights = sum(of.num_bytes for of in self._room.made_weights)
+        return masters, self._room.moments.num_bytes, weights
 
     @property
     def bytes_each_way(self) -> int:
         """Bytes that a fetch copies, and a store but for weights."""
-        room = self._rooms[0]
+        room = self._room
         return sum(of.num_bytes for of in room.masters) + room.moments.num_bytes
 
-    def keep_tried(self) -> None:
-        """Let the state of the step that was tried be the state."""
-        self._rooms.reverse()
-
-    def _copied(
-        self, room: _Room, before: bool, weights: bool = False
-    ) -> list[tuple[Stretch, Tensor]]:
+    def _copied(self, weights: bool = False) -> list[tuple[Stretch, Tensor]]:
+        """What is copied between scratch and the slot, and where it is there."""
         if self._at_home:
             return []
-        sections = [*room.masters, *[room.moments] * self._has_moments, *[self._before] * before]
+        room = self._room
+        sections = [*room.masters, *[room.moments] * self._has_moments]
         sections += room.made_weights * weights
         return [(of.stretch, self.memory[of.start : of.end]) for of in sections if of.stretch]
 
@@ -299,7 +269,7 @@ class OffloadedState:
         Args:
             state: the optimizer's state, by parameter.
         """
-        room = self._rooms[0]
+        room = self._room
         masters = [buffer for of in room.masters for buffer in self._buffers(of)]
         self._masters.move_to(
             masters, [buffer.flat for of in room.made_weights for buffer in self._buffers(of)]
@@ -322,31 +292,7 @@ class OffloadedState:
 
     def gradient(self) -> list[FlatBuffer]:
         """Memory of the slot for the gradient of the step."""
-        return buffers_within(self._gradient, self.memory[self._before.end :])
-
-    @property
-    def may_try(self) -> bool:
-        return self.foreseen and (self._has_moments or not self._keys)
-
-    def is_moment(self, parameter: Tensor, key: str, value: object) -> bool:
-        """The entry of the optimizer's state lives in scratch."""
-        dtype = self._known.get((parameter, key))
-        return isinstance(value, Tensor) and value.dtype == dtype and value.shape == parameter.shape
-
-    def keep_weights(self) -> None:
-        """Copy weights that are stepped in place to the slot."""
-        for weight, view in self._both_weights():
-            view.copy_(weight)
-
-    def take_weights_back(self) -> None:
-        """Give these weights the values that `keep_weights` has kept."""
-        for weight, view in self._both_weights():
-            weight.copy_(view)
-
-    def _both_weights(self) -> list[tuple[Tensor, Tensor]]:
-        buffers = self._before.buffers(self.memory)
-        views = [view for buffer in buffers for view in buffer.views]
-        return [(weight.detach(), view) for weight, view in zip(self._weights, views, strict=True)]
+        return buffers_within(self._gradient, self.memory[self._room.end :])
 
     def let_moments_go(self, state: Mapping[Tensor, Mapping[str, object]]) -> None:
         """Put moments that the step has made elsewhere into the slot, or where they live, and let
@@ -377,7 +323,7 @@ class OffloadedState:
         """Each moment that there is, with its view of the slot."""
         return [
             (moment, view)
-            for moment, view in self._entries(state, self._buffers(self._rooms[0].moments))
+            for moment, view in self._entries(state, self._buffers(self._room.moments))
             if isinstance(moment, Tensor) and _fits(moment, view)
         ]
 

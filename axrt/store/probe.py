@@ -25,13 +25,11 @@ class Probed(NamedTuple):
     Args:
         moments: types of the moments of each parameter, by the optimizer's own key; None where the
             optimizer cannot be stepped on tiny parameters.
-        is_torchs: it is of `torch.optim`, and nobody has added to what a step does.
         elementwise: what a step does to an element follows from that element's own numbers, so that
             parameters may be cut anywhere.
     """
 
     moments: list[Moments] | None
-    is_torchs: bool
     elementwise: bool = False
 
 
@@ -99,8 +97,7 @@ def probed(factory: Factory, named: Sequence[tuple[str, nn.Parameter]]) -> Probe
         for _, tiny in tinies
         for of_one in [optimizer.state.get(tiny, {})]
     ]
-    is_torchs = _is_torchs(optimizer)
-    return Probed(moments, is_torchs, is_torchs and type(optimizer).__name__ in _ELEMENTWISE)
+    return Probed(moments, _is_torchs(optimizer) and type(optimizer).__name__ in _ELEMENTWISE)
 
 
 def check_goes_on(

@@ -18,7 +18,6 @@ from axrt.scheduler.task import Kind, Task
 from axrt.store.bucket import Bucket
 from axrt.store.norms import Norms, clip_factor, joined, total_norm
 
-from .expectation import Expectation
 from .worker import Made, Mail, Worker, nothing
 
 
@@ -72,10 +71,9 @@ class SteppingWorker(Worker):
             whose norms count have stepped without a vote.
         loss_scale: scale of the losses of each step; None: they are as they are.
         skip: function that is called with the index of a stage whose buckets do not step.
-        expectation: what the rank expects of votes; None where no step is tried before its vote.
     """
 
-    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.COMMIT, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
+    kinds = (Kind.NORM, Kind.VOTE, Kind.STEP, Kind.SCALE, Kind.HOST_STEP, Kind.LOAD)
 
     def __init__(
         self,
@@ -88,19 +86,17 @@ class SteppingWorker(Worker):
         tell_norms: Callable[[int, int, Norms], None],
         loss_scale: LossScale | None = None,
         skip: Callable[[int], None] = lambda stage: None,
-        expectation: Expectation | None = None,
     ) -> None:
         self._job, self._buckets, self._pipe_of = job, buckets, pipes
         self._take_sums, self._mail = take_sums, mail
         self._clip, self._tell_norms = clip, tell_norms
-        self._loss_scale, self._skip, self._expectation = loss_scale, skip, expectation
+        self._loss_scale, self._skip = loss_scale, skip
         self._voters = voters_of(job)
         self._records: dict[int, _StepRecord] = defaultdict(_StepRecord)
         self._run: dict[object, Callable[[Task], Made]] = {
             Kind.NORM: self._norm,
             Kind.VOTE: self._vote,
-            Kind.STEP: self._step_and_send if expectation is None else self._try,
-            Kind.COMMIT: self._commit,
+            Kind.STEP: self._step_and_send,
             Kind.SCALE: self._end_gradient,
             Kind.HOST_STEP: self._step_on_host,
             Kind.LOAD: self._load,
@@ -114,8 +110,6 @@ class SteppingWorker(Worker):
     def hear_vote(self, message: Message, payload: Any) -> None:
         """Keep the norm of all gradients, which says whether one has overflowed."""
         self._records[message.number].norm = payload
-        if self._expectation:
-            self._expectation.hear(message.number, payload)
         if self._loss_scale:
             self._loss_scale.judge(message.number, overflowed=not payload.isfinite())
 
@@ -212,25 +206,6 @@ class SteppingWorker(Worker):
             return nothing
         weights = shard.weights
         return lambda message: weights
-
-    def _try(self, task: Task) -> Made:
-        """Step on the expectation that the vote changes nothing, where that can be taken back."""
-        bucket = self._complete(task)
-        assert self._expectation is not None
-        if self._expectation.tries(task.microbatch) and bucket.may_try:
-            bucket.try_step(task.microbatch)
-        return nothing
-
-    def _commit(self, task: Task) -> Made:
-        """Keep the step that was tried, or take it back and step as the vote says."""
-        bucket = self._buckets[task.stage][task.part]
-        assert self._expectation is not None
-        if bucket.is_tried and self._expectation.is_plain(task.microbatch):
-            bucket.keep_tried()
-            return self._new_weights(task)
-        if bucket.is_tried:
-            bucket.take_back()
-        return self._step_and_send(task)
 
     def _complete(self, task: Task) -> Bucket:
         """The bucket of a task, with the gradient of all microbatches of all copies."""

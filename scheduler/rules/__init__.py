@@ -15,7 +15,6 @@ from .recomputation import recomputation
 from .replicas import replicas
 from .row import Need, OnDevice, Pool, Queue, Row, StageHere
 from .sharding import sharding
-from .speculation import speculation
 from .stash import stash
 from .stays import stays
 
@@ -31,10 +30,9 @@ def features_of(job: Job) -> tuple[Feature, ...]:
     by_library = (collectives,) if job.by_library else ()
     grouped = (groups,) if job.is_grouped else ()
     offloaded = (offload,) if job.slots else ()
-    tried = (speculation,) if job.speculates else ()
     on_host = (host_steps,) if job.host_rooms else ()
     sharded = (stays,) if job.stays else (sharding,) if job.shards else ()
     sums = (*grouped, *by_library, clipping)
     kept = (stash,) if job.held_on_device else ()
-    of_state = (*offloaded, *tried, *on_host, *kept, *sharded)
+    of_state = (*offloaded, *on_host, *kept, *sharded)
     return (pipeline, recomputation, replicas, *sums, *of_state)

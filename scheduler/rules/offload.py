@@ -51,7 +51,7 @@ def offload(here: StageHere) -> Iterator[Row]:
             urgent(4),
             bucket=bucket,
             queue=OnDevice.COPIES_OUT,
-            opens=() if here.job.speculates else stored(here),
+            opens=stored(here),
             frees=Pool.SLOTS,
         )
 

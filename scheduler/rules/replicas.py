@@ -44,18 +44,16 @@ def replicas(here: StageHere) -> Iterator[Row]:
             yield Row(Kind.REDUCE, (parts_of_all,), at_once, then, bucket=bucket, opens=opens)
         if here.job.steps_on_host:
             continue
-        tried = here.job.speculates  # then a commit waits for the vote, and opens the weights
-        vote = () if tried else voted(here)
         done = stage_is_done(here, bucket)
-        needs = (whole(here, bucket), *done, losses_of_all(here), *vote, *let_go(here))
+        needs = (whole(here, bucket), *done, losses_of_all(here), *voted(here), *let_go(here))
         all_needs = tuple(dict.fromkeys((*needs, *fetched(here, bucket))))
         yield Row(
             Kind.STEP,
             all_needs,
             urgent(3),
-            new_weights(here, tried),
+            new_weights(here),
             bucket=bucket,
-            opens=() if tried or here.job.offloads_weights else opened(here),
+            opens=() if here.job.offloads_weights else opened(here),
         )
 
 
@@ -93,10 +91,10 @@ def reduced(here: StageHere) -> tuple[Need, ...]:
     return (Need(Gate.REDUCED),) if holds else ()
 
 
-def new_weights(here: StageHere, tried: bool = False) -> Callable[[Task], list[Message]]:
+def new_weights(here: StageHere) -> Callable[[Task], list[Message]]:
     """After a step, a message to each copy that its new weights are there, where there are shards
     and weights are always whole; see `opened`."""
-    if tried or not here.job.shards or here.job.stays:
+    if not here.job.shards or here.job.stays:
         return lambda task: []
     return lambda task: weights(here, task.part, task.microbatch)
 

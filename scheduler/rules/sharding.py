@@ -4,8 +4,8 @@ sends the new weights of it where it would send the sum.
     head          needs                               then
     ------------  ----------------------------------  ---------------------------------------------
     reduce s.t/b  a part from each copy               nothing: the shard's gradient is whole here
-    step s.t/b    reduce s.t/b; else as without       new weights of the shard to each copy; where
-                  shards                              steps are tried, the commit sends them
+    step s.t/b    reduce s.t/b; else as without       new weights of the shard to each copy
+                  shards
     gather s.t/b  weights from each copy              the weights of step t+1, once all buckets of
                                                       the stage have been gathered
 

@@ -93,12 +93,11 @@ def test_every_policy_has_the_bits_of_plain_torch(
     ("kind", TYPES),
     ("optimizer", OPTIMIZERS),
     ("clip", [0.0, 0.3]),
-    ("speculate", ["auto", "never", "always"]),
+    quick=4,
 )
 def test_every_optimizer_steps_what_is_in_scratch(
-    kind: str, optimizer: str, clip: float, speculate: str, disk: str
+    kind: str, optimizer: str, clip: float, disk: str
 ) -> None:
-    """Steps are tried before their vote, and some are taken back."""
     factory = OPTIMIZERS[optimizer]
     found = on_ranks(
         1,
@@ -106,15 +105,13 @@ def test_every_optimizer_steps_what_is_in_scratch(
         TYPES[kind],
         factory=factory,
         schedule=schedule("breadth-first", 1),
-        optimizer={"clip": clip, "speculate": speculate},
+        optimizer={"clip": clip},
     )
     assert found == expected(TYPES[kind], factory=factory, clip=clip)
 
 
-@swept(("gradients", ["float32", "weights"]), ("speculate", ["auto", "never", "always"]), quick=3)
-def test_an_overflow_leaves_what_is_in_scratch_as_it_was(
-    gradients: str, speculate: str, disk: str
-) -> None:
+@pytest.mark.parametrize("gradients", ["float32", "weights"])
+def test_an_overflow_leaves_what_is_in_scratch_as_it_was(gradients: str, disk: str) -> None:
     """The third of five steps overflows: its state has come, and no weights have been made."""
     scale = {"growth": 2.0**16, "backoff": 2.0**-16, "interval": 2}
     precision = {"weights": "float16", "loss_scale": 256.0, "gradients": gradients}
@@ -123,7 +120,7 @@ def test_an_overflow_leaves_what_is_in_scratch_as_it_was(
         MICROBATCHES,
         memory={**AWAY, "scratch": disk},
         precision=precision,
-        optimizer={"clip": 0.3, "speculate": speculate},
+        optimizer={"clip": 0.3},
         schedule=schedule("breadth-first"),
     )
     found = together(

@@ -114,8 +114,7 @@ class Case:
         return LocalWorld(self.pipe * self.data).run(self._on_a_rank)
 
     def _looking(self, look: Callable[..., None]) -> OptimizerFactory:
-        """The factory, whose optimizers call a function before each step. They are not plain ones
-        of torch then, so `optimizer.speculate = "auto"` tries no step."""
+        """The factory, whose optimizers call a function before each step."""
 
         def factory(named: Any) -> torch.optim.Optimizer:
             optimizer = self.factory(named)
@@ -207,17 +206,15 @@ CASES = {
     ),
     "two-pipes": Case(sections={"schedule": {"policy": "dualpipe"}, "precision": IN_WEIGHTS}),
     "one-rank": Case(pipe=1, sections={"precision": IN_WEIGHTS, "memory": SMALL}),
-    "offloaded-in-weights-and-tried": Case(
+    "offloaded-in-weights-clipped": Case(
         sections={
             "precision": IN_WEIGHTS,
             "memory": OFFLOADED,
-            "optimizer": {"clip": 0.5, "speculate": "always"},
+            "optimizer": {"clip": 0.5},
         }
     ),
     "offloaded": Case(sections={"memory": OFFLOADED}),
-    "offloaded-and-tried": Case(
-        sections={"memory": OFFLOADED, "optimizer": {"clip": 0.5, "speculate": "always"}}
-    ),
+    "offloaded-clipped": Case(sections={"memory": OFFLOADED, "optimizer": {"clip": 0.5}}),
     "offloaded-momentum": Case(
         factory=momentum, sections={"precision": BFLOAT16, "memory": OFFLOADED}
     ),
@@ -279,11 +276,11 @@ CASES = {
     "offloaded-shards": Case(
         data=2, sections={"precision": BFLOAT16, "memory": {**OFFLOADED, "zero": 1}}
     ),
-    "offloaded-shards-tried": Case(
+    "offloaded-shards-clipped": Case(
         data=2,
         sections={
             "memory": {**OFFLOADED, "zero": 1},
-            "optimizer": {"clip": 0.5, "speculate": "always"},
+            "optimizer": {"clip": 0.5},
         },
     ),
     "offloaded-ties": Case(
@@ -304,7 +301,7 @@ CASES = {
             "schedule": BY_STAGE,
             "precision": BFLOAT16,
             "memory": ALL_AWAY,
-            "optimizer": {"clip": 0.5, "speculate": "always"},
+            "optimizer": {"clip": 0.5},
         }
     ),
     "shards-in-scratch": Case(  # on one rank, where no message changes the order
@@ -456,25 +453,11 @@ def test_the_copy_that_a_checkpoint_is_written_from_is_counted_on_those_that_hav
     assert all(not none.of_rank(r).of_purpose(Purpose.SNAPSHOT, Tier.HOST) for r in (0, 1))
 
 
-def test_scratch_has_two_rooms_where_steps_of_torchs_own_optimizers_may_be_tried() -> None:
-    sections = {"precision": BFLOAT16, "memory": OFFLOADED, "optimizer": {"clip": 0.5}}
-    case = Case(pipe=1, sections=sections)
-    found = Predictor(perceptron(), adamw, None).predict(Config.read(case.config), 1).of_rank(0)
-    with axrt.initialize(perceptron(), adamw, None, case.config) as engine:
-        held = measured(engine._model)
-    for purpose in (Purpose.MASTERS, Purpose.MOMENTS, Purpose.BEFORE):
-        assert found.of_purpose(purpose, Tier.HOST) == held.of_purpose(purpose, Tier.HOST)
-    assert found.of_purpose(Purpose.MOMENTS, Tier.HOST) == 2 * case.predicted().of_rank(
-        0
-    ).of_purpose(Purpose.MOMENTS, Tier.HOST)
-
-
-@pytest.mark.parametrize("speculate", ["auto", "never"])
-def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold(speculate: str) -> None:
+def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold() -> None:
     sections: dict[str, Any] = {
         "model": GPT,
         "memory": {**OFFLOADED, "scratch_gb": 1e-4},
-        "optimizer": {"clip": 0.5, "speculate": speculate},
+        "optimizer": {"clip": 0.5},
     }
     config = Config.read(configured(MICROBATCHES, **sections))
     predictor = Predictor(gpt(config), adamw, (TOKENS, TOKENS))
@@ -483,7 +466,6 @@ def test_scratch_that_is_too_small_is_refused_with_all_that_it_would_hold(specul
     with pytest.raises(axrt.ConfigError, match=r"memory.scratch_gb = 0.0001, but rank ") as found:
         check_fits(predictor, config, 2)
     assert most.told(Tier.HOST) in str(found.value)
-    assert ("twice that of" in str(found.value)) == (speculate == "auto")
     enough = float(str(found.value).partition("expected at least ")[2].split(". ")[0])
     assert most.total(Tier.HOST) <= enough * 1e9 <= 1.01 * most.total(Tier.HOST)
     check_fits(predictor, Config.read(config, [f"memory.scratch_gb={enough}"]), 2)

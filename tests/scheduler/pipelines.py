@@ -57,7 +57,6 @@ class Pipeline:
         features: the rules of a job.
         leaves: buckets leave one by one where backwards are whole.
         slots: buckets whose offloaded state a rank may have on the device; 0: state stays there.
-        speculates: steps do not wait for the vote, where there are slots and a vote.
         shards: each copy steps a shard of its own, where there are several pipes.
         group: replicas that add up among themselves before groups do; 0: all.
         reductions: of a bucket in a step, where there are shards and backwards are whole.
@@ -89,7 +88,6 @@ class Pipeline:
         leaves: bool = False,
         by_library: bool = False,
         slots: int = 0,
-        speculates: bool = False,
         shards: bool = False,
         group: int = 0,
         reductions: int = 1,
@@ -114,7 +112,6 @@ class Pipeline:
             group=group * self.placement.pipes if trains and group < replicas else 0,
             slots=slots if trains else 0,
             host_rooms=host_rooms if trains else 0,
-            speculates=bool(speculates and trains and slots and clips),
             held_on_device=(
                 0 if spare is None or not trains else least_rooms(self.placement.chunks) + spare
             ),
@@ -226,8 +223,8 @@ class Pipeline:
 
 # A bucket that steps on the host goes through these in a step.
 _ON_HOST = (Kind.SCALE, Kind.UNLOAD, Kind.HOST_STEP, Kind.LOAD)
-# A bucket of a rank goes through these in a step, those after the store only where it is tried.
-_TRIED = (Kind.FETCH, Kind.STEP, Kind.STORE, Kind.REFETCH, Kind.COMMIT, Kind.RESTORE)
+# One whose state comes to a slot goes through these.
+_IN_SLOT = (Kind.FETCH, Kind.STEP, Kind.STORE)
 
 
 class SlotWatch:
@@ -265,9 +262,7 @@ class SlotWatch:
         kind, stage, number, part = task
         if kind is Kind.FORWARD and not self._job.shards:
             step, _ = self._job.step_of(number)
-            assert self._of_all_buckets(self._finished, Kind.LOAD, stage, on_host=True) >= step, (
-                task
-            )
+            assert self._of_all_buckets(self._finished, Kind.LOAD, stage) >= step, task
         if kind is Kind.UNLOAD:
             self.on_host.add((stage, part))
             assert len(self.on_host) <= self._job.host_rooms, task
@@ -278,20 +273,15 @@ class SlotWatch:
     def _check_slots(self, task: Task) -> None:
         """State comes to the device for its step, after that of the step before has gone."""
         kind, stage, number, part = task
-        last, end = (Kind.STEP, Kind.STORE)
-        if self._job.speculates:
-            last, end = (Kind.COMMIT, Kind.RESTORE)
         if kind is Kind.FORWARD:
             step, _ = self._job.step_of(number)
-            assert self._of_all_buckets(self._started, last, stage, on_host=False) >= step, task
+            assert self._of_all_buckets(self._started, Kind.STEP, stage) >= step, task
         if kind is Kind.FETCH:
-            of_all = self._of_all_buckets(self._finished, end, stage, on_host=False)
-            assert of_all == number, task
-        if kind in (Kind.FETCH, Kind.REFETCH):
+            assert self._of_all_buckets(self._finished, Kind.STORE, stage) == number, task
             assert (stage, part) not in self.on_device, task
             self.on_device.add((stage, part))
             assert len(self.on_device) <= self._job.slots, task
-        for before, after in pairwise(_TRIED):
+        for before, after in pairwise(_IN_SLOT):
             if kind is after:
                 assert self._finished[before, stage, part] == number + 1, task
 
@@ -338,8 +328,7 @@ class SlotWatch:
             assert stage not in self.brought, task
             self.brought.add(stage)
             assert len(self.brought) <= room, task
-            stored = Kind.RESTORE if self._job.speculates else Kind.STORE
-            assert self._of_all_buckets(self._finished, stored, stage) == number // a_step, task
+            assert self._of_all_buckets(self._finished, Kind.STORE, stage) == number // a_step, task
         if kind in READERS:
             assert stage in self.brought, task
             brings = self._started[Kind.BRING, stage, 0]
@@ -389,22 +378,14 @@ class SlotWatch:
         self._finished[kind, stage, part] += 1
         if kind is Kind.LOAD and self._watches:
             self.on_host.remove((stage, part))
-        if kind in (Kind.STORE, Kind.RESTORE) and self._watches:
+        if kind is Kind.STORE and self._watches:
             self.on_device.remove((stage, part))
 
     def _of_all_buckets(
-        self,
-        counts: Counter[tuple[AnyKind, int, int]],
-        kind: AnyKind,
-        stage: int,
-        on_host: bool | None = None,
+        self, counts: Counter[tuple[AnyKind, int, int]], kind: AnyKind, stage: int
     ) -> int:
-        """How many tasks every bucket has had; of those that step on the host, or do not."""
-        of_all = [
-            counts[kind, stage, bucket]
-            for bucket in range(len(self._buckets[stage]))
-            if on_host in (None, self._job.steps_on_host)
-        ]
+        """How many tasks every bucket has had."""
+        of_all = [counts[kind, stage, bucket] for bucket in range(len(self._buckets[stage]))]
         return min(of_all, default=sys.maxsize)
 
 

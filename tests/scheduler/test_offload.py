@@ -28,11 +28,9 @@ COMPUTE, IN, OUT = OnDevice.COMPUTE, OnDevice.COPIES_IN, OnDevice.COPIES_OUT
 # The moves.
 
 
-def state_of(
-    slots: int, buckets: int = 2, clips: bool = False, speculates: bool = False
-) -> RankState:
+def state_of(slots: int, buckets: int = 2, clips: bool = False) -> RankState:
     """One rank, whose only microbatch of step 0 has gone forward and back."""
-    job = Job(Linear(1), policy_by_name("1f1b"), 1, votes=clips, slots=slots, speculates=speculates)
+    job = Job(Linear(1), policy_by_name("1f1b"), 1, votes=clips, slots=slots)
     copies = {0: [copies_by_pipe(0, bucket, 1) for bucket in range(buckets)]}
     state = RankState(job, 0, buckets=copies)
     state.ask_step()
@@ -175,25 +173,6 @@ def test_state_comes_while_a_vote_is_awaited() -> None:
     run(state, COMPUTE, "step0.0")
 
 
-def test_a_step_that_is_tried_waits_for_no_vote_and_its_commit_does() -> None:
-    state = state_of(slots=1, buckets=1, clips=True, speculates=True)
-    run(state, IN, "fetch0.0")
-    start(state, COMPUTE, "norm0.0")
-    run(state, COMPUTE, "step0.0")
-    run(state, OUT, "store0.0")
-    assert state.pick(IN) is None
-    finish(state, "norm0.0")
-    run(state, COMPUTE, "vote0.0")
-    assert state.why_idle() == COPIES
-    run(state, IN, "refetch0.0")
-    assert not state.finished
-    run(state, COMPUTE, "commit0.0")
-    assert state.finished
-    assert not state.settled
-    run(state, OUT, "restore0.0")
-    assert state.settled
-
-
 @pytest.mark.parametrize("slots", [1, 3, 9])
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
 def test_in_any_order_of_events_state_is_never_older_than_its_weights(
@@ -202,15 +181,13 @@ def test_in_any_order_of_events_state_is_never_older_than_its_weights(
     """`SlotWatch` looks at every task. With nine slots there is always a free one, so a fetch
     waits for stores alone."""
     for seed in range(fewer(10, quick=6)):
-        clips, tries = seed % 2 == 0, seed % 4 == 0
         pipeline = Pipeline(
             policy_by_name(name),
             *(2, 2),
             steps=3,
             buckets=2,
-            clips=clips,
+            clips=seed % 2 == 0,
             slots=slots,
-            speculates=tries,
         )
         run_in_random_order(pipeline, seed)
         assert all(state.finished and state.settled for state in pipeline.states)

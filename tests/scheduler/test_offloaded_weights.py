@@ -109,7 +109,6 @@ def test_in_any_order_of_events_nobody_gets_stuck(name: str) -> None:
             buckets=1 + seed % 3,
             replicas=1 + seed % 2,
             clips=seed % 3 == 0,
-            speculates=seed % 6 == 0,
             slots=1 + seed % 4,
             shards=seed % 4 > 1,
             room=1 + seed // 2 % 3,

@@ -183,8 +183,7 @@ def everything_once(pipeline: Pipeline, steps: int) -> list[set[Task]]:
             of_step |= {(Kind.VOTE, 0)} if votes and stage == pipe == 0 else set()
             for bucket, copies in enumerate(pipeline.buckets[stage]):
                 copied = (Kind.FETCH, Kind.STORE) if state.job.slots else ()
-                tried = (Kind.REFETCH, Kind.COMMIT, Kind.RESTORE) if state.job.speculates else ()
-                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied, *tried)}
+                of_step |= {(kind, bucket) for kind in (Kind.STEP, *copied)}
                 if by_library(state.job, copies):
                     of_step |= {(Kind.COLLECT, bucket)}
                     if leader(state.job, copies) == (pipe, stage, bucket):
@@ -324,7 +323,6 @@ def test_every_task_runs_once_in_any_order_of_events_and_within_the_bound(
         leaves=seed % 2 == 0,
         by_library=seed % 3 == 0,
         slots=slots,
-        speculates=seed % 5 < 3,
         shards=seed % 7 < 3,
         group=2 if replicas == 4 and seed % 3 else 0,
         reductions=1 + seed % 4,
@@ -449,7 +447,6 @@ def test_a_reader_that_ends_cuts_one_step_short_and_all_before_it_are_whole(
         clips=clips,
         placement=placement,
         slots=slots,
-        speculates=seed % 2 == 0,
         shards=seed % 7 < 3,
         group=2 if replicas == 4 and seed % 3 else 0,
         reductions=1 + seed % 4,

@@ -80,7 +80,7 @@ def test_what_a_factory_makes_is_looked_at() -> None:
         made_by(lambda given: optim.LBFGS([p for _, p in given]), pairs)
 
 
-def test_an_optimizer_of_torch_is_known_unless_somebody_has_added_to_its_step() -> None:
+def test_an_optimizer_of_torch_steps_each_element_unless_somebody_has_added_to_its_step() -> None:
     class Mine(optim.SGD):
         pass
 
@@ -90,6 +90,6 @@ def test_an_optimizer_of_torch_is_known_unless_somebody_has_added_to_its_step() 
         return optimizer
 
     pairs = named((4,))
-    assert probed(lambda given: optim.SGD(list(given)), pairs).is_torchs
-    assert not probed(lambda given: Mine(list(given)), pairs).is_torchs
-    assert not probed(hooked, pairs).is_torchs
+    assert probed(lambda given: optim.SGD(list(given)), pairs).elementwise
+    assert not probed(lambda given: Mine(list(given)), pairs).elementwise
+    assert not probed(hooked, pairs).elementwise
