@@ -39,6 +39,8 @@ class Ended(NamedTuple):
     ended_s: float
 
 
+# A task that ends as it starts is finished at once. It went through the queue of running tasks and
+# a round of the loop before its messages left, also on a CPU, where it ends when it is put.
 class Compute:
     """Runs tasks on a queue, in the order in which they start.
 

@@ -25,6 +25,15 @@ from axrt.scheduler.job import Job
 from axrt.scheduler.model_costs import ModelCosts
 from axrt.step_prediction import AS_FAST, Candidate, predicted
 
+# No policy and a sample means a plan. The rows of a table know neither the layers nor the link.
+# `auto` stays what tries every policy. The plan keeps placement and cuts of the row, else a
+# measurement would decide which weights a rank holds, and a run that goes on would be cut anew. Its
+# cap grows only into a tenth of the memory that would be left, because a run that fitted before
+# must not run out of it now. It is predicted for one replica, as `auto` predicts, since stays of
+# shards are planned for all microbatches of a step. Only a row of `adaptive` is planned: its
+# settings name a cap, from which memory is predicted once more at the start. Where the user has set
+# a limit of memory, no rank holds more than under the row. A step whose plan would take long keeps
+# the row: nobody asked for the wait.
 _LARGEST = 128  # ranks times microbatches; plans of more take long for a start nobody asked for
 _MORE = (3, 4)  # caps, times the ranks; 2 is the policy's own
 _WORTH = 1.02  # a larger cap makes steps so much faster; costs that are measured vary by about that

@@ -24,6 +24,9 @@ class Awaited(Protocol):
 Steps = Generator[Awaited, None, Result]
 
 
+# A save that is written beside training is an errand, not rows of the table. Rows were thought of:
+# a copy of each bucket behind its step. But a save is asked for by a call between steps, whose
+# number no other rank's brain knows, and nothing but the own bucket's step waits for a copy.
 class Errand(Generic[Result]):
     """An errand under way.
 

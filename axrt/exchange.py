@@ -51,6 +51,8 @@ class Collected:
         return [self.parts[part] for part in sorted(self.parts)]
 
 
+# Exchanges carry the call in which they are made. Ranks that made different calls took each other's
+# values for their own.
 class Exchange:
     """Sends, collects and waits for notes; parts that no caller has asked for yet are kept.
 

@@ -27,6 +27,8 @@ _KNOWN = {
 }
 
 
+# Model FLOPs are counted, not looked up: the layers run once without memory under torch's own
+# counter, so MFU is known for any model. A test holds them to the published formula for a GPT.
 def training_flops(skeletons: Skeletons, sample: tuple[Any, Any]) -> float:
     """Operations of a forward and a backward: three times those of the products of a forward,
     attention as if each token saw all. What is recomputed counts once.

@@ -10,6 +10,8 @@ from axrt.rank import Rank
 from axrt.scheduler.job import Job
 
 
+# Given modules take the first pipe's values before anything is built, on the user's own tensors:
+# afterwards masters are in shards, or in scratch.
 def share_given_weights(rank: Rank, job: Job, layers: list[Layer]) -> None:
     """Give every pipe the first pipe's weights and buffers of layers that are modules.
 

@@ -15,6 +15,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
+# That a rank waits lets nobody go on. Ranks tell those that they wait for, once in a wait. The note
+# counted as news, so two ranks that told each other so began to wait anew every two seconds, and
+# never lost patience with a third one that was stopped.
 class Sign(NamedTuple):
     """The state of a rank that is waited for.
 
@@ -30,6 +33,8 @@ class Sign(NamedTuple):
     answered: bool = False
 
 
+# Who answers a question about life answers first, and hears then. The other way round two ranks
+# that waited for each other handed one sign to and fro, which never grew old.
 class Liveness:
     """The signs that one rank has of the ranks it waits for.
 

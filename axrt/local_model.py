@@ -184,6 +184,8 @@ class LocalModel:
                 wide[place_of(parameter)] = master
         return lambda tensor: wide.get(place_of(tensor), tensor) if tensor.numel() else tensor
 
+    # Copies of masters for `named_parameters`, where masters are offloaded: a parameter that brings
+    # itself to memory when it is read would need a tensor subclass, which optimizers do not expect.
     def shown_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """`named_parameters` for the user: of masters that are elsewhere, copies on the CPU, the
         same ones until they are published. What is written to a copy counts then."""
@@ -255,6 +257,10 @@ class LocalModel:
             if len(places) > 1:
                 yield [buckets[place] for place in places]
 
+    # A write to a tied weight is carried on, and copies stay. One storage for all layers of a rank
+    # was thought of: two stages step at different times, and a step of the one would have to wait
+    # for the other. Copies are compared at the next call once the user has asked for parameters,
+    # which costs nothing before.
     def reach_all_copies(self) -> None:
         """Have what the user has written to a weight between calls reach the copies beside it."""
         if self.scratch and self.has_masters:
@@ -439,6 +445,7 @@ def local_model(
     return replace(built, listed=ListedParameters(built.layers()))
 
 
+# Layers are built as buckets ask for them, so a narrow run never has its whole stage in float32.
 class _Layers:
     """The layers of a stage, each built when it is asked for: a rank never holds more than what it
     has made of them and one layer.

@@ -28,6 +28,9 @@ _ROCM = ("MPIX_Query_rocm_support", "MPIX_Query_hip_support")
 _QUERIES = {"cuda": _ROCM if torch.version.hip else _CUDA, "xpu": ("MPIX_Query_ze_support",)}
 
 
+# MPI is started through `ctypes`. The call of mpi4py holds the interpreter, so that no thread could
+# notice that another rank never comes; a watchdog outside of Python ended the process with a bare
+# trace and code 1. `start_watch.py` ends it with a sentence and code 69.
 def loaded() -> Any:
     """The module `mpi4py.MPI`, without starting MPI.
 

@@ -39,6 +39,8 @@ class Place(NamedTuple):
         return ahead or (other.entered == self.entered and other.generation != self.generation)
 
 
+# Who is in another call is told by sessions that were entered. Generations alone were tried: a
+# training goes on under its old one after an evaluation, so healthy ranks accused each other.
 class Peers:
     """The other ranks, as far as this one knows where they are.
 

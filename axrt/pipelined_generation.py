@@ -25,6 +25,9 @@ _ALL_WRITTEN = Note(Topic.WRITES, -1)
 _UNDER_WAY = 2  # texts for each rank: one to compute, and one on its way
 
 
+# Texts are written by messages, too. A stage computes for whichever text comes, and keeps keys and
+# values by slot. To take the loop itself was thought of: its tasks, caps and sums are those of
+# training, and a text needs none of them. A rank alone is a pipeline of one.
 class PipelinedGeneration:
     """One rank of a pipeline that writes texts.
 

@@ -23,6 +23,7 @@ from axrt.model.stage import Stage
 from axrt.payload import copied, detached, flatten, on
 
 
+# Stages rehearse compilation, not copies of layers: guards of torch see modes and inlets.
 def precompile(
     here: LocalModel,
     model: PipelineModule,

@@ -16,6 +16,8 @@ from axrt.scheduler.task import Kind, Task
 _NOTHING = (None, None)  # the payload of an empty slot, for either end of the pipeline
 
 
+# Readers steal. One rank that deals out for all was thought of: a microbatch would wait for an
+# answer each time, and not only at the end of a step.
 class SharingReader:
     """The reader of one replica, over all steps.
 

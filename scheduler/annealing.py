@@ -14,6 +14,8 @@ _FURTHEST = 3  # places that a task moves at most
 _HOT, _COLD = 0.5, 0.001  # of a task's mean duration
 
 
+# The longest path makes plans. A task of it moves, bytes are checked, and eight steps are looked
+# at: of orders that make one step equally short, some let the next one begin sooner.
 def annealed(
     graph: Graph,
     rows: Sequence[Row],

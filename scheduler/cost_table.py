@@ -162,6 +162,10 @@ class CostTable:
                 )
         return layers
 
+    # A table says which settings it was measured with. Names and numbers of parameters alone let
+    # the table of a shorter context, or of another type, pass: its bytes were wrong, and a limit of
+    # memory rested on them. `axrt train` compares `[model]` and the types of `[precision]`. A
+    # script's model is not in a file, so there names and numbers must do.
     def differs_from(self, settings: Mapping[str, Any]) -> str:
         """The first of the settings that were others when the table was made, as text; ""
         if none was."""

@@ -17,6 +17,8 @@ from .longest import FORWARD, INPUT, WEIGHT, Graph, Row
 _SLOPES = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # forwards at the start, more for each rank behind
 
 
+# Weight gradients come the later the deeper the rank in some of the orders that a search begins
+# with. From 1f1b it found 1,321 where ZB-H1 takes 1,310 ms, and from these it finds 1,310.
 def delayed(graph: Graph, limit: float) -> Iterator[list[Row]]:
     """Such orders, on linear placement; none on others.
 

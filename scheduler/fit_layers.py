@@ -35,6 +35,10 @@ def fitted(table: CostTable, samples: int, costs: Costs, cuts: Sequence[int]) ->
     return CostTable(of, costs.edge, task_s=costs.task, lengths=costs.lengths)
 
 
+# A fitted table may have a slow rank in its layers, since a timeline cannot tell the two apart.
+# What layers take alone can: a rank that took 1.5 times as much of that as the middle one is named,
+# and the user keeps the cut. The fit does not correct it by itself: the rank is as slow as it was,
+# and the plan for that cut should know.
 def slowness(
     table: CostTable, samples: int, costs: Costs, cuts: Sequence[int], held: Stages
 ) -> list[float]:

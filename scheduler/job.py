@@ -117,6 +117,7 @@ class Job:
             raise ValueError("stays of whole weights; expected shards, or weights in scratch")
         if self.offloads_weights and (self.stays is None or not self.slots):
             raise ValueError("weights in scratch; expected stays, and slots for state")
+        # Two pipes take an even number of microbatches: a pipe without one would have to say so.
         if self.trains and (self.microbatches < 1 or self.microbatches % pipes):
             raise ValueError(
                 f"{self.microbatches} microbatches on {pipes} pipes; expected a "
@@ -229,6 +230,9 @@ class Job:
         """A rank may hold more stashes than it has room for on the device."""
         return 0 < self.held_on_device < self.held_on(rank)
 
+    # A bucket has one side, in every step and on all copies. Deep Optimizer States lets whichever
+    # side is free take the next bucket. Then replicas would step one weight by different kernels,
+    # and a run would not repeat itself. The share is chosen from measured costs instead.
     @property
     def steps_on_host(self) -> bool:
         """Optimizer steps are on the host, those of all copies of a bucket alike: kernels of the

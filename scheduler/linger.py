@@ -18,6 +18,8 @@ from .task import AnyKind, Task
 LINGER = 1.0
 
 
+# Anticipation is the brain's, and its caller passes the time. The transport of the tests has no
+# time, so a rank of a test never waits, and a seed stays a history.
 class Linger:
     """The choice of the task that a rank starts now, which may be to wait; times are in any one
     unit.

@@ -75,6 +75,7 @@ class Meaning(Vocabulary):
         self.for_the_host = for_the_host
 
 
+# A message has no source, which its address implies. A generation tells dropped steps apart.
 class Message(NamedTuple):
     """One fact, addressed to a stage of a pipe.
 

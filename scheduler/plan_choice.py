@@ -38,6 +38,8 @@ class Trial(NamedTuple):
 _THOROUGH = Trial()
 
 
+# `adaptive` follows an order, and no rule is new. Which order, and with how much slack, is tried in
+# the simulator in the world that is to come. So no proof was needed, and jitter counts.
 def job_along_plan(
     among: Sequence[World],
     microbatches: int,

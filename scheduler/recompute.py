@@ -41,6 +41,7 @@ def recomputed_shares(
     return {stage: share for stage, share in shares.items() if share > 0}
 
 
+# Recomputation is a setting, not part of merak. It skips ranks that hold one microbatch.
 def recomputing(job: Job, recompute: str | int) -> Job:
     """The job with the recomputed layers that `memory.recompute` asks for.
 
@@ -57,6 +58,9 @@ def recomputing(job: Job, recompute: str | int) -> Job:
     return replace(job, recomputed=recomputed_layers(recompute, shares, layers))
 
 
+# Layers that run again are the first ones of a stage, also where costs choose how many. Any set of
+# layers could be told apart by bytes a second of forward. Layers of a transformer are alike, and a
+# prefix needs one input, one walk and one number.
 def recomputed_layers(
     recompute: str | int, shares: dict[int, float], layers: dict[int, int]
 ) -> dict[int, int]:

@@ -33,6 +33,8 @@ _KINDS: dict[str, Callable[[int], bool]] = {
 }
 
 
+# One module opens and reads files (`regular_file.py`), and a test finds whoever does it otherwise.
+# Pipes, devices, sizes and depths were faults of one kind in thirty places.
 def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
     """A descriptor of a regular file.
 

@@ -12,6 +12,9 @@ _MOST_AT_ONCE = 8  # replicas that add up in one level
 _USUAL_NODE = 8  # ranks of a node
 
 
+# Groups are replicas, not hosts, by default, and depend on their number alone. Groups by host were
+# considered: the same settings would have other bits on other nodes. Who knows the nodes says so
+# (`parallel.group`, `memory.shard`).
 def usual_group(replicas: int, ranks: int) -> int:
     """The number of replicas of a group that suits most machines; 0: all, since there are few
     replicas or they have no groups.

@@ -25,6 +25,10 @@ SLOTS = 1.5
 KEPT = 1
 
 
+# Replicas that share have slots, some of which stay empty. A brain that learns during a step how
+# many microbatches it has was thought of. Every counter would jump, and a last microbatch could be
+# known as such only after its forward has left. An empty slot says the same by tasks that take
+# microseconds, and no row knows of it.
 def with_sharing(job: Job, in_tree: bool = False) -> Job:
     """The job of replicas that share the microbatches of each step.
 

@@ -200,6 +200,7 @@ class RankState:
         """Number of tasks of a kind that have started on a stage of this rank."""
         return self._lanes[stage].count[kind] // self.placement.pipes
 
+    # In flight ends at the start of a backward, so that a stream takes the next forward behind it.
     def in_flight_of(self, stage: int) -> int:
         """Number of microbatches in flight on one stage of this rank."""
         back = Kind.INPUT if self.job.splits else Kind.BACKWARD
@@ -332,6 +333,8 @@ class RankState:
         if message.meaning in self._table.wakers:
             self._look_again()
 
+    # Heads are scanned, not woken. Counters that wake the heads that wait for them were thought of.
+    # A scan of the few rows of a rank makes no call, and nothing can be woken too late.
     def pick(self, queue: Queue = OnDevice.COMPUTE) -> Task | None:
         """The task that starts next on a queue: of all heads that may run now, the one with the
         least turn.

@@ -16,6 +16,10 @@ from .stays import READERS, Stay, Stays
 from .task import Kind, Task
 
 
+# Stays are planned, and counted in stages. Weights that each rank asks for when it needs them would
+# take a task on the owner for each asker, with counters of its own, and none could say how much is
+# sent. A budget in bytes needs the sizes of layers before the schedule is chosen; stages are cut to
+# be alike, and the ledger says the bytes.
 def plan_stays(job: Job, room: int) -> Stays:
     """The stays of a job, with as few gathers as the room allows.
 

@@ -41,6 +41,9 @@ _COLUMNS: Mapping[AnyKind, int] = {
 READERS = tuple(_COLUMNS)
 
 
+# Weights come by stages, not in chunks of one size (PatrickStar's). Stages have the sizes that
+# layers have, whole pages, so 0.99 of scratch is used without a search; who wants less at a time
+# gives a rank more stages. Which stage goes is what stays know already.
 @dataclass(frozen=True, slots=True)
 class Stays:
     """The stays of a step.

@@ -27,6 +27,8 @@ def is_torch(words: Sequence[str]) -> bool:
     return any(_CELL.fullmatch(word) or _BOTH.fullmatch(word) for word in words)
 
 
+# Torch's orders are put in the order of microbatches where they go backwards otherwise. Lanes that
+# count up are what tables, proofs and bits rest on.
 def tasks_of(rows: Sequence[tuple[int, Sequence[str]]]) -> list[tuple[Task, ...]]:
     """The tasks of each row.
 

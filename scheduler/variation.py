@@ -27,6 +27,8 @@ def durations(line: Timeline) -> Durations:
     return took
 
 
+# A run tells lengths from jitter by what forwards and input gradients of a microbatch share on all
+# stages (`variation.py`), since orders bear the two differently.
 def variation(took: Durations, ranks: int, microbatches: int) -> tuple[float, float]:
     """Sigmas of jitter and of lengths, see `Costs`.
 

@@ -64,6 +64,7 @@ def sync(directory: Path) -> None:
         os.close(descriptor)
 
 
+# CRC-32 replaced SHA-256 (2.0 and 0.26 GB/s): digests find accidents.
 def digest_of(data: bytes) -> str:
     """CRC-32 in hexadecimal, 8 digits: any flipped bit changes it. It finds accidents, and is no
     defence against forgery."""

@@ -170,6 +170,7 @@ def newest_undamaged(path: Path, take: Callable[[Path], T], say: Callable[[str],
     raise DamagedError("; ".join(faults)) if faults else none_in(path)
 
 
+# Manifests tell the newest checkpoint. A kill, a copy or a flipped bit makes `latest` wrong.
 def named_latest(folder: Path) -> str | None:
     """The name in the file `latest`; None where it cannot be read."""
     try:
@@ -267,6 +268,9 @@ def make_whole(checkpoint: Path, manifest: Manifest, files: Mapping[str, FileRec
         raise SaveError(f"{error.filename or checkpoint}: {error.strerror}") from None
 
 
+# A checkpoint that replaces another one is whole before it gets the name, and the other one is
+# moved, not removed, until then. Two names cannot be swapped at once, so a kill may leave the older
+# one under `set-aside-replaced`.
 def publish(checkpoint: Path) -> None:
     """Give a whole checkpoint its name, then let `latest` name it; each is on disk before the next.
 

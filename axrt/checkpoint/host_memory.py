@@ -63,6 +63,9 @@ class Part(NamedTuple):
         return cls(int(of_step[1]), int(rank), int(size), cut)
 
 
+# Copies in memory are files in a file system in memory, and not segments of shared memory: a part
+# is whole or not there by its name, the same code writes, checks and takes it, and a person can
+# look at it.
 class HostMemory:
     """The parts of one job that are kept on this host.
 

@@ -132,6 +132,8 @@ class JobMemory:
 
     # Keeping.
 
+    # A copy in memory waits for the one before. Leaving it out was tried: with a copy a step, which
+    # is there to lose none, a dozen short steps went by while one was under way.
     def keep(
         self,
         folder: Path,
@@ -176,6 +178,8 @@ class JobMemory:
             self._keeping(self._keeps, folder, part, steps, keepers[self._rank], here, left)
         )
 
+    # A part in memory is written from where tensors are, while their buckets are lent. A snapshot
+    # before would be a second copy on the same host.
     def _writing(
         self,
         part: Part,

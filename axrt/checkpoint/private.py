@@ -30,6 +30,9 @@ def make_private(path: Path) -> None:
         raise PermissionError(errno.EPERM, why, str(path))
 
 
+# A directory in /dev/shm is looked at once, at its top. It is opened without following links, and
+# is the user's own with mode 0700 below a directory with the sticky bit. So nobody else can change
+# what is below, and nothing else there needs descriptors.
 def why_not_private(path: Path) -> str:
     """Why a directory is not this user's alone; "" where it is. One that others may read or write
     to is closed to them.

@@ -66,6 +66,9 @@ class Wanted(NamedTuple):
     newer_than: int
 
 
+# Copies in memory suit any layout. A rank took its own part alone. But the ranks that are left have
+# another layout, and must not need a disk. Layers are found in any part; shards of another cut come
+# together to layers, as on their way to a checkpoint.
 def plan_recall(offered: Sequence[Iterable[Offer]], wanted: Wanted) -> Plan:
     """The newest step of which there is enough.
 

@@ -46,6 +46,9 @@ class Attempt:
     interrupt: Interrupt | None = None
 
 
+# Nothing of a job holds its engine when a rank is lost. The world kept it, and so did the error
+# under which the next attempt began: each loss left a copy of weights and state in memory. The next
+# attempt begins behind the error, when all of that is let go.
 def train_with_survivors(
     config: Config, attempt: Attempt, world: World, train: Callable[[Attempt], Exit]
 ) -> tuple[Exit, World]:
@@ -92,6 +95,8 @@ def _check_hosts(config: Config, world: World) -> None:
         world.fail(error)
 
 
+# A spare hears signals and stays. Launchers pass them on to every rank; one that died of SIGUSR1
+# left the others waiting in the end of MPI.
 def _code_of(
     begun: Attempt, surviving: SurvivingWorld, train: Callable[[Attempt], Exit]
 ) -> Exit | None:

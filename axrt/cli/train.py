@@ -410,6 +410,8 @@ class _Data:
         )
 
 
+# A save that is due while another is under way is left out. Waiting was thought of: a disk that
+# hangs would stop all ranks.
 class _Saves:
     """The checkpoints that this run saves.
 

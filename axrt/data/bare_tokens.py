@@ -35,6 +35,8 @@ _NARROW, _WIDE = 16, 255  # upper halves are at most this; of lower halves some 
 _NEGATIVE = 0xFFFF  # the upper half of a masked token
 
 
+# The type of bare tokens is told by halves of numbers. The size of a file tells little, and the
+# vocabulary nothing where it is small: then what looks wider is refused with the key.
 class Form(NamedTuple):
     """How tokens stand in a file.
 

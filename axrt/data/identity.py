@@ -11,6 +11,9 @@ from axrt.scheduler.regular_file import opened
 _PLACES, _PLACE_BYTES = 256, 4096  # of a file; a smaller one is read as a whole
 
 
+# Data are told by bytes from places all over them, kept in each checkpoint. A digest of the whole
+# was thought of: it would read a file of many GB at each start. What `axrt prepare` says of its
+# files was thought of, too: other tools say nothing, and what is said may be of a file before.
 def identity_of(root: Path, paths: Sequence[Path]) -> str:
     """The size and digest of files, as a text.
 

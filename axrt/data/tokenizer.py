@@ -32,6 +32,8 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 Ids = NDArray[np.int64]
 
 
+# A special token's name in a document is text. It was that token, which ended documents in their
+# middle wherever a text spoke of it. In a prompt it is the token: a person wrote it there.
 class Tokenizer(Protocol):
     """The map between text and tokens.
 

@@ -66,6 +66,8 @@ class Samples(ABC):
         return (_split(rows[first : first + size]) for first in range(0, len(rows), size))
 
 
+# A large file is read ahead by the system, not by a thread. The order of samples is a function, so
+# the pages of those to come can be named (`madvise`). Worker processes did the same for a core.
 class Windows(Samples):
     """All samples of all epochs of one row of tokens.
 
@@ -139,6 +141,8 @@ class Windows(Samples):
         return row if self._document_end < 0 else _apart(row, self._document_end)
 
 
+# Documents are told apart by the token that ends them, in the model itself. The index of a token
+# file has their lengths too, but samples are cut from a row and know no place in it.
 def _apart(row: Tokens, document_end: int) -> Tokens:
     """The row with the first token of each document masked, but for that of the row."""
     masked = row.astype(np.int64)
@@ -147,6 +151,8 @@ def _apart(row: Tokens, document_end: int) -> Tokens:
     return np.where(follows, ~plain, masked)
 
 
+# A token that is not predicted is stored as its complement. A file of masks beside the tokens was
+# thought of: it would have to be cut, blended and held out with them, and could be lost.
 def _split(rows: Sequence[Tokens]) -> Item:
     tokens = np.stack(rows).astype(np.int64)
     inputs, targets = counted(tokens[:, :-1]), tokens[:, 1:]

@@ -92,6 +92,9 @@ class Settings:
     bucket_elements: float
 
 
+# DeepSpeed's names are modules of their own, `axrt.deepspeed`, and not arguments of
+# `axrt.initialize`. What a script meant is read in one place, each key is read, without effect or
+# refused, and the defaults are DeepSpeed's: an attack that ran both found nine that were not.
 class _Keys:
     """The keys of a JSON object, and which of them have been read."""
 

@@ -36,6 +36,9 @@ GOES_ON = {"lr": 2e-5, "warmup_steps": 50, "clip": 1.0}
 _PREFIX = "transformer."  # which some files of GPT-2 leave away
 
 
+# A model of transformers becomes a run that has done no step. A key that names its directory was
+# thought of. But then every command would read two kinds of weights; a checkpoint whose parameters
+# all begin anew is one that loads, resumes, verifies and generates already know.
 def import_model(theirs: Path, out: Path, context: int = 0) -> Config:
     """Make a run of a directory of `transformers`.
 

@@ -29,6 +29,9 @@ _OF_TEXT = {".json", ".jinja", ".txt", ".md", ".model", ".tiktoken"}
 _MOST_BYTES = 64 << 20  # of a file that is kept
 
 
+# What ends a text is kept as the file of transformers that says it, generation_config.json in the
+# directory of the run, and no key: a run of its own knows it by `data.document_end` or by its
+# tokenizer, and two places would have to agree. Exported models said nothing, so texts went on.
 class TextEnds(NamedTuple):
     """The tokens that begin and end a text.
 

@@ -258,6 +258,7 @@ class Deferral:
             _add(parameter, computes)
 
 
+# A hook on the weight decides what may wait: only autograd knows who else used that weight.
 class _Ear:
     """The hook by which a `Deferral` hangs on a parameter; it does not keep the parameter alive."""
 
@@ -384,6 +385,8 @@ def _is_looked_into(device: torch.device) -> bool:
     )
 
 
+# The class of `nn.Linear` is swapped, and `close` gives it back. A `forward` on the user's module
+# was tried: it is a circle that only the garbage collector frees.
 def with_deferral(layer: nn.Module) -> nn.Module:
     """The layer, in which every module that is exactly `torch.nn.Linear` may defer.
 

@@ -12,6 +12,8 @@ from .layers import Layer
 _LEAST_BYTES = 64 * 1024 * 1024  # smaller ones are not worth a line
 
 
+# Plain modules that a rank does not hold are let go by the engine, and it says so where the user's
+# list still refers to them.
 class GivenElsewhere:
     """The modules among the layers that a rank does not hold.
 

@@ -16,6 +16,9 @@ from .hidden import globals_of
 _OF_TORCH = frozenset(vars(nn.Module()))  # what every module has
 
 
+# What a loss needs of a layer goes along the stages. A function that a layer calls for that,
+# `add_loss`, was thought of: a tuple between layers is seen by policies, recomputation and plain
+# PyTorch alike, and needs nothing new. What is left on a layer instead is refused.
 def check_nothing_left(name: str, layer: nn.Module, roots: Sequence[GradientEdge]) -> None:
     """Check, after a forward, that a layer of a stage without a loss keeps no loss of its own.
 

@@ -6,6 +6,10 @@ from typing import Any
 from torch import nn
 
 
+# A loss with weights is a layer. It is the last one and hands its value on; the stage calls the
+# module. So its weights are cut into buckets, stepped, clipped, saved, evaluated and run again by
+# what does that for layers, and no second way exists. A loss without tensors stays no layer, since
+# a layer more would refuse checkpoints from before.
 class Loss(nn.Module):
     """Hands on what the layer before returned. The stage calls `loss` with that and the target.
 

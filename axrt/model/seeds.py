@@ -56,6 +56,9 @@ class BorrowedGenerator:
         self._generators = generators(device)
         self._users: list[torch.Tensor] | None = None
 
+    # A seed is set before every layer. To leave it out for layers that drew nothing in the first
+    # step was thought of: a layer that begins to draw later would then repeat another layer's
+    # numbers.
     def before_layer(self, step: int, microbatch: int, layer: int) -> None:
         """Seed the generators so that a layer's random numbers depend on these numbers alone.
 

@@ -239,6 +239,7 @@ class Stage:
             if parameter.requires_grad
         ]
 
+    # Reductions begin within the last backward, by segments; a hook that sends would decide.
     def cut_at(self, layers: Collection[int]) -> None:
         """Let backwards run in pieces where they are asked for piece by piece: a piece ends before
         each of these layers.
@@ -700,6 +701,7 @@ def _edge(tensor: Tensor) -> GradientEdge:
 def _walk(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor, ...]) -> None:
     """`torch.autograd.backward` without its preparation of arguments, which costs more than the
     walk through an empty stage."""
+    # `torch.autograd.backward` is bypassed: it prepares longer than an empty stage takes.
     _engine_run_backward(
         roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
     )

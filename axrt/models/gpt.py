@@ -124,6 +124,9 @@ def masked_cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tenso
     return loss, (flat != IGNORED).sum()
 
 
+# The built-in GPT is cut by what a rank multiplies, and not by parameters: an embedding is looked
+# up. Over the stages of a rank, since on a vee one rank has both ends. With one block a rank and a
+# small vocabulary those ends are nothing, so `zb-h1` is the default there.
 def gpt(config: Config) -> PipelineModule:
     """The GPT that `[model]` describes."""
     model, data = config.model, config.data

@@ -8,6 +8,8 @@ from axrt.note import News
 from axrt.scheduler.task import Task
 
 
+# Observers of waits do not hear of tasks. Inspection, diagnosis, idle shares and the heartbeat were
+# told of every start and end, ten calls a task, to note that a wait had not begun.
 @dataclass(slots=True)
 class Activity:
     """What the loop of a rank does.

@@ -54,6 +54,8 @@ def decide(starts: Sequence[Start], restarts: int, asked: bool) -> Decision:
     return Decision(True, reason, min(pause_s, _LONGEST_PAUSE_S))
 
 
+# A script of the user's is done when its launcher says so. Ranks of `axrt train` also leave a code,
+# and without one a 0 is doubted; a script leaves none, and was started for ever.
 def _over(last: Start, asked: bool) -> str:
     """Why the job is not started again whatever has happened before; "" where nothing says so."""
     ended = last.code if last.said is None else last.said
@@ -68,6 +70,8 @@ def _over(last: Start, asked: bool) -> str:
     return ""
 
 
+# A launch does not blame a host for code 69. A rank that ends the job since another was silent lets
+# the launcher end all; the first of these deaths said nothing of the cause.
 def _cause(last: Start) -> str:
     """Why the job may be started again."""
     if last.said == Exit.SAVED:

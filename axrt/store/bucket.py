@@ -217,6 +217,9 @@ class Bucket:
 
     # The gradient of a step.
 
+    # A stage's gradient is opened as one. Opening a bucket when the backward comes to it was tried
+    # for runs of one microbatch. A later layer may use a weight that it does not list, and autograd
+    # takes over what comes first as it is, which may be memory of the gradient that flows on.
     def open(self) -> None:
         """Begin a step's gradient, or that of a reduction: backwards add to the `.grad` of each
         parameter, which is a view of flat memory."""

@@ -136,6 +136,8 @@ class FlatBuffer:
             begin, end = (begin + size * one // count for one in (index, index + 1))
         return flat[begin * unit : end * unit]
 
+    # Memory that is let go by resizing its storage may not be seen by numpy, which makes it fixed.
+    # Scratch reads and writes by address.
     def let_go(self) -> None:
         """Let go of the memory. Views stay, also those that a graph has kept, and have no values
         until there is memory again."""
@@ -196,6 +198,8 @@ def fingerprint(flat: Tensor) -> Tensor:
     return sums_of(flat.view(torch.int64))
 
 
+# What is watched on the device are sums of words with odd factors. Even factors were tried: they
+# lose the highest bit, so a quarter of all changes of one sign were not seen.
 def sums_of(words: Tensor) -> Tensor:
     """Two sums of int64 words modulo 2^64, shape (2,), which have the same bits in any order of
     summation. One knows of a word in which column it is, the other in which row."""

@@ -78,6 +78,8 @@ class Gradient:
         self._tree, self._used_so_far = None, [False] * len(self._parameters)
         self._begin()
 
+    # A gradient's memory is there before its backward, so autograd takes over no view of an
+    # activation's gradient, which the network may be reading.
     def _begin(self) -> None:
         for sums in self._sums:
             sums.flat.fill_(_nothing_of(sums.dtype))
@@ -151,6 +153,7 @@ class Gradient:
         self._used = self._in_views() if self._tree is None else self._used_so_far
         self._show(self._parameters, self._views)
 
+    # Version counters tell that a gradient is used. A hook costs a call each time.
     def _in_views(self) -> list[bool]:
         """See to it that all that was added is in the flat memory. Returns which parameters have a
         gradient."""
@@ -357,6 +360,7 @@ class Gradient:
         memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
         return FlatBuffer.within(layout, memory)
 
+    # Sums had memory of their own, and were copied into the gradient: 5 of 34 ms at 64 MiB.
     def _total_memory(self) -> list[FlatBuffer]:
         if self._sums and not self._totals:
             self._totals = [

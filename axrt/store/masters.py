@@ -72,6 +72,8 @@ class _Narrow:
     brought: Tensor | None = None
 
 
+# The module's parameter is the narrow one, and the master is new. The other way round, hooks of the
+# user's and weight gradients that wait would hang on what no backward reaches.
 class Masters:
     """The parameters that the optimizer steps, and the memory of both types.
 
@@ -145,6 +147,8 @@ class Masters:
         self._masters = {id(master) for group in self._narrow for master in group.masters}
         self._have_moved = False
 
+    # Masters on the host are parameters of their own. One parameter whose memory moves from the
+    # device to the host and back was tried: torch refuses that for devices of other backends.
     def _on_device(self) -> list[nn.Parameter]:
         if not self.apart:
             return self.parameters
@@ -201,6 +205,8 @@ class Masters:
         """The index of the own shard."""
         return self._cut.mine if self._cut else 0
 
+    # A copy of float32 weights is sent where state is sharded. Lending them was tried: what the
+    # user wrote to them after a step was applied twice on some ranks.
     def weights_to_send(self) -> tuple[Tensor, ...]:
         """The weights of the own shard; copies of those that the user or a layer may write to, or
         that a stay may let go, while they are sent."""

@@ -96,6 +96,8 @@ class Cut(NamedTuple):
         return bound
 
 
+# Shards turn from bucket to bucket. Where clipping leaves parameters whole, the shard with the
+# largest one was the same copy's in every bucket, so one rank of a group had nearly all.
 def cut_of(config: Config, job: Job, pipe: int, copies: Copies) -> Cut | None:
     """The shards of a bucket on a pipe; None where there are none.
 

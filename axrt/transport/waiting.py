@@ -18,6 +18,7 @@ _PR_SET_TIMERSLACK = 29
 _SHARE, _SHARE_OF_LONG = 0.1, 0.005
 
 
+# Sleeps grow with the wait. A fixed pause burns a core or reacts late.
 class Patience:
     """The pauses of one waiting rank.
 

@@ -7,6 +7,8 @@ from ..task import Kind, Task
 from .policy import Bounds, Policy, View
 
 
+# The last rank of `axonn` has a cap of one. It followed from the order of tasks, until runs cut
+# backwards within a step: a piece that runs is no head, so a forward came first.
 @dataclass(frozen=True, slots=True)
 class AxoNN(Policy):
     """Every rank runs the microbatches that have arrived, backward first; rank 0 starts one while

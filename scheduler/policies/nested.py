@@ -20,6 +20,7 @@ def has_room(forward: Task, view: View, top: int) -> bool:
     )
 
 
+# Evaluations take the first pipe and nested caps: forwards alone keep one pipe full.
 @dataclass(frozen=True, slots=True)
 class Nested(Policy):
     """Backwards first, then the oldest forward of the deepest stage; chunk c of a rank may start

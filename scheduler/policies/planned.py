@@ -12,6 +12,8 @@ from ..task import Kind, Task
 from .policy import Bounds, Policy, View
 
 
+# A plan's due place only moves on, so policies keep it from look to look (`View.reached`). It was
+# worked out anew from all lanes after each start.
 def _due(plan: Plan, view: View) -> int:
     """The place of the first task of the plan that has not started, weight gradients aside."""
     if plan in view.reached:  # it is asked for by every head, and most often it is still the same

@@ -201,6 +201,7 @@ class Policy(Protocol):
         """
         ...
 
+    # Policies may refuse backwards. gpipe was not gpipe while `admits` saw forwards only.
     @abstractmethod
     def admits(self, task: Task, view: View) -> bool:
         """The head of a kind has room to start now."""

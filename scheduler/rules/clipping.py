@@ -22,6 +22,11 @@ from .replicas import losses_of_all, whole
 from .row import Need, Row, StageHere, urgent
 
 
+# No step of offloaded state is taken before its vote. It was, on the expectation that nothing is
+# clipped, with a second room in scratch to take it back. On two ranks with clipping, a GPT of 101 M
+# parameters took 0.984 of the time without it where state came from memory, and 0.863 from a disk
+# (medians of seven rounds in one run, 256 tokens a step; 0.993 and 0.960 with 1,024): what it hid
+# behind backwards it paid in bytes.
 def clipping(here: StageHere) -> Iterator[Row]:
     """The rows of a stage whose norms count, where steps are voted on."""
     job = here.job

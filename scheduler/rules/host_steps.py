@@ -32,6 +32,8 @@ from .replicas import let_go, losses_of_all, new_weights, opened, stage_is_done,
 from .row import Need, OnDevice, Pool, Row, StageHere, urgent
 
 
+# A scale is a task where steps are on the host. A copy that takes sums itself was thought of: what
+# has arrived belongs to the stream that computes, and norms would need another place.
 def host_steps(here: StageHere) -> Iterator[Row]:
     """The rows of each bucket of a stage that steps on the host."""
     for bucket in range(len(here.buckets)):

@@ -78,6 +78,10 @@ def run_after_next(here: StageHere) -> Opening:
     return Opening(Gate.REDUCED, lambda runs: here.job.first_of_run(runs + 2))
 
 
+# Tied buckets keep no run back where a rank has fewer rooms than stages, and three reductions. A
+# third run would wait for the sums of the first, and so for the backward of every tied layer, whose
+# stay may wait for the room of this one: hypothesis found it. Refusing these settings was tried
+# first. To wait nowhere would leave more gradients of tied weights on their way.
 def holds_back(here: StageHere, copies: Copies) -> bool:
     """Backwards of a run wait for the reduction of the run before last of a bucket."""
     is_tied = any(copy.stage != here.seat.stage for copy in copies)
@@ -136,6 +140,7 @@ def stage_is_done(here: StageHere, bucket: int) -> tuple[Need, ...]:
     return (Need(here.completes),) if bucket == 0 else ()
 
 
+# A step hears all losses, since weighted losses need all weights; the vote is a task.
 def losses_of_all(here: StageHere) -> Need:
     """Every pipe's losses of the step are here."""
     last = here.job.last_stage

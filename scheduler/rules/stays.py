@@ -70,6 +70,9 @@ _GATES: dict[AnyKind, Gate] = {
 }
 
 
+# The room of a stay bounds gradients as well. A pool of gradients of its own was thought of: under
+# policies that go back and forth between stages all of them have one at a time, and a rank would
+# wait for a stage that has none yet.
 def stays(here: StageHere) -> Iterator[Row]:
     """The rows of a stage and of its buckets."""
     job, stage = here.job, here.seat.stage

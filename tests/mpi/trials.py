@@ -41,6 +41,13 @@ _LOOK_S = 0.005
 _LIMIT_S = 150.0
 
 
+# Tests of failures share a job. Each had one, since a failure ends it, and most of its time went
+# into the start of ranks. Now all that ends a job runs up to its last call. Then it lets every rank
+# out by a signal, a stopped one too (`tests/mpi/trials.py`). Abort, an orderly leave, `exit`,
+# `os._exit` and a death before MPI have jobs of their own. A warm process that forks ranks before
+# MPI starts was thought of, and is not sound: the launcher knows another process than the one that
+# is killed or stopped. Its signals, exit codes, the wish to die with it and the descriptor of PMI
+# would have to be passed on, and these are what such tests are about.
 @dataclass(frozen=True)
 class Trial:
     """What ranks do.
